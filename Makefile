@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE_SOURCES := $(wildcard native/*.c native/*.h native/build_ffi.py)
+NATIVE_SOURCES := $(wildcard native/*.h native/build_ffi.py $(foreach folder,native/* native/*/*,$(folder)/*.[ch]))
 
 .PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint venv clean native-test
 

@@ -1,4 +1,4 @@
-"""The local client's C core for Python: attachments and producers of native/mqd_client.h, one thin method per function.
+"""The local client's C core for Python: attachments and producers of native/client/client.h, one thin method per function.
 
 1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach again, `Producer.move`). What is full answers False, 0 or fewer than asked.
 2. Buffers given to a call are read during it only; nothing of the caller's is kept.
@@ -210,7 +210,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Producer:
-    """Batches on an attachment. Order of life of a batch, retry and drop: native/mqd_client.h."""
+    """Batches on an attachment. Order of life of a batch, retry and drop: native/client/client.h."""
 
     __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_told")
 

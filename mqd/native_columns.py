@@ -1,4 +1,4 @@
-"""Records into Arrow's buffers (native/mqd_columns.h): what Spark's reads are made of.
+"""Records into Arrow's buffers (native/client/columns.h): what Spark's reads are made of.
 
     rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType", "headers"})
     taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than there are: full, finish() and go on

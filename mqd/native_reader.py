@@ -1,4 +1,4 @@
-"""The reader of mapped segments (native/mqd_client_reader.h): columns over a partition's records, and the mappings that they point into.
+"""The reader of mapped segments (native/client/reader.h): columns over a partition's records, and the mappings that they point into.
 
 A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers stay where they are: their positions count from the mapping's first byte.
 

@@ -1,4 +1,4 @@
-"""Builds mqd._native from native/*.c: reads the public header, hands it to cffi, nothing else."""
+"""Builds mqd._native from native/: reads the public header, hands it to cffi, nothing else."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("mqd_native.h", "mqd_replica.h", "mqd_compact_api.h", "mqd_client.h", "mqd_client_reader.h", "mqd_columns.h")
+HEADERS = ("native.h", "replica/rules.h", "log/compaction/api.h", "client/client.h", "client/reader.h", "client/columns.h")
 
 
 def declarations() -> str:
@@ -17,15 +17,21 @@ def declarations() -> str:
     return re.sub(r"^#(ifndef|endif|define MQD_\w+_H$).*$", "", text, flags=re.M)
 
 
-sources = sorted(os.path.relpath(path, HERE.parent) for path in HERE.glob("*.c"))
+ROOMS = ("base", "shm", "io", "wire", "replica", "log", "server", "client")
+
+
+def files(pattern: str) -> list[str]:
+    return sorted(os.path.relpath(path, HERE.parent) for room in ROOMS for path in (HERE / room).rglob(pattern))
+
+
 ffibuilder = FFI()
 ffibuilder.cdef(declarations())
 ffibuilder.set_source(
     "mqd._native",
     "".join(f'#include "{name}"\n' for name in HEADERS),
-    sources=sources,
+    sources=files("*.c"),
     include_dirs=["native"],
-    depends=sorted(os.path.relpath(path, HERE.parent) for path in HERE.glob("*.h")),
+    depends=["native/native.h", *files("*.h")],
     # -mtune=generic: a wheel must run on every x86-64; the CRC is dispatched at run time.
     extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O3", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread", "-DNDEBUG"],
     extra_link_args=["-pthread"],

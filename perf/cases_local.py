@@ -1,6 +1,6 @@
 """The shared-memory path, beside TCP in the same run: what a producer and a consumer on the broker's own host reach, and what they and the broker spend.
 
-C programs: perf/native/local (through native/mqd_client.h). Python: perf/local_load.py, the package's own client. Both on the clients' CPU, one worker on CPU 0, so that "a core"
+C programs: perf/native/local (through native/client/client.h). Python: perf/local_load.py, the package's own client. Both on the clients' CPU, one worker on CPU 0, so that "a core"
 is what the kernel's accounting says it is. TCP's C side is the load generator, whose batches are encoded beforehand: it spends less than a client that builds them would, and what
 it reaches is the broker's.
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / ".build" / "perf"
 SOURCES = Path(__file__).resolve().parent / "native"
 LOCAL_SOURCES = SOURCES / "local"
-# what the C client stands on, beside its own files (native/mqd_client*.c)
-LOCAL_PARTS = ("mqd_batch.c", "mqd_crc32c.c", "mqd_error.c", "mqd_local_layout.c", "mqd_shm_layout.c", "mqd_wire.c")
+# what the C client stands on, beside its own files (native/client)
+LOCAL_PARTS = ("wire/batch.c", "base/crc32c.c", "base/error.c", "shm/local_layout.c", "shm/layout.c", "wire/wire.c")
 WORKER_CPU = 0
 
 
@@ -42,8 +42,8 @@ def build() -> Path:
 def build_local() -> Path:
     """The load generator through shared memory, with the C client in it, compiled if need be, once in a run. Raises LoadFailed."""
     program, native = BUILD / "local", ROOT / "native"
-    sources = [*sorted(LOCAL_SOURCES.glob("*.c")), *sorted(native.glob("mqd_client*.c")), *(native / name for name in LOCAL_PARTS)]
-    newest = max(path.stat().st_mtime for path in (*sources, *native.glob("*.h")))
+    sources = [*sorted(LOCAL_SOURCES.glob("*.c")), *sorted((native / "client").glob("*.c")), *(native / name for name in LOCAL_PARTS)]
+    newest = max(path.stat().st_mtime for path in (*sources, *native.rglob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
         # what the client has beyond a producer needs more of the core: sections that nothing reaches are left out, and with them what they refer to
         _compile(program, ["-O3", "-DNDEBUG", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections", f"-I{native}"], sources, ["-Wl,--gc-sections", "-pthread"])

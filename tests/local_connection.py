@@ -1,6 +1,6 @@
 """A Kafka connection through shared memory, in plain Python, for tests: like tests/kafka_connection.py it hides nothing and repairs nothing.
 
-It speaks the layout of native/mqd_local_layout.h by itself, so that broker and client library are not tested by each other alone. Not made for speed: it wakes the worker
+It speaks the layout of native/shm/local_layout.h by itself, so that broker and client library are not tested by each other alone. Not made for speed: it wakes the worker
 with every submission and polls for replies.
 """
 

@@ -1,4 +1,4 @@
-"""What workers ask before they write a batch (CHECK, native/mqd_check.c): may these partitions be written in this transaction; has every record of this batch a key?
+"""What workers ask before they write a batch (CHECK, native/server/check.c): may these partitions be written in this transaction; has every record of this batch a key?
 
 Transactions are the coordinator's to answer. A compressed batch for a compacted topic, or with record.validation=all, is decompressed on a thread, its records are walked natively, and what has no key is
 named (KIP-467). The batch lies in the worker's arena, lent until it is answered; if that worker dies meanwhile, nobody hears what was read.

@@ -14,7 +14,7 @@ Invariants
 Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (16384 each), and what
 mqd/coordinator/log.py lets a coordinator have under way.
 
-Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd. A worker's death is a reason to look, too (K4 of native/mqd_link.c).
+Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd. A worker's death is a reason to look, too (K4 of native/shm/link.c).
 """
 
 import asyncio

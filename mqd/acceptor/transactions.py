@@ -29,7 +29,7 @@ from mqd.transaction.transaction import Settings
 REQUEST_TIMEOUT_S = 10.0
 CHECK_PARTITION_COUNT_MAX = 1 << 16
 
-# struct mqd_check_transaction and struct mqd_check_partition (native/mqd_native.h)
+# struct mqd_check_transaction and struct mqd_check_partition (native/native.h)
 _CHECK = struct.Struct("=qhhhHIi")
 _CHECK_PARTITION = struct.Struct("=16siI")
 

@@ -50,7 +50,7 @@ OnResponse = Callable[[Any, KafkaError | None], None]
 
 
 class NativeClient(Protocol):
-    """What an opener gives: mqd_client of native/mqd_client.h. OSError with errno EPIPE: the worker has ended."""
+    """What an opener gives: mqd_client of native/client/client.h. OSError with errno EPIPE: the worker has ended."""
 
     worker: int
 

@@ -9,7 +9,7 @@ A consumer of a thousand quiet partitions and a lively one sends and gets a few 
 
     I1  `_sent` is what the broker's session holds: the offsets of the last request that was answered, or is on its way (one at a time)
     I2  an answer without a session (id 0) or with a session's error makes the next request a full one
-    I3  max_bytes is 0: the broker sends no records (mqd_local_layout.h, A6)
+    I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a cluster cannot be larger than, refused when it is asked for and not met later.
 
-REPLICAS_MAX: the replication core of a partition has room for so many (native/mqd_replica.h, MQD_REPLICA_COUNT_MAX), those that a reassignment brings and those that it takes away together.
+REPLICAS_MAX: the replication core of a partition has room for so many (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), those that a reassignment brings and those that it takes away together.
 IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when more is unread (mqd/controller/server.py, SEND_BYTES_MAX); the rest of that is for the news behind it.
 """
 

@@ -1,4 +1,4 @@
-"""Quotas out of the metadata into the control segment, where workers and acceptor find them (native/mqd_quota.h).
+"""Quotas out of the metadata into the control segment, where workers and acceptor find them (native/shm/quota.h).
 
 A client id's own quota counts before the default of all client ids, each key by itself (KIP-13, KIP-257).
 """

@@ -6,7 +6,7 @@ those that could not count any more are pending without a value.
 
 Damage is named in the log and passed over, never more than the batch that has it, if the offset index shows where the next one begins; a record that a core cannot read is
 named and passed over alone. So a coordinator that met one bad record still serves everything else.
-Keys and values are found natively (native/mqd_record_places.c). The files are only read; above `end_offset` they are not looked at. Blocking: call load() off the event loop.
+Keys and values are found natively (native/wire/record_places.c). The files are only read; above `end_offset` they are not looked at. Blocking: call load() off the event loop.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Log:
 
 def _goes_on(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition is to be written to the one that takes its records. INVALID_PRODUCER_EPOCH: it was written before, and what became of the other is not known.
-    Records that were handed on once are never handed on again (D3 of native/mqd_redirect.h), and a producer id that was rewritten twice would be another partition's."""
+    Records that were handed on once are never handed on again (D3 of native/server/redirect.h), and a producer id that was rewritten twice would be another partition's."""
     return error in (0, ErrorCode.INVALID_PRODUCER_EPOCH) and origin_of(marker.producer_id)[1] < 0
 
 

@@ -1,4 +1,4 @@
-"""What the .txnindex files of a partition must hold, found out from its log: for `mqd log verify`. Format: native/mqd_txn_index.h."""
+"""What the .txnindex files of a partition must hold, found out from its log: for `mqd log verify`. Format: native/log/txn_index.h."""
 
 from __future__ import annotations
 

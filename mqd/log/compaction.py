@@ -1,4 +1,4 @@
-"""Which partition is compacted when, and what of it: pure functions over a listing. How it is done: native/mqd_compact.h; who does it: mqd/worker/compaction.py.
+"""Which partition is compacted when, and what of it: pure functions over a listing. How it is done: native/log/compaction/compact.h; who does it: mqd/worker/compaction.py.
 
     log start          first dirty offset              what may be compacted ends
         | clean segments       | dirty segments                | younger ones, not yet stable ones, the active one
@@ -19,7 +19,7 @@ import msgspec
 
 from mqd.log.segments import Segment
 
-INDEX_BYTES_MAX = 10 << 20  # native/mqd_index.h: a larger one is not read to its end
+INDEX_BYTES_MAX = 10 << 20  # native/log/index.h: a larger one is not read to its end
 OFFSET_SPAN_MAX = (1 << 31) - 1  # relative offsets are int32
 
 

@@ -58,7 +58,7 @@ class CompactGroup(msgspec.Struct):
 
 
 class Compaction:
-    """One compaction of a partition's sealed segments; the order of calls: native/mqd_compact_api.h. One thread at a time.
+    """One compaction of a partition's sealed segments; the order of calls: native/log/compaction/api.h. One thread at a time.
 
     Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (look again later), or the system's errno."""
 

@@ -40,7 +40,7 @@ def abi_hash() -> int:
 
 
 def local_abi_hash() -> int:
-    """Of what local clients and the broker share (mqd_local_layout.h)."""
+    """Of what local clients and the broker share (shm/local_layout.h)."""
     return int(lib.mqd_local_abi_hash())
 
 

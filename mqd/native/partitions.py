@@ -16,7 +16,7 @@ from mqd.native.core import E_INVALID, NativeError, check, copy_in, failure, ffi
 INT64_MAX = (1 << 63) - 1
 
 
-TRUNCATED_PREFIX = "truncated."  # of files beside a log that was cut: MQD_TRUNCATED_PREFIX of native/mqd_truncation.h
+TRUNCATED_PREFIX = "truncated."  # of files beside a log that was cut: MQD_TRUNCATED_PREFIX of native/log/recovery/truncation.h
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):

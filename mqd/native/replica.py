@@ -1,4 +1,4 @@
-"""The replication core of one partition (native/mqd_replica.h): the code that the broker runs, in the hands of the simulator and of tests.
+"""The replication core of one partition (native/replica/rules.h): the code that the broker runs, in the hands of the simulator and of tests.
 
 Concurrency: one thread at a time. Offsets are record offsets, times milliseconds of any clock that does not go back, unless they say otherwise.
 """

@@ -3,7 +3,7 @@
     for batch in read_range(options, ("key", "value", ...), one): ...       # pyarrow.RecordBatch of at most ROWS_MAX rows
 
 Two ways in, one way out. On the host of a broker that has the partition records are read from its mapped segments (local.py), elsewhere by Fetch (fetching.py); both give views, positions
-in bytes that lie where they lay. A view is copied once, into Arrow's buffers, by native/mqd_columns.c; topic and partition are made here, once for a task.
+in bytes that lie where they lay. A view is copied once, into Arrow's buffers, by native/client/columns.c; topic and partition are made here, once for a task.
 
     R1  the batches hold the range's records, in order, each once: those of control batches and, with read_committed, of aborted transactions left out
     R2  what begins locally may go on over TCP at the same offset (the worker died, the leader moved, nothing came); it never goes back

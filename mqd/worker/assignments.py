@@ -1,4 +1,4 @@
-"""What a partition's replicas are to do, from what the controller says: the assignment that the reactor gives to the replication core (native/mqd_replica.h). Pure.
+"""What a partition's replicas are to do, from what the controller says: the assignment that the reactor gives to the replication core (native/replica/rules.h). Pure.
 
 A partition whose only replica is this host's, and is led here, has no assignment: it is not replicated, and costs nothing of it.
 """

@@ -5,7 +5,7 @@
 W1  the swap of a group and every move of the log start hold the partition's `files_lock`: none of them meets segments that the other is replacing.
 W2  a partition is given back by the cleaner (`release`) before it is taken from the reactor: nothing writes into a directory that is about to be renamed. A step takes
     no longer than a few MiB or one flush of 32 MiB.
-W3  what a stop or a crash leaves is undone or finished by recovery (native/mqd_compact_swap.c). The checkpoint moves after all groups: else it is done again.
+W3  what a stop or a crash leaves is undone or finished by recovery (native/log/compaction/swap.c). The checkpoint moves after all groups: else it is done again.
 W4  a log that cannot be read is named, once and in the metrics, and left as it is until its log start moves or the worker starts again; everything else goes on.
 W5  what was read before the log was cut (a follower's, back to where it agrees with its leader; as deep as this only after an unclean election) takes the place of nothing, and no cut begins while a
     group is swapped in: segments_hold.

@@ -3,7 +3,7 @@
     MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the reactor asks again when there is something to send
                                    -> mqd_reactor_relay_refuse: for the length of the back-off batches are refused at once; their clients try again, by then perhaps at another leader
 
-What goes over them, and what is told when they end, is native (native/mqd_relay.h). Nothing is dialled that nobody writes to.
+What goes over them, and what is told when they end, is native (native/server/relay/relay.h). Nothing is dialled that nobody writes to.
 
 Bounds: one dialling for each (host, worker, lane).
 Concurrency: the event loop's thread.

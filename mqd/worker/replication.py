@@ -7,7 +7,7 @@ A link is a worker of a leader's host in one lane: what is in sync and what catc
 Links to the other hosts that may lead what is replicated here are made beforehand: when a leader goes, an acknowledgement of the next one waits for its followers, and they would first have to
 connect. At most one for each worker of each other host; nothing is asked over them.
 
-What is fetched, and what an answer does, is native (native/mqd_fetcher.h).
+What is fetched, and what an answer does, is native (native/server/replication/fetcher.h).
 
 Concurrency: the event loop's thread.
 """

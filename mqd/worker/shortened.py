@@ -1,4 +1,4 @@
-"""Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in what was flushed looks like a torn write (C5 of native/mqd_recovery.h).
+"""Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in what was flushed looks like a torn write (C5 of native/log/recovery/recovery.h).
 
 Such a replica may have less than everybody believes of it who counts on its disk. A file in its directory says so until it has caught up:
     H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It says that it does not serve the partition, so that another one leads; and goes on saying so while

@@ -23,7 +23,7 @@ from mqd.worker.partitions import PartitionSet
 
 TICK_S = 1.0
 LOOK_S_MAX = 2 * TICK_S
-USED_S = 1.0  # USED_MS of native/mqd_redirect.c: a use so soon after another is not told
+USED_S = 1.0  # USED_MS of native/server/redirect.c: a use so soon after another is not told
 
 
 class Telling:

@@ -170,7 +170,7 @@ class Upkeep:
             wake.set()
 
     def on_truncated(self, slot: int) -> None:
-        """A follower's log was cut: the recovery point in the checkpoint may be above what it ends with (native/mqd_truncation.h)."""
+        """A follower's log was cut: the recovery point in the checkpoint may be above what it ends with (native/log/recovery/truncation.h)."""
         opened = self._partitions.by_slot.get(slot)
         if opened is not None:
             opened.truncated = True

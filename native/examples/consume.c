@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "mqd_client.h"
-#include "mqd_client_reader.h"
+#include "client/client.h"
+#include "client/reader.h"
 
 #define RECORDS 512
 

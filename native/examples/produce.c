@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "mqd_client.h"
+#include "client/client.h"
 
 #define ATTEMPTS_MAX 5
 

@@ -9,7 +9,7 @@ failed=0
 for name in "$@"; do
     work=$BUILD/fuzz/$name
     mkdir -p "$work/corpus" "corpus/$name"
-    options=$(head -n 1 "$name.c" | sed -n 's|.*fuzz:\([^;*]*\).*|\1|p')
+    options=$(find . -name "$name.c" -exec head -n 1 {} \; | sed -n 's|.*fuzz:\([^;*]*\).*|\1|p')
     echo "$name: $share s"
     # shellcheck disable=SC2086
     if "$work.run" -max_total_time="$share" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$work/" $options \

@@ -5,10 +5,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../mqd_client_reader_state.h"
-#include "../mqd_compact_records.h"
-#include "../mqd_error.h"
-#include "../mqd_shm_layout.h"
+#include "base/error.h"
+#include "client/reader_state.h"
+#include "shm/layout.h"
+#include "wire/record_scan.h"
 #include <errno.h>
 
 #include "mqd_test.h"

@@ -1,4 +1,4 @@
-/* For test_client*.c and the benchmark: a worker's end of one attachment, driven by the test. It speaks mqd_local_layout.h, checks what it gets as a broker would, and answers as
+/* For test_client*.c and the benchmark: a worker's end of one attachment, driven by the test. It speaks shm/local_layout.h, checks what it gets as a broker would, and answers as
  * told; so everything that a real worker does seldom can be made to happen.
  *
  *   struct fake fake;  fake_open(&fake, "name")                 listens; its control segment has one worker, which does not sleep
@@ -18,12 +18,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "../mqd_atomic.h"
-#include "../mqd_big_endian.h"
-#include "../mqd_client.h"
-#include "../mqd_local_layout.h"
-#include "../mqd_shm_layout.h"
-#include "../mqd_wire.h"
+#include "base/atomic.h"
+#include "base/big_endian.h"
+#include "client/client.h"
+#include "shm/layout.h"
+#include "shm/local_layout.h"
+#include "wire/wire.h"
 
 #define FAKE_FRAME_BYTES (4u << 20)
 

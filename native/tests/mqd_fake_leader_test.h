@@ -4,7 +4,7 @@
 
 #include "mqd_fetcher_test.h"
 
-#include "../mqd_wire.h"
+#include "wire/wire.h"
 
 #define SESSION 77
 

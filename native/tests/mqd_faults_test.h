@@ -6,7 +6,7 @@
 
 static char rules_path[128];
 
-/* From now on; lines of mqd_file_watch.h's language. A new inode, so that the change is seen. */
+/* From now on; lines of base/file_watch.h's language. A new inode, so that the change is seen. */
 static void faults(const char *rules)
 {
     char fresh[160];

@@ -8,10 +8,10 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#include "../mqd_buffer.h"
-#include "../mqd_fetcher_wire.h"
-#include "../mqd_replica.h"
-#include "../mqd_truncation.h"
+#include "log/recovery/truncation.h"
+#include "replica/rules.h"
+#include "server/replication/fetcher_wire.h"
+#include "wire/buffer.h"
 
 #define EPOCH_OF(node) (100 + (node))
 #define FOLLOWED(partition) (20u + (uint32_t)(partition))

@@ -4,7 +4,7 @@
 
 #include "mqd_reactor_test.h"
 
-#include "../mqd_replica.h"
+#include "replica/rules.h"
 
 #define SLOT 0 /* partition 0 of "quick", worker 0 */
 #define EPOCH_OF(node) (100 + (node)) /* broker epochs */

@@ -1,6 +1,6 @@
 /* For test_local*.c: clients through shared memory, beside those of mqd_reactor_test.h and with the same frames and answers.
  *
- * It speaks mqd_local_layout.h by itself. local_wait sleeps as a good client does (A4), so that a wake-up that is lost shows as a time-out. */
+ * It speaks shm/local_layout.h by itself. local_wait sleeps as a good client does (A4), so that a wake-up that is lost shows as a time-out. */
 #ifndef MQD_LOCAL_TEST_H
 #define MQD_LOCAL_TEST_H
 
@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include "../mqd_local.h"
+#include "server/local/local.h"
 
 #define LOCAL_BYTES_MAX (8u << 20) /* of each worker */
 #define LOCAL_COUNT_MAX 40

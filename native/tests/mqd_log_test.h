@@ -10,11 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../mqd_error.h"
-#include "../mqd_file.h"
-#include "../mqd_file_watch.h"
-#include "../mqd_partition.h"
-#include "../mqd_partition_state.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/file_watch.h"
+#include "log/partition.h"
+#include "log/partition_state.h"
 #include "mqd_test.h"
 
 #define NOW 1700000000000ll

@@ -20,10 +20,10 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-#include "../mqd_atomic.h"
-#include "../mqd_list.h"
-#include "../mqd_poll.h"
-#include "../mqd_shm_layout.h"
+#include "base/atomic.h"
+#include "base/list.h"
+#include "io/poll.h"
+#include "shm/layout.h"
 
 #define LIMIT_MS 30000
 #define WORKERS 3 /* the third is the test */

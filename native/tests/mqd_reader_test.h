@@ -11,8 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mqd_error.h"
-#include "mqd_reader.h"
+#include "base/error.h"
+#include "log/reader/reader.h"
 #include "mqd_test.h"
 
 static uint32_t pread_count, pread_bytes, open_count;

@@ -5,7 +5,7 @@
 
 #include "mqd_local_test.h"
 
-#include "../mqd_relay.h"
+#include "server/relay/relay.h"
 
 #define LEADER 1 /* node id, and worker */
 #define WISH ((struct local_wish){2 << 20, 1 << 16, 256})

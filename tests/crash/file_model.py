@@ -1,4 +1,4 @@
-"""What a disk could hold after a power cut, from the journal of the file layer (byte table: native/mqd_file_watch.h).
+"""What a disk could hold after a power cut, from the journal of the file layer (byte table: native/base/file_watch.h).
 
     disk = Disk()
     for operation in read_journals(directory, "journal"):

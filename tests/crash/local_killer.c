@@ -32,8 +32,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "mqd_client.h"
-#include "mqd_client_reader.h"
+#include "client/client.h"
+#include "client/reader.h"
 
 #define ACKNOWLEDGED_MAX 65536
 #define RECORDS_MAX 64

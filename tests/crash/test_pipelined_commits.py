@@ -1,7 +1,7 @@
 """OffsetCommits pipelined on one connection while the acceptor is killed: the group ends at the last commit that succeeded, never at an older one.
 
 The broker sends unanswered commits to the new acceptor again. A commit that is carried out twice is harmless as long as the newer ones of its
-connection are carried out after it. The order itself is held by native/tests/test_reactor_parked.c: here most of what is sent again meets a coordinator
+connection are carried out after it. The order itself is held by native/tests/server/test_reactor_parked.c: here most of what is sent again meets a coordinator
 that still loads.
 """
 

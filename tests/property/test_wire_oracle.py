@@ -1,6 +1,6 @@
 """The native wire code against independent codecs, byte for byte.
 
-`native/tests/wire_dump.c`, compiled here under ASan and UBSan, is the native side; kio (generated from Kafka's own schema files) is the oracle; a small
+`native/tests/wire/wire_dump.c`, compiled here under ASan and UBSan, is the native side; kio (generated from Kafka's own schema files) is the oracle; a small
 encoder below adds what kio cannot write: unknown tagged fields and the versions before Kafka 4.0's minimum. All of them are held against each other.
 """
 
@@ -59,7 +59,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dump]:
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler, "no C compiler: install gcc"
     program = tmp_path_factory.mktemp("wire") / "wire_dump"
-    sources = [NATIVE / "tests/wire_dump.c", NATIVE / "mqd_buffer.c", NATIVE / "mqd_error.c", *sorted(NATIVE.glob("mqd_wire*.c"))]
+    sources = [NATIVE / "tests/wire/wire_dump.c", NATIVE / "base/error.c", *(NATIVE / "wire" / f"{name}.c" for name in ("buffer", "fetch", "list_offsets", "nodes", "produce", "wire"))]
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{NATIVE}"]
     subprocess.run([compiler, *flags, *sources, "-o", program], check=True)
     native = Dump(program)

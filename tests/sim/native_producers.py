@@ -1,7 +1,7 @@
-"""What a partition's owner knows of producers and their transactions: the broker's own tables (native/mqd_producers.h, native/mqd_transactions.h) over a log of the simulator.
+"""What a partition's owner knows of producers and their transactions: the broker's own tables (native/log/producers.h, native/log/transactions.h) over a log of the simulator.
 
 The tables are not a part of Python's interface to the core; they are called in the library that is loaded, by the declarations of their headers. What is written down here again is
-mqd_partition_stage() alone (native/mqd_partition.c): what it asks of the tables, in which order.
+mqd_partition_stage() alone (native/log/partition.c): what it asks of the tables, in which order.
 
 Invariants
     N1  the state is what the log's batches below its end add up to; after a truncation it is made anew, as by recovery
@@ -29,9 +29,9 @@ BEGUN, ENDED = 1, 2  # enum mqd_transaction_change
 
 
 def _declarations() -> str:
-    text = (NATIVE / "mqd_native.h").read_text()
+    text = (NATIVE / "native.h").read_text()
     parts = [re.search(r"^struct mqd_batch \{.*?^\};", text, re.M | re.S)[0]]  # type: ignore[index]
-    for name in ("mqd_transactions.h", "mqd_producers.h"):
+    for name in ("log/transactions.h", "log/producers.h"):
         part = re.sub(r"/\*.*?\*/", "", (NATIVE / name).read_text(), flags=re.S)
         part = re.sub(r"^static inline .*?^\}", "", part, flags=re.M | re.S)
         parts.append(re.sub(r"^#(?!define \w+ \d+\s*$).*$", "", part, flags=re.M))
@@ -161,7 +161,7 @@ class ProducerState:
         return self._verified(batch, guard, now_ms)
 
     def _verified(self, batch: Any, guard: int, now_ms: int) -> Verdict:
-        """check_verified() of native/mqd_partition.c."""
+        """check_verified() of native/log/partition.c."""
         if guard == 0:
             return Verdict(VERIFY, guard=lib.mqd_verifications_ask(self._verifications, batch, now_ms))
         found = lib.mqd_verifications_find(self._verifications, batch, guard)
@@ -170,7 +170,7 @@ class ProducerState:
         return Verdict(OUT_OF_ORDER if batch.base_sequence > found.lowest_sequence else 0)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """last_stable_offset() of native/mqd_partition.c, of a log that begins at 0."""
+        """last_stable_offset() of native/log/partition.c, of a log that begins at 0."""
         self.sync()
         lib.mqd_transactions_settle(self._transactions, high_watermark)
         return min(lib.mqd_transactions_first_unstable(self._transactions), high_watermark)

@@ -1,4 +1,4 @@
-"""The broker's own replication core (native/mqd_replica.h) behind the interface of partition_replica.py: the worker of the simulator drives it as the reactor does."""
+"""The broker's own replication core (native/replica/rules.h) behind the interface of partition_replica.py: the worker of the simulator drives it as the reactor does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of one replica (R1-R7, R10-R12 of the design page) in plain Python, behind the interface of native/mqd_replica.h: what stands in the small world, and beside which
+"""The rules of one replica (R1-R7, R10-R12 of the design page) in plain Python, behind the interface of native/replica/rules.h: what stands in the small world, and beside which
 the C core is held. NativeReplica (native_replica.py) is the same interface over the very library.
 
 A rule named in `off` is broken on purpose, so that the checkers can be seen to find it. Offsets count entries; times are milliseconds of the host's clock.

@@ -1,4 +1,4 @@
-"""The C producer's place taken by Python: batches with a fate that the test decides. The rules are those of native/mqd_client.h."""
+"""The C producer's place taken by Python: batches with a fate that the test decides. The rules are those of native/client/client.h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Load through shared memory, by the C client (native/mqd_client.h). Words are NAME=VALUE; one JSON object is printed.
+/* Load through shared memory, by the C client (native/client/client.h). Words are NAME=VALUE; one JSON object is printed.
  *
  *   local produce  socket topic record batch       [partitions acks inflight data milliseconds count chunk linger]   as fast as it goes, until all is acknowledged
  *   local latency  socket topic record count       [acks spin pause_us]                                        one record at a time: from put to its acknowledgement
@@ -15,8 +15,8 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "mqd_client.h"
-#include "mqd_error.h"
+#include "client/client.h"
+#include "base/error.h"
 
 #define DELIVERIES 1024
 #define CHUNK_MAX 65536

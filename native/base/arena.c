@@ -1,0 +1,184 @@
+/* Extents of a process's shared receive memory: who uses which, counted by references. The book is private to the owner.
+ *
+ * A run is one or more neighbouring extents that were allocated together; any offset within it names it.
+ *
+ *   one extent    popped from a list of free extents, the one freed last first: a reactor that takes and frees windows over and
+ *                 over stays in the same few hundred kilobytes of its L2 cache. O(1).
+ *   longer runs   searched in a bitmap from the high end, so that they and the hot low extents do not tear each other up.
+ *
+ * Invariants
+ *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its references are 0.
+ *   A2  references and length are kept at a run's first extent; `first` of every extent of a run points at it.
+ * One thread.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+#define NO_EXTENT UINT32_MAX
+
+struct extent {
+    uint32_t next; /* free list */
+    uint32_t previous;
+    uint32_t first; /* A2; NO_EXTENT when free */
+    uint32_t length;
+    uint32_t references;
+};
+
+struct mqd_arena {
+    uint8_t *bytes;
+    uint32_t extent_bytes;
+    uint32_t extent_count;
+    uint32_t used_count;
+    uint32_t free_head;
+    uint64_t *free_bits;
+    struct extent extent[];
+};
+
+static void free_list_push(struct mqd_arena *arena, uint32_t index)
+{
+    struct extent *extent = &arena->extent[index];
+    *extent = (struct extent){.next = arena->free_head, .previous = NO_EXTENT, .first = NO_EXTENT};
+    if (arena->free_head != NO_EXTENT)
+        arena->extent[arena->free_head].previous = index;
+    arena->free_head = index;
+    arena->free_bits[index >> 6] |= 1ull << (index & 63);
+}
+
+static void free_list_take(struct mqd_arena *arena, uint32_t index)
+{
+    struct extent *extent = &arena->extent[index];
+    if (extent->previous == NO_EXTENT)
+        arena->free_head = extent->next;
+    else
+        arena->extent[extent->previous].next = extent->next;
+    if (extent->next != NO_EXTENT)
+        arena->extent[extent->next].previous = extent->previous;
+    arena->free_bits[index >> 6] &= ~(1ull << (index & 63));
+}
+
+struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t extent_bytes)
+{
+    if (extent_bytes == 0 || size_bytes / extent_bytes == 0 || size_bytes / extent_bytes >= NO_EXTENT) {
+        mqd_error_set(MQD_E_INVALID, "an arena of %zu bytes cannot be cut into extents of %u", size_bytes, extent_bytes);
+        return NULL;
+    }
+    uint32_t count = (uint32_t)(size_bytes / extent_bytes);
+    struct mqd_arena *arena = calloc(1, sizeof *arena + count * sizeof arena->extent[0]);
+    uint64_t *free_bits = calloc((count + 63) / 64, sizeof *free_bits);
+    if (!arena || !free_bits) {
+        free(arena);
+        free(free_bits);
+        mqd_error_system(ENOMEM, "no memory for the book of %u extents", count);
+        return NULL;
+    }
+    arena->bytes = bytes;
+    arena->extent_bytes = extent_bytes;
+    arena->extent_count = count;
+    arena->free_bits = free_bits;
+    arena->free_head = NO_EXTENT;
+    for (uint32_t index = count; index-- > 0;) /* the lowest on top */
+        free_list_push(arena, index);
+    return arena;
+}
+
+void mqd_arena_close(struct mqd_arena *arena)
+{
+    if (!arena)
+        return;
+    free(arena->free_bits);
+    free(arena);
+}
+
+/* First extent of the highest run of `length` free ones, or NO_EXTENT. */
+static uint32_t find_run(const struct mqd_arena *arena, uint32_t length)
+{
+    uint32_t found = 0;
+    for (uint32_t index = arena->extent_count; index-- > 0;) {
+        uint64_t word = arena->free_bits[index >> 6];
+        if (word == 0) { /* nothing in these 64 */
+            found = 0;
+            index &= ~63u;
+            continue;
+        }
+        found = word >> (index & 63) & 1 ? found + 1 : 0;
+        if (found == length)
+            return index;
+    }
+    return NO_EXTENT;
+}
+
+int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes)
+{
+    uint64_t wanted = size_bytes / arena->extent_bytes + (size_bytes % arena->extent_bytes != 0);
+    if (wanted > arena->extent_count)
+        return mqd_error_set(MQD_E_INVALID, "%llu bytes are more than the arena has", (unsigned long long)size_bytes);
+    uint32_t length = wanted ? (uint32_t)wanted : 1;
+    uint32_t first = length == 1 ? arena->free_head : find_run(arena, length);
+    if (first == NO_EXTENT)
+        return mqd_error_set_static(MQD_E_FULL, "the arena has no free run of extents that long");
+    for (uint32_t index = first; index < first + length; index++) {
+        free_list_take(arena, index);
+        arena->extent[index].first = first;
+    }
+    arena->extent[first].length = length;
+    arena->extent[first].references = 1;
+    arena->used_count += length;
+    return (int64_t)first * arena->extent_bytes;
+}
+
+/* The run's first extent, NULL when nothing is allocated there. */
+static struct extent *run_at(struct mqd_arena *arena, uint64_t offset)
+{
+    uint64_t index = offset / arena->extent_bytes;
+    if (index >= arena->extent_count || arena->extent[index].first == NO_EXTENT)
+        return NULL;
+    return &arena->extent[arena->extent[index].first];
+}
+
+void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset)
+{
+    struct extent *run = run_at(arena, offset);
+    if (!run || run->references == UINT32_MAX) {
+        fprintf(stderr, "mqd: invariant broken: arena offset %llu is held but %s\n", (unsigned long long)offset, run ? "has too many references" : "is not allocated");
+        abort();
+    }
+    run->references++;
+}
+
+/* -1 MQD_E_INVALID when nothing is allocated at `offset` (a peer gave back twice). */
+int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
+{
+    struct extent *run = run_at(arena, offset);
+    if (!run)
+        return mqd_error_set(MQD_E_INVALID, "nothing is allocated at arena offset %llu", (unsigned long long)offset);
+    if (--run->references)
+        return 0;
+    uint32_t first = (uint32_t)(run - arena->extent);
+    uint32_t length = run->length;
+    for (uint32_t index = first + length; index-- > first;)
+        free_list_push(arena, index);
+    arena->used_count -= length;
+    return 1;
+}
+
+/* Puts the free extents in order, the lowest on top: after a while of coming and going, single extents lie where a long run would have to. */
+void mqd_arena_settle(struct mqd_arena *arena)
+{
+    arena->free_head = NO_EXTENT;
+    for (uint32_t index = arena->extent_count; index-- > 0;)
+        if (arena->free_bits[index >> 6] >> (index & 63) & 1)
+            free_list_push(arena, index);
+}
+
+uint32_t mqd_arena_extents_used(struct mqd_arena *arena)
+{
+    return arena->used_count;
+}
+
+uint32_t mqd_arena_extents_total(struct mqd_arena *arena)
+{
+    return arena->extent_count;
+}

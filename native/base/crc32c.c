@@ -1,0 +1,178 @@
+/* CRC32C as Kafka, iSCSI (RFC 3720, appendix B.4) and ext4 use it: polynomial 0x1EDC6F41, bits reflected, inverted at both ends.
+ *
+ * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
+ *
+ * The crc32 instruction takes three cycles and can start every cycle, so one stream uses a third of it. Long input is cut in three
+ * equal parts whose checksums run side by side and are then joined: shifting a checksum over n bytes is a multiplication by x^(8n)
+ * modulo the polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies by x^32; the reflected
+ * product brings one more x), does it. The method is Gopal et al., "Fast CRC computation for iSCSI polynomial using CRC32
+ * instruction", Intel 2011. Below SHORT_BYTES_MAX the joining costs more than it saves.
+ *
+ * Tables and constants are computed when the library is loaded, before any thread can call; then everything is read-only.
+ */
+#include "base/crc32c.h"
+
+#include <string.h>
+
+#define POLYNOMIAL 0x82f63b78u /* 0x1EDC6F41 reflected */
+#define SHORT_BYTES_MAX 255
+
+static uint32_t table[8][256];
+
+static uint32_t crc_bitwise(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+    while (size--) {
+        crc ^= *bytes++;
+        for (int bit = 0; bit < 8; bit++)
+            crc = (crc >> 1) ^ (POLYNOMIAL & (0u - (crc & 1)));
+    }
+    return crc;
+}
+
+static void table_fill(void)
+{
+    for (uint32_t i = 0; i < 256; i++) {
+        uint8_t byte = (uint8_t)i;
+        table[0][i] = crc_bitwise(0, &byte, 1);
+    }
+    for (int k = 1; k < 8; k++)
+        for (uint32_t i = 0; i < 256; i++)
+            table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 0xff];
+}
+
+static uint32_t load_little_32(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+}
+
+static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+    for (; size >= 8; bytes += 8, size -= 8) {
+        uint32_t low = load_little_32(bytes) ^ crc;
+        uint32_t high = load_little_32(bytes + 4);
+        crc = table[7][low & 0xff] ^ table[6][(low >> 8) & 0xff] ^ table[5][(low >> 16) & 0xff] ^ table[4][low >> 24] ^
+              table[3][high & 0xff] ^ table[2][(high >> 8) & 0xff] ^ table[1][(high >> 16) & 0xff] ^ table[0][high >> 24];
+    }
+    while (size--)
+        crc = (crc >> 8) ^ table[0][(crc ^ *bytes++) & 0xff];
+    return crc;
+}
+
+typedef uint32_t crc_function(uint32_t crc, const uint8_t *bytes, size_t size);
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Three parts of this many bytes each; a multiple of 8. Long first, so that little is left for the slower ones. */
+static const uint32_t part_bytes[] = {1024, 256, 64};
+#define PART_KIND_COUNT (sizeof part_bytes / sizeof part_bytes[0])
+static uint32_t shift_one[PART_KIND_COUNT]; /* x^(8 * part - 33) */
+static uint32_t shift_two[PART_KIND_COUNT]; /* x^(16 * part - 33) */
+
+/* x^exponent modulo the polynomial, reflected: bit 31 is x^0 */
+static uint32_t power_of_x(uint32_t exponent)
+{
+    uint32_t value = 0x80000000u;
+    while (exponent--)
+        value = (value >> 1) ^ (POLYNOMIAL & (0u - (value & 1)));
+    return value;
+}
+
+static void shifts_fill(void)
+{
+    for (size_t i = 0; i < PART_KIND_COUNT; i++) {
+        shift_one[i] = power_of_x(8 * part_bytes[i] - 33);
+        shift_two[i] = power_of_x(16 * part_bytes[i] - 33);
+    }
+}
+
+static inline uint64_t load_64(const uint8_t *bytes)
+{
+    uint64_t word;
+    memcpy(&word, bytes, 8);
+    return word;
+}
+
+__attribute__((target("sse4.2"))) static uint32_t crc_sse42(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+    uint64_t state = crc;
+    for (; size >= 8; bytes += 8, size -= 8)
+        state = _mm_crc32_u64(state, load_64(bytes));
+    crc = (uint32_t)state;
+    if (size & 4) {
+        crc = _mm_crc32_u32(crc, load_little_32(bytes));
+        bytes += 4;
+    }
+    if (size & 2) {
+        uint16_t half;
+        memcpy(&half, bytes, 2);
+        crc = _mm_crc32_u16(crc, half);
+        bytes += 2;
+    }
+    return size & 1 ? _mm_crc32_u8(crc, *bytes) : crc;
+}
+
+__attribute__((target("sse4.2,pclmul"))) static inline uint32_t crc_three_parts(uint32_t crc, const uint8_t *bytes, size_t part, uint32_t one, uint32_t two)
+{
+    uint64_t first = crc, second = 0, third = 0;
+    for (const uint8_t *end = bytes + part; bytes < end; bytes += 8) {
+        first = _mm_crc32_u64(first, load_64(bytes));
+        second = _mm_crc32_u64(second, load_64(bytes + part));
+        third = _mm_crc32_u64(third, load_64(bytes + 2 * part));
+    }
+    __m128i a = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)first), _mm_cvtsi64_si128(two), 0);
+    __m128i b = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)second), _mm_cvtsi64_si128(one), 0);
+    return (uint32_t)(third ^ _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(_mm_xor_si128(a, b))));
+}
+
+__attribute__((target("sse4.2,pclmul"))) static uint32_t crc_3way(uint32_t crc, const uint8_t *bytes, size_t size)
+{
+    if (size > SHORT_BYTES_MAX)
+        for (size_t i = 0; i < PART_KIND_COUNT; i++)
+            for (size_t part = part_bytes[i]; size >= 3 * part; bytes += 3 * part, size -= 3 * part)
+                crc = crc_three_parts(crc, bytes, part, shift_one[i], shift_two[i]);
+    return crc_sse42(crc, bytes, size);
+}
+
+static crc_function *const functions[MQD_CRC32C_KIND_COUNT] = {crc_bitwise, crc_table, crc_sse42, crc_3way};
+
+bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
+{
+    __builtin_cpu_init();
+    switch (kind) {
+    case MQD_CRC32C_SSE42: return __builtin_cpu_supports("sse4.2");
+    case MQD_CRC32C_3WAY: return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+    default: return kind < MQD_CRC32C_KIND_COUNT;
+    }
+}
+#else
+static crc_function *const functions[MQD_CRC32C_KIND_COUNT] = {crc_bitwise, crc_table};
+
+static void shifts_fill(void) {}
+
+bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
+{
+    return kind <= MQD_CRC32C_TABLE;
+}
+#endif
+
+static crc_function *best = crc_bitwise; /* right, if slow, for a constructor that runs before ours */
+
+__attribute__((constructor)) static void choose(void)
+{
+    table_fill();
+    shifts_fill();
+    for (int kind = 0; kind < MQD_CRC32C_KIND_COUNT; kind++)
+        if (mqd_crc32c_available((enum mqd_crc32c_kind)kind))
+            best = functions[kind];
+}
+
+uint32_t mqd_crc32c(uint32_t crc, const void *bytes, size_t size_bytes)
+{
+    return ~best(~crc, bytes, size_bytes);
+}
+
+uint32_t mqd_crc32c_by(enum mqd_crc32c_kind kind, uint32_t crc, const void *bytes, size_t size_bytes)
+{
+    return ~functions[kind](~crc, bytes, size_bytes);
+}

@@ -1,0 +1,37 @@
+/* Writing varints. Reading them, from bytes that are a peer's: base/varint.h, wire/cursor.h.
+ *
+ * The caller has room for 5 (32 bits) or 10 bytes (64 bits). Source: Kafka's protocol guide, "Record" (zigzag) and "Protocol Primitive Types" (unsigned).
+ */
+#ifndef MQD_VARINT_PUT_H
+#define MQD_VARINT_PUT_H
+
+#include <stdint.h>
+
+/* 7 bits a byte, without a division or a loop: right for every highest bit from 0 to 63. */
+static inline uint32_t mqd_unsigned_varint_bytes(uint64_t value)
+{
+    return (9u * (63u - (uint32_t)__builtin_clzll(value | 1)) + 73) >> 6;
+}
+
+static inline uint8_t *mqd_put_unsigned_varint(uint8_t *at, uint64_t value)
+{
+    for (; value >= 0x80; value >>= 7)
+        *at++ = (uint8_t)(value | 0x80);
+    *at++ = (uint8_t)value;
+    return at;
+}
+
+/* As the other, in exactly `size_bytes`, which is what it needs. */
+static inline void mqd_put_varint_of(uint8_t *at, uint64_t value, uint32_t size_bytes)
+{
+    for (uint32_t i = 0; i + 1 < size_bytes; i++, value >>= 7)
+        at[i] = (uint8_t)(value | 0x80);
+    at[size_bytes - 1] = (uint8_t)value;
+}
+
+static inline uint64_t mqd_zigzag(int64_t value)
+{
+    return (uint64_t)value << 1 ^ (uint64_t)(value >> 63);
+}
+
+#endif

@@ -1,0 +1,453 @@
+/* The attachment at work: requests out, replies in, sleeping and waking. What is shared: shm/local_layout.h; invariants: client/internal.h.
+ *
+ * How a waiter and the others miss nothing:
+ *   worker -> waiter    the waiter stores client_sleeping, full fence, looks again (replies, and room if somebody wants it), blocks in ppoll on to_client. A4.
+ *   others -> waiter    whoever begins to want room raises client_sleeping from REPLY to ROOM after a full fence; the waiter looks at wants_room after its own. One of the two sees the other.
+ *   appends -> waiter   what is taken in outside mqd_client_poll, on the way of an append or a submit, is news to a waiter too, for outcomes and responses lie there then:
+ *                       `signalled` is set before the counters move that would have told him; he looks at them first, at `signalled` last.
+ *   to_client, and wake_fd that mqd_client_wake writes, are drained by mqd_client_poll alone, never by a waiter: so they are level-triggered for all of them.
+ */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/big_endian.h"
+#include "base/error.h"
+#include "shm/layout.h"
+
+#define RESPONSE_BYTES_MAX (128u << 20) /* more than any broker sends: a length word above is a wild one */
+#define IDLE_POLLS_MAX 256u             /* so many without news, then the socket is asked whether it still has another end */
+
+enum { SIGNAL_READABLE = 1 /* to_client or wake_fd is to be drained */, SIGNAL_TAKEN = 2 };
+
+int mqd_client_check(const struct mqd_client *client)
+{
+    int gone = mqd_load_relaxed(&client->gone);
+    if (__builtin_expect(gone == 0, 1))
+        return 0;
+    if (gone == MQD_E_INVALID)
+        return mqd_error_set_static(gone, "this process is a fork of the one that attached: it has to attach by itself");
+    if (gone == EPIPE)
+        return mqd_error_set_static(gone, "the broker's worker at the other end has ended: attach again; a producer moves over with mqd_producer_move");
+    return mqd_error_set(gone, "%s; attach again", client->gone_message);
+}
+
+int mqd_client_fail(struct mqd_client *client, int code, const char *message)
+{
+    if (!mqd_load_relaxed(&client->gone)) {
+        if (message)
+            client->gone_message = message; /* of the one thread that works; a waiter only ever finds EPIPE, which needs none */
+        mqd_store_release(&client->gone, code);
+    }
+    return mqd_client_check(client);
+}
+
+uint32_t mqd_client_worker(const struct mqd_client *client)
+{
+    return client->worker;
+}
+
+void *mqd_client_control(struct mqd_client *client)
+{
+    return client->control;
+}
+
+static void wake(int fd)
+{
+    uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+/* ---- out ------------------------------------------------------------------------------------------------------------ */
+
+void mqd_client_flush(struct mqd_client *client)
+{
+    if (client->published == client->tail || mqd_load_relaxed(&client->gone))
+        return;
+    mqd_store_release(&client->header->submission_tail, client->tail);
+    client->published = client->tail;
+    mqd_fence_full();
+    if (mqd_load_relaxed(&client->worker_slot->sleeping))
+        wake(client->to_worker_fd);
+}
+
+/* See the head of this file. Before what it is about is published. */
+static void tell_waiter(struct mqd_client *client)
+{
+    if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
+        mqd_fetch_or(&client->signalled, SIGNAL_TAKEN);
+}
+
+/* A3: what lies before submission_head was copied. */
+static int take_passed(struct mqd_client *client)
+{
+    uint64_t head = mqd_load_acquire(&client->header->submission_head);
+    if (head == client->head)
+        return 0;
+    if (head - client->head > client->published - client->head)
+        return mqd_client_fail(client, MQD_E_CORRUPT, "the broker has read requests that were not sent");
+    for (uint64_t at = client->head; at != head; at++) {
+        struct mqd_submitted submitted = client->submitted[at & (client->submission_count - 1)];
+        if (submitted.kind == MQD_SUBMITTED_REQUEST) {
+            client->request_head += submitted.bytes;
+        } else if (submitted.kind == MQD_SUBMITTED_BATCH_UNANSWERED) {
+            client->unanswered--;
+            if (client->producer)
+                mqd_producer_on_passed(client->producer, submitted.batch);
+        }
+    }
+    tell_waiter(client);
+    mqd_store_release(&client->head, head);
+    mqd_store_relaxed(&client->wants_room, client->unanswered > 0);
+    return 0;
+}
+
+/* From here on a waiter returns when submission_head moves. */
+static void want_room(struct mqd_client *client)
+{
+    if (client->wants_room)
+        return;
+    mqd_store_relaxed(&client->wants_room, 1);
+    mqd_fence_full();
+    uint32_t reply = MQD_LOCAL_SLEEP_REPLY;
+    if (mqd_load_relaxed(&client->header->client_sleeping) == MQD_LOCAL_SLEEP_REPLY)
+        mqd_compare_exchange(&client->header->client_sleeping, &reply, MQD_LOCAL_SLEEP_ROOM);
+}
+
+bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_bytes, struct mqd_submitted submitted)
+{
+    if (client->tail - client->head >= client->submission_count) {
+        mqd_client_flush(client);
+        want_room(client);
+        if (take_passed(client) || client->tail - client->head >= client->submission_count)
+            return false;
+    }
+    uint64_t index = client->tail & (client->submission_count - 1);
+    client->submissions[index] = (struct mqd_local_submission){.offset = offset, .size_bytes = size_bytes};
+    client->submitted[index] = submitted;
+    client->tail++;
+    if (submitted.kind == MQD_SUBMITTED_BATCH_UNANSWERED) {
+        client->unanswered++;
+        want_room(client);
+    }
+    return true;
+}
+
+/* Place for size_bytes in one piece in the ring of requests; what is left at its end is `skipped`. */
+static bool request_place(struct mqd_client *client, uint32_t size_bytes, uint32_t *skipped)
+{
+    if (client->request_tail == client->request_head)
+        client->request_tail = client->request_head = 0; /* empty: every size fits that fits at all */
+    uint64_t at = client->request_tail % client->request_bytes, rest = client->request_bytes - at;
+    *skipped = rest < size_bytes ? (uint32_t)rest : 0;
+    return client->request_tail + *skipped + size_bytes - client->request_head <= client->request_bytes;
+}
+
+int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes)
+{
+    if (mqd_client_check(client))
+        return -1;
+    if (size_bytes < 8 || size_bytes > client->request_bytes)
+        return mqd_error_set(MQD_E_INVALID, "a request of %u bytes: from 8 to %llu are possible on this attachment (request_bytes)", size_bytes,
+                             (unsigned long long)client->request_bytes);
+    if (mqd_get_be32(frame + 4) >= MQD_CLIENT_CORRELATION_PRODUCER)
+        return mqd_error_set(MQD_E_INVALID, "correlation id %u: the caller's are below 2^30", mqd_get_be32(frame + 4));
+    uint32_t skipped;
+    if (!request_place(client, size_bytes, &skipped)) {
+        mqd_client_flush(client);
+        want_room(client);
+        if (take_passed(client))
+            return -1;
+        if (!request_place(client, size_bytes, &skipped))
+            return mqd_error_set_static(MQD_E_FULL, "the attachment's memory for requests is full: wait, then again");
+    }
+    uint64_t offset = (client->request_tail + skipped) % client->request_bytes;
+    memcpy(client->data + offset, frame, size_bytes);
+    struct mqd_submitted submitted = {.kind = MQD_SUBMITTED_REQUEST, .bytes = skipped + size_bytes};
+    if (!mqd_client_push(client, offset, size_bytes, submitted))
+        return mqd_client_check(client) ? -1 : mqd_error_set_static(MQD_E_FULL, "the attachment's submissions are full: wait, then again");
+    client->request_tail += skipped + size_bytes;
+    return 0;
+}
+
+/* ---- in ------------------------------------------------------------------------------------------------------------- */
+
+static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to, uint32_t size_bytes)
+{
+    uint32_t at = (uint32_t)from & (client->reply_bytes - 1), rest = client->reply_bytes - at;
+    uint32_t first = size_bytes < rest ? size_bytes : rest;
+    memcpy(to, client->replies + at, first);
+    memcpy(to + first, client->replies, size_bytes - first);
+}
+
+static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t size_bytes)
+{
+    if (!client->producer || mqd_producer_on_answer(client->producer, bytes, size_bytes) == 0)
+        return 0;
+    return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent a response to a Produce that was not asked, or cannot be read");
+}
+
+/* Whole: the producer's at once, the caller's into the queue. */
+static int arrived(struct mqd_client *client)
+{
+    struct mqd_response *response = client->arriving;
+    client->arriving = NULL;
+    if (mqd_get_be32(response->bytes) >= MQD_CLIENT_CORRELATION_PRODUCER) {
+        int result = answered(client, response->bytes, response->size_bytes);
+        free(response);
+        return result;
+    }
+    response->next = NULL;
+    *client->last_response = response;
+    client->last_response = &response->next;
+    return 0;
+}
+
+static int begin(struct mqd_client *client, uint32_t size_bytes)
+{
+    client->arriving = malloc(sizeof *client->arriving + size_bytes);
+    if (!client->arriving)
+        return mqd_client_fail(client, ENOMEM, "no memory for a response");
+    client->arriving->size_bytes = size_bytes;
+    client->arrived = 0;
+    return 0;
+}
+
+/* A whole response of the producer's, read where it lies. 1 = taken, 0 = it is not one, -1. */
+static int take_answer(struct mqd_client *client, uint64_t there)
+{
+    uint8_t word[4];
+    if (there < 2 * sizeof word)
+        return 0;
+    copy_out(client, client->reply_head, word, sizeof word);
+    uint32_t size_bytes = mqd_get_be32(word), at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
+    const uint8_t *bytes = client->replies + at;
+    if (size_bytes < 4 || size_bytes > there - sizeof word || size_bytes > client->reply_bytes - at || mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
+        return 0;
+    client->reply_head += sizeof word + size_bytes; /* the worker does not write here before the ring says so: see the end of take_replies */
+    return answered(client, bytes, size_bytes) ? -1 : 1;
+}
+
+/* Bytes of the length word, however few: nothing stays in the ring that could not be taken, so that "something is there" always means news. 1 = it is whole. */
+static int take_length(struct mqd_client *client, uint64_t there)
+{
+    uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived, piece = there < missing ? (uint32_t)there : missing;
+    copy_out(client, client->reply_head, client->length + client->length_arrived, piece);
+    client->reply_head += piece;
+    client->length_arrived += piece;
+    if (client->length_arrived < sizeof client->length)
+        return 0;
+    client->length_arrived = 0;
+    uint32_t size_bytes = mqd_get_be32(client->length);
+    if (size_bytes < 4 || size_bytes > RESPONSE_BYTES_MAX)
+        return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent a response of an impossible length");
+    return begin(client, size_bytes) ? -1 : 1;
+}
+
+/* One step over what lies between reply_head and `tail`. 1 = went on, 0 = no more, -1. */
+static int take_reply(struct mqd_client *client, uint64_t tail)
+{
+    uint64_t there = tail - client->reply_head;
+    if (!client->arriving) {
+        int answer = client->length_arrived ? 0 : take_answer(client, there);
+        return answer ? answer : there ? take_length(client, there) : 0;
+    }
+    uint32_t missing = client->arriving->size_bytes - client->arrived, piece = there < missing ? (uint32_t)there : missing;
+    copy_out(client, client->reply_head, client->arriving->bytes + client->arrived, piece);
+    client->reply_head += piece;
+    client->arrived += piece;
+    if (client->arrived < client->arriving->size_bytes)
+        return 0;
+    return arrived(client) ? -1 : 1;
+}
+
+static int take_replies(struct mqd_client *client)
+{
+    uint64_t tail = mqd_load_acquire(&client->header->reply_tail), before = client->reply_head;
+    if (tail == before)
+        return 0;
+    if (tail - before > client->reply_bytes)
+        return mqd_client_fail(client, MQD_E_CORRUPT, "the broker's replies run over the end of their ring");
+    int more;
+    while ((more = take_reply(client, tail)) > 0)
+        ;
+    if (client->reply_head != before) {
+        tell_waiter(client);
+        mqd_store_release(&client->header->reply_head, client->reply_head);
+        mqd_fence_full();
+        if (mqd_load_relaxed(&client->header->worker_wants_room))
+            wake(client->to_worker_fd);
+    }
+    return more;
+}
+
+int mqd_client_take(struct mqd_client *client)
+{
+    return take_replies(client) || take_passed(client) ? -1 : 0;
+}
+
+static bool other_end_is_gone(const struct mqd_client *client)
+{
+    struct pollfd socket = {.fd = client->socket_fd, .events = POLLRDHUP};
+    return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
+}
+
+/* The keeper's proof of death costs a load; the socket is asked now and then. What has arrived is taken in first. */
+static int look_for_death(struct mqd_client *client, bool news)
+{
+    if (news) {
+        client->idle_polls = 0;
+        return 0;
+    }
+    bool dead = mqd_load_relaxed(&client->worker_slot->generation) != client->worker_generation;
+    if (!dead && ++client->idle_polls >= IDLE_POLLS_MAX) {
+        client->idle_polls = 0;
+        dead = other_end_is_gone(client);
+    }
+    if (!dead || mqd_load_acquire(&client->header->reply_tail) != client->reply_head)
+        return 0;
+    return mqd_client_fail(client, EPIPE, NULL);
+}
+
+static void drain(struct mqd_client *client)
+{
+    char bytes[512]; /* the worker writes 8 for each sleep of ours */
+    if (!(mqd_exchange(&client->signalled, 0u) & SIGNAL_READABLE))
+        return;
+    while (read(client->to_client_fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
+        ;
+    (void)!read(client->wake_fd, bytes, 8);
+}
+
+static void free_taken(struct mqd_client *client)
+{
+    free(client->taken);
+    client->taken = NULL;
+}
+
+int mqd_client_poll(struct mqd_client *client)
+{
+    if (mqd_client_check(client))
+        return -1;
+    free_taken(client);
+    if (mqd_load_relaxed(&client->signalled))
+        drain(client);
+    uint64_t reply_head = client->reply_head, head = client->head;
+    client->polling = true;
+    int result = mqd_client_take(client);
+    if (result == 0 && client->producer)
+        mqd_producer_pump(client->producer);
+    client->polling = false;
+    if (result)
+        return -1;
+    mqd_client_flush(client);
+    return look_for_death(client, reply_head != client->reply_head || head != client->head);
+}
+
+uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
+{
+    free_taken(client);
+    struct mqd_response *response = client->first_response;
+    if (!response)
+        return 0;
+    client->first_response = response->next;
+    if (!client->first_response)
+        client->last_response = &client->first_response;
+    client->taken = response;
+    *bytes = response->bytes;
+    return response->size_bytes;
+}
+
+/* ---- waiting: any thread -------------------------------------------------------------------------------------------- */
+
+static bool has_news(struct mqd_client *client)
+{
+    uint64_t reply_head = mqd_load_acquire(&client->header->reply_head), head = mqd_load_acquire(&client->head);
+    if (mqd_load_acquire(&client->header->reply_tail) != reply_head)
+        return true;
+    if (mqd_load_relaxed(&client->wants_room) && mqd_load_acquire(&client->header->submission_head) != head)
+        return true;
+    return mqd_load_relaxed(&client->signalled);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+static bool spin(struct mqd_client *client, int64_t until_ns)
+{
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (has_news(client))
+                return true;
+            mqd_cpu_relax();
+        }
+    } while (now_ns() < until_ns);
+    return false;
+}
+
+/* Says that it sleeps, looks once more. True: do not sleep. */
+static bool fall_asleep(struct mqd_client *client)
+{
+    uint32_t wants_room;
+    do {
+        wants_room = mqd_load_relaxed(&client->wants_room);
+        mqd_store_seq_cst(&client->header->client_sleeping, wants_room ? MQD_LOCAL_SLEEP_ROOM : MQD_LOCAL_SLEEP_REPLY);
+        mqd_fence_full();
+    } while (!wants_room && mqd_load_relaxed(&client->wants_room));
+    return has_news(client);
+}
+
+/* 1 = look, 0 = time-out, -1. */
+static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
+{
+    struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN}, {.fd = client->wake_fd, .events = POLLIN}, {.fd = client->socket_fd, .events = POLLRDHUP}};
+    int64_t left = deadline_ns == INT64_MAX ? 0 : deadline_ns - now_ns();
+    struct timespec timeout = {.tv_sec = left > 0 ? left / 1000000000 : 0, .tv_nsec = left > 0 ? left % 1000000000 : 0};
+    int count = ppoll(fds, 3, deadline_ns == INT64_MAX ? NULL : &timeout, NULL);
+    if (count < 0 && errno == EINTR)
+        return 1; /* a signal's handler may want to be heard */
+    if (count < 0)
+        return mqd_error_system(errno, "waiting for the broker");
+    if ((fds[0].revents | fds[1].revents) & POLLIN) {
+        mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
+        return 1;
+    }
+    if ((fds[0].revents || fds[2].revents) && !has_news(client)) /* the worker alone had the other end of the pipe */
+        return mqd_client_fail(client, EPIPE, NULL);
+    return count > 0 || has_news(client);
+}
+
+int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
+{
+    if (mqd_client_check(client))
+        return -1;
+    if (has_news(client))
+        return 1;
+    if (timeout_us == 0)
+        return 0;
+    int64_t start = now_ns(), spin_end = start + client->spin_us * 1000ll;
+    int64_t deadline = timeout_us < 0 || timeout_us > (INT64_MAX - start) / 1000 ? INT64_MAX : start + timeout_us * 1000;
+    if (client->spin_us && spin(client, spin_end < deadline ? spin_end : deadline))
+        return 1;
+    return fall_asleep(client) ? 1 : sleep_until(client, deadline);
+}
+
+void mqd_client_wake(struct mqd_client *client)
+{
+    if (mqd_load_relaxed(&client->gone))
+        return;
+    mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
+    wake(client->wake_fd);
+}

@@ -1,0 +1,215 @@
+/* Copies records of a view into Arrow's buffers. Promises and invariants: client/columns.h. */
+#include "client/columns.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "base/varint.h"
+
+#define US_PER_MS 1000
+
+void mqd_arrow_begin(struct mqd_arrow_rows *rows)
+{
+    struct mqd_arrow_blobs *columns[] = {&rows->keys, &rows->values, &rows->header_keys, &rows->header_values};
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        columns[i]->data_bytes = columns[i]->nulls = 0;
+        if (columns[i]->data)
+            columns[i]->ends[0] = 0;
+    }
+    if (rows->header_ends)
+        rows->header_ends[0] = 0;
+    rows->row_count = rows->header_count = rows->row_header_nulls = rows->damaged_keys = 0;
+}
+
+/* A2: `place` is the first entry that is not written yet. */
+static void mark(uint8_t *validity, uint32_t *nulls, uint32_t place, bool null)
+{
+    if (null && (*nulls)++ == 0)
+        memset(validity, 0xff, (size_t)place / 8 + 1);
+    if (*nulls == 0)
+        return;
+    if (place % 8 == 0)
+        validity[place / 8] = 0;
+    if (null)
+        validity[place / 8] &= (uint8_t)~(1u << place % 8);
+    else
+        validity[place / 8] |= (uint8_t)(1u << place % 8);
+}
+
+static inline void put(struct mqd_arrow_blobs *column, uint32_t place, const uint8_t *bytes, int32_t size_bytes)
+{
+    if (size_bytes > 0) {
+        memcpy(column->data + column->data_bytes, bytes, (size_t)size_bytes);
+        column->data_bytes += (uint32_t)size_bytes;
+    }
+    column->ends[place + 1] = (int32_t)column->data_bytes;
+    if (size_bytes < 0 || column->nulls)
+        mark(column->validity, &column->nulls, place, size_bytes < 0);
+}
+
+static inline bool fits(const struct mqd_arrow_blobs *column, int64_t size_bytes)
+{
+    return !column->data || size_bytes <= (int64_t)column->data_capacity - column->data_bytes;
+}
+
+static bool stop(struct mqd_arrow_rows *rows, enum mqd_arrow_full full, uint64_t needed)
+{
+    rows->full = full;
+    rows->needed = needed;
+    return false;
+}
+
+/* ---- headers ---- */
+
+struct header { const uint8_t *key, *value; int64_t key_bytes, value_bytes; };
+
+/* One header; NULL: it is cut off. */
+static const uint8_t *header_read(const uint8_t *at, const uint8_t *end, struct header *out)
+{
+    at = mqd_varint_size(at, end, &out->key_bytes);
+    if (!at || out->key_bytes < 0)
+        return NULL;
+    out->key = at;
+    at = mqd_varint_size(at + out->key_bytes, end, &out->value_bytes);
+    out->value = at;
+    return at && out->value_bytes > 0 ? at + out->value_bytes : at;
+}
+
+struct section { const uint8_t *at, *end; int64_t count, key_bytes, value_bytes; };
+
+/* Walks a header section to its end, for what it holds. false: damaged. */
+static bool section_measure(const uint8_t *at, const uint8_t *end, struct section *out)
+{
+    struct header header;
+    *out = (struct section){.end = end};
+    at = mqd_varint(at, end, &out->count);
+    if (!at || out->count < 0 || out->count > (end - at) / 2)
+        return false;
+    out->at = at;
+    for (int64_t i = 0; i < out->count; i++) {
+        if (!(at = header_read(at, end, &header)))
+            return false;
+        out->key_bytes += header.key_bytes;
+        out->value_bytes += header.value_bytes > 0 ? header.value_bytes : 0;
+    }
+    return at == end;
+}
+
+/* Well-formed UTF-8 (RFC 3629: no surrogates, nothing overlong). */
+static bool is_utf8(const uint8_t *at, int64_t size_bytes)
+{
+    const uint8_t *end = at + size_bytes;
+    while (at < end) {
+        uint8_t first = *at++;
+        if (first < 0x80)
+            continue;
+        int more = first >= 0xc2 && first < 0xe0 ? 1 : (first & 0xf0) == 0xe0 ? 2 : first >= 0xf0 && first < 0xf5 ? 3 : 0;
+        if (!more || end - at < more)
+            return false;
+        uint8_t low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+        if (at[0] < low || at[0] > high)
+            return false;
+        for (int i = 1; i < more; i++)
+            if ((at[i] & 0xc0) != 0x80)
+                return false;
+        at += more;
+    }
+    return true;
+}
+
+static void section_put(struct mqd_arrow_rows *rows, const struct section *section)
+{
+    const uint8_t *at = section->at;
+    struct header header;
+    for (int64_t i = 0; i < section->count; i++) {
+        at = header_read(at, section->end, &header);
+        rows->damaged_keys += !is_utf8(header.key, header.key_bytes);
+        put(&rows->header_keys, rows->header_count, header.key, (int32_t)header.key_bytes);
+        put(&rows->header_values, rows->header_count, header.value, (int32_t)header.value_bytes);
+        rows->header_count++;
+    }
+    rows->header_ends[rows->row_count + 1] = (int32_t)rows->header_count;
+    if (section->count == 0 || rows->row_header_nulls)
+        mark(rows->header_validity, &rows->row_header_nulls, rows->row_count, section->count == 0);
+}
+
+static bool section_fits(struct mqd_arrow_rows *rows, const struct section *section)
+{
+    if (section->count > (int64_t)rows->header_capacity - rows->header_count)
+        return stop(rows, MQD_ARROW_HEADERS, (uint64_t)section->count);
+    if (!fits(&rows->header_keys, section->key_bytes))
+        return stop(rows, MQD_ARROW_HEADER_KEYS, (uint64_t)section->key_bytes);
+    return fits(&rows->header_values, section->value_bytes) ? true : stop(rows, MQD_ARROW_HEADER_VALUES, (uint64_t)section->value_bytes);
+}
+
+/* ---- rows ---- */
+
+static inline bool inside(const struct mqd_record_view *view, uint64_t position, int32_t size_bytes)
+{
+    return position <= view->base_bytes && (size_bytes <= 0 || (uint64_t)size_bytes <= view->base_bytes - position);
+}
+
+static inline int64_t in_us(int64_t ms)
+{
+    const int64_t most = INT64_MAX / US_PER_MS;
+    return (ms > most ? most : ms < -most ? -most : ms) * US_PER_MS;
+}
+
+static int section_of(const struct mqd_record_view *view, uint32_t i, struct section *out)
+{
+    *out = (struct section){0};
+    if (!view->header_positions) /* no record of the view has any */
+        return 0;
+    if (view->header_bytes[i] < 1 || !inside(view, view->header_positions[i], view->header_bytes[i]))
+        return mqd_error_set_static(MQD_E_INVALID, "a record's headers lie outside of the bytes that they count from");
+    const uint8_t *headers = view->base + view->header_positions[i];
+    if (!section_measure(headers, headers + view->header_bytes[i], out))
+        return mqd_error_set(MQD_E_CORRUPT, "the headers of the record at offset %lld are damaged", (long long)view->offsets[i]);
+    return 0;
+}
+
+/* 1: taken; 0: a buffer is full; -1. */
+static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t i)
+{
+    struct section section;
+    uint32_t row = rows->row_count;
+    if (row == rows->row_capacity)
+        return stop(rows, MQD_ARROW_ROWS, 1);
+    if (!inside(view, view->key_positions[i], view->key_bytes[i]) || !inside(view, view->value_positions[i], view->value_bytes[i]))
+        return mqd_error_set_static(MQD_E_INVALID, "a record's key or value lies outside of the bytes that it counts from");
+    if (!fits(&rows->keys, view->key_bytes[i]))
+        return stop(rows, MQD_ARROW_KEYS, (uint64_t)view->key_bytes[i]);
+    if (!fits(&rows->values, view->value_bytes[i]))
+        return stop(rows, MQD_ARROW_VALUES, (uint64_t)view->value_bytes[i]);
+    if (rows->header_ends) {
+        if (section_of(view, i, &section) < 0)
+            return -1;
+        if (!section_fits(rows, &section))
+            return 0;
+        section_put(rows, &section);
+    }
+    if (rows->keys.data)
+        put(&rows->keys, row, view->base + view->key_positions[i], view->key_bytes[i]);
+    if (rows->values.data)
+        put(&rows->values, row, view->base + view->value_positions[i], view->value_bytes[i]);
+    if (rows->offsets)
+        rows->offsets[row] = view->offsets[i];
+    if (rows->timestamps_us)
+        rows->timestamps_us[row] = in_us(view->timestamps_ms[i]);
+    if (rows->timestamp_types)
+        rows->timestamp_types[row] = view->timestamp_type;
+    rows->row_count++;
+    return 1;
+}
+
+int64_t mqd_arrow_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t start, uint32_t end)
+{
+    if (start > end || end > view->count)
+        return mqd_error_set_static(MQD_E_INVALID, "these are not records of the view");
+    for (uint32_t i = start; i < end; i++) {
+        int result = row_append(rows, view, i);
+        if (result <= 0)
+            return result < 0 ? -1 : (int64_t)(i - start);
+    }
+    return end - start;
+}

@@ -1,0 +1,66 @@
+/* The attachments of this process, so that a fork's child can be parted from them: see C5 of client/internal.h.
+ *
+ * A child that kept the socket open would hide its parent's death from the worker. The handlers run inside fork(): the list's lock is held across it, and what the child does
+ * is a few stores and close().
+ */
+#include "client/internal.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/error.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct mqd_client *first;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    for (struct mqd_client *client = first; client; client = client->next) {
+        client->child = true;
+        mqd_store_release(&client->gone, MQD_E_INVALID);
+        close(client->socket_fd);
+        close(client->to_worker_fd);
+        close(client->to_client_fd);
+        close(client->wake_fd);
+        client->socket_fd = client->to_worker_fd = client->to_client_fd = client->wake_fd = -1;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+void mqd_client_enlist(struct mqd_client *client)
+{
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+    client->next = first;
+    client->link = &first;
+    if (first)
+        first->link = &client->next;
+    first = client;
+    pthread_mutex_unlock(&lock);
+}
+
+void mqd_client_delist(struct mqd_client *client)
+{
+    pthread_mutex_lock(&lock);
+    *client->link = client->next;
+    if (client->next)
+        client->next->link = client->link;
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,377 @@
+/* The producer's batches from closed to answered: order, sending, answers, outcomes, again. States and invariants: client/producer.h; records come in by client/append.c. */
+#include "client/producer.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/atomic.h"
+#include "base/big_endian.h"
+#include "base/error.h"
+#include "base/varint_put.h"
+#include "wire/cursor.h"
+
+enum { DUPLICATE_SEQUENCE_NUMBER = 46 };
+enum { BATCH_LENGTH_AT = 8, CRC_AT = 17, ATTRIBUTES_AT = 21, LAST_OFFSET_DELTA_AT = 23, BASE_TIMESTAMP_AT = 27, MAX_TIMESTAMP_AT = 35, PRODUCER_ID_AT = 43, PRODUCER_EPOCH_AT = 51,
+       BASE_SEQUENCE_AT = 53, RECORD_COUNT_AT = 57 };
+#define CORRELATION_AT 4
+
+#define BATCH_OF(node_) MQD_CONTAINER(node_, struct mqd_producer_batch, node)
+
+static bool idempotent(const struct mqd_producer *producer)
+{
+    return producer->options.producer_id >= 0;
+}
+
+/* ---- memory and entries --------------------------------------------------------------------------------------------- */
+
+void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch)
+{
+    if (batch->chunk_count) {
+        mqd_client_memory_give(&producer->memory, batch->first_chunk, batch->chunk_count);
+        producer->used_bytes -= (uint64_t)batch->chunk_count * producer->memory.chunk_bytes;
+        batch->chunk_count = 0;
+    }
+    producer->active_count -= --batch->partition->batch_count == 0;
+    producer->live_count--;
+    if (batch->state == MQD_BATCH_DONE)
+        return; /* its outcome is still to be told */
+    batch->state = MQD_BATCH_FREE;
+    mqd_list_append(&producer->free, &batch->node);
+}
+
+static uint32_t place_of(const struct mqd_producer *producer, const struct mqd_producer_batch *batch)
+{
+    return (uint32_t)(batch - producer->batches);
+}
+
+static struct mqd_producer_batch *batch_numbered(struct mqd_producer *producer, uint64_t number)
+{
+    uint64_t place = number & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
+    struct mqd_producer_batch *batch = &producer->batches[place];
+    return place < producer->batches_begun && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
+}
+
+/* ---- the bytes ------------------------------------------------------------------------------------------------------ */
+
+static uint32_t head_bytes(const struct mqd_producer_batch *batch)
+{
+    return batch->partition->topic->prefix_bytes + 4 + mqd_unsigned_varint_bytes(batch->size_bytes + 1);
+}
+
+void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch)
+{
+    const struct mqd_producer_topic *topic = batch->partition->topic;
+    uint8_t *header = mqd_producer_data(producer) + batch->place, *at = header - head_bytes(batch);
+    memcpy(at, topic->prefix, topic->prefix_bytes);
+    mqd_put_be32(at + CORRELATION_AT, MQD_CLIENT_CORRELATION_PRODUCER | (producer->serial & 0x3ff) << MQD_PRODUCER_BATCH_BITS | place_of(producer, batch));
+    at = mqd_put_be32(at + topic->prefix_bytes, (uint32_t)batch->partition->index);
+    mqd_put_unsigned_varint(at, batch->size_bytes + 1);
+    memset(header + batch->size_bytes, 0, MQD_PRODUCER_TAIL_BYTES);
+}
+
+/* Everything in the header that a client writes, and the checksum over it and the records. */
+static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batch, int32_t base_sequence)
+{
+    uint8_t *header = mqd_producer_data(producer) + batch->place;
+    bool numbered = idempotent(producer);
+    memset(header, 0, 8);
+    mqd_put_be32(header + BATCH_LENGTH_AT, batch->size_bytes - 12);
+    mqd_put_be32(header + 12, UINT32_MAX); /* leader epoch: the broker's */
+    header[16] = 2;
+    mqd_put_be16(header + ATTRIBUTES_AT, batch->attributes);
+    mqd_put_be32(header + LAST_OFFSET_DELTA_AT, (uint32_t)(batch->record_count - 1));
+    mqd_put_be64(header + BASE_TIMESTAMP_AT, (uint64_t)batch->base_timestamp_ms);
+    mqd_put_be64(header + MAX_TIMESTAMP_AT, (uint64_t)batch->max_timestamp_ms);
+    mqd_put_be64(header + PRODUCER_ID_AT, (uint64_t)producer->options.producer_id);
+    mqd_put_be16(header + PRODUCER_EPOCH_AT, (uint16_t)(numbered ? producer->options.producer_epoch : -1));
+    mqd_put_be32(header + BASE_SEQUENCE_AT, (uint32_t)(numbered ? base_sequence : -1));
+    mqd_put_be32(header + RECORD_COUNT_AT, (uint32_t)batch->record_count);
+    mqd_put_be32(header + CRC_AT, mqd_crc32c(0, header + ATTRIBUTES_AT, batch->size_bytes - ATTRIBUTES_AT));
+    batch->base_sequence = base_sequence;
+    batch->stamped_identity = producer->identity;
+}
+
+/* ---- order ---------------------------------------------------------------------------------------------------------- */
+
+/* Finds what is to be sent next after something has failed: nothing before its time. A batch that was sent before one that stands before it will fail too, or has been written out
+ * of turn; either way what is behind it waits for its answer. */
+static void settle(struct mqd_producer_partition *partition)
+{
+    uint32_t sent = 0;
+    uint64_t last = 0;
+    struct mqd_node *node = partition->closed.next;
+    for (; node != &partition->closed && BATCH_OF(node)->state == MQD_BATCH_SENT && BATCH_OF(node)->sent_serial > last; node = node->next, sent++)
+        last = BATCH_OF(node)->sent_serial;
+    bool blocked = node == &partition->closed || BATCH_OF(node)->state == MQD_BATCH_SENT;
+    partition->next = blocked ? NULL : BATCH_OF(node);
+    partition->disturbed = sent < partition->inflight;
+}
+
+/* At the close, while the records are in the caches: with the sequence that it will have if nothing before it is dropped. */
+void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch)
+{
+    struct mqd_producer_partition *partition = batch->partition;
+    bool waiting = !mqd_list_empty(&partition->closed) && BATCH_OF(partition->closed.previous)->sequence_identity != producer->identity;
+    if (!waiting)
+        partition->planned_sequence = partition->next_sequence;
+    stamp(producer, batch, partition->planned_sequence);
+    partition->planned_sequence = mqd_sequence_after(partition->planned_sequence, batch->record_count);
+    mqd_producer_batch_put_head(producer, batch);
+    batch->state = MQD_BATCH_QUEUED;
+    mqd_list_append(&partition->closed, &batch->node);
+    if (partition->disturbed)
+        settle(partition);
+    else if (!partition->next)
+        partition->next = batch;
+}
+
+/* ---- sending -------------------------------------------------------------------------------------------------------- */
+
+static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *batch)
+{
+    struct mqd_producer_partition *partition = batch->partition;
+    bool fresh = batch->sequence_identity != producer->identity;
+    int32_t sequence = fresh ? partition->next_sequence : batch->base_sequence;
+    if (batch->stamped_identity != producer->identity || batch->base_sequence != sequence)
+        stamp(producer, batch, sequence);
+    uint32_t head = head_bytes(batch);
+    struct mqd_submitted submitted = {.kind = producer->options.acks ? MQD_SUBMITTED_BATCH : MQD_SUBMITTED_BATCH_UNANSWERED, .batch = place_of(producer, batch)};
+    if (!mqd_client_push(producer->client, batch->place - head, head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES, submitted))
+        return false;
+    if (fresh) {
+        batch->sequence_identity = producer->identity;
+        partition->next_sequence = mqd_sequence_after(sequence, batch->record_count);
+    }
+    batch->state = MQD_BATCH_SENT;
+    batch->sent_serial = ++producer->sent_serial;
+    batch->resent = !fresh;
+    partition->inflight++;
+    producer->sent_count++;
+    return true;
+}
+
+/* An idempotent batch that is sent again is sent alone: what went out with it could push it out of the five batches that the broker remembers, while its own answer is lost again. */
+static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition, const struct mqd_producer_batch *batch)
+{
+    if (batch->state != MQD_BATCH_QUEUED || partition->inflight >= producer->options.inflight_max)
+        return false;
+    if (!idempotent(producer) || partition->inflight == 0)
+        return true;
+    return batch->sequence_identity != producer->identity && !BATCH_OF(partition->closed.next)->resent;
+}
+
+bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition)
+{
+    struct mqd_producer_batch *batch;
+    while ((batch = partition->next) && may_send(producer, partition, batch)) {
+        if (!send_one(producer, batch)) {
+            if (!mqd_list_linked(&partition->ready))
+                mqd_list_append(&producer->ready, &partition->ready);
+            return false;
+        }
+        if (partition->disturbed)
+            settle(partition);
+        else
+            partition->next = batch->node.next == &partition->closed ? NULL : BATCH_OF(batch->node.next);
+    }
+    return true;
+}
+
+void mqd_producer_pump(struct mqd_producer *producer)
+{
+    struct mqd_node *node;
+    while (producer->client && (node = mqd_list_pop(&producer->ready)))
+        if (!mqd_producer_partition_ready(producer, MQD_CONTAINER(node, struct mqd_producer_partition, ready)))
+            return;
+}
+
+static void mark_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition)
+{
+    if (!mqd_list_linked(&partition->ready))
+        mqd_list_append(&producer->ready, &partition->ready);
+}
+
+int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything)
+{
+    if (!producer->client || mqd_client_check(producer->client))
+        return producer->client ? -1 : mqd_error_set_static(EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
+    mqd_producer_close_all(producer, everything ? INT64_MAX : now_us - producer->options.linger_us);
+    mqd_producer_pump(producer);
+    mqd_client_flush(producer->client);
+    return 0;
+}
+
+int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
+{
+    if (mqd_list_empty(&producer->open))
+        return INT64_MAX;
+    return MQD_CONTAINER(producer->open.next, struct mqd_producer_batch, lingering)->opened_us + producer->options.linger_us;
+}
+
+/* ---- answers -------------------------------------------------------------------------------------------------------- */
+
+/* P4, or what is to be told. */
+static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
+{
+    bool first = batch->partition->closed.next == &batch->node;
+    if (error && idempotent(producer) && !first) {
+        batch->state = MQD_BATCH_QUEUED;
+        return;
+    }
+    batch->error = error;
+    batch->base_offset = error ? -1 : base_offset;
+    batch->log_append_time_ms = log_append_time_ms;
+    batch->state = error ? MQD_BATCH_FAILED : MQD_BATCH_DONE;
+    mqd_list_append(&producer->outcomes, &batch->told);
+    if (!error) {
+        producer->outstanding_records -= (uint64_t)batch->record_count;
+        mqd_list_remove(&batch->node);
+        mqd_producer_batch_free(producer, batch);
+    }
+}
+
+static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
+{
+    struct mqd_producer_partition *partition = batch->partition;
+    partition->inflight--;
+    producer->sent_count--;
+    mark_ready(producer, partition);
+    if (batch->abandoned) {
+        mqd_list_remove(&batch->node);
+        mqd_producer_batch_free(producer, batch);
+    } else if (error == DUPLICATE_SEQUENCE_NUMBER) { /* it is there, the broker does not remember where */
+        judge(producer, batch, 0, -1, -1);
+    } else {
+        judge(producer, batch, error, base_offset, log_append_time_ms);
+    }
+    if (error || partition->disturbed)
+        settle(partition);
+}
+
+/* Produce v9..12: one topic, one partition; the rest is skipped over. */
+static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error, int64_t *base_offset, int64_t *log_append_time_ms)
+{
+    struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
+    int32_t correlation, count, message, at;
+    int64_t log_start_offset;
+    struct mqd_text text;
+    if (mqd_take_i32(&cursor, "correlation id", &correlation) || mqd_skip_tags(&cursor, true) || mqd_take_count(&cursor, true, "responses", 3, &count) || count != 1 ||
+        mqd_take_text(&cursor, true, false, "topic name", &text) || mqd_take_count(&cursor, true, "partition_responses", 4, &count) || count != 1 ||
+        mqd_take_i32(&cursor, "index", index) || mqd_take_i16(&cursor, "error code", error) || mqd_take_i64(&cursor, "base offset", base_offset) ||
+        mqd_take_i64(&cursor, "log append time", log_append_time_ms) || mqd_take_i64(&cursor, "log start offset", &log_start_offset) ||
+        mqd_take_count(&cursor, true, "record errors", 6, &count))
+        return -1;
+    for (int32_t i = 0; i < count; i++)
+        if (mqd_take_i32(&cursor, "batch index", &at) || mqd_take_text(&cursor, true, true, "record error", &text) || mqd_skip_tags(&cursor, true))
+            return -1;
+    return mqd_take_text(&cursor, true, true, "error message", &text) || mqd_skip_tags(&cursor, true) || mqd_skip_tags(&cursor, true) ||
+                   mqd_take_i32(&cursor, "throttle time", &message) || mqd_skip_tags(&cursor, true)
+               ? -1
+               : mqd_cursor_finished(&cursor, "Produce response");
+}
+
+int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes)
+{
+    uint32_t id = mqd_get_be32(bytes), place = id & ((1u << MQD_PRODUCER_BATCH_BITS) - 1);
+    if ((id >> MQD_PRODUCER_BATCH_BITS & 0x3ff) != (producer->serial & 0x3ff))
+        return 0; /* to the producer before this one, which was closed */
+    struct mqd_producer_batch *batch = &producer->batches[place];
+    if (id >= 2 * MQD_CLIENT_CORRELATION_PRODUCER || place >= producer->batches_begun || batch->state != MQD_BATCH_SENT)
+        return -1;
+    int32_t index;
+    int16_t error;
+    int64_t base_offset, log_append_time_ms;
+    if (parse_answer(bytes, size_bytes, &index, &error, &base_offset, &log_append_time_ms) || index != batch->partition->index)
+        return -1;
+    outcome(producer, batch, error, base_offset, log_append_time_ms);
+    return 0;
+}
+
+void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t place)
+{
+    if (place < producer->batches_begun && producer->batches[place].state == MQD_BATCH_SENT)
+        outcome(producer, &producer->batches[place], 0, -1, -1);
+}
+
+/* ---- what the caller decides ---------------------------------------------------------------------------------------- */
+
+uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity)
+{
+    uint32_t count = 0;
+    struct mqd_node *node;
+    while (count < capacity && (node = mqd_list_pop(&producer->outcomes))) {
+        struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, told);
+        out[count++] = (struct mqd_delivery){.batch = batch->number, .topic = batch->partition->topic->number, .partition = batch->partition->index,
+                                             .base_offset = batch->base_offset, .timestamp_ms = batch->log_append_time_ms, .record_count = (uint32_t)batch->record_count,
+                                             .error = batch->error};
+        if (batch->state == MQD_BATCH_DONE) {
+            batch->state = MQD_BATCH_FREE;
+            mqd_list_append(&producer->free, &batch->node);
+        }
+    }
+    return count;
+}
+
+int mqd_producer_retry(struct mqd_producer *producer, uint64_t number)
+{
+    struct mqd_producer_batch *batch = batch_numbered(producer, number);
+    if (!batch || batch->state != MQD_BATCH_FAILED || mqd_list_linked(&batch->told))
+        return mqd_error_set(MQD_E_INVALID, "batch %llu has not been told as failed", (unsigned long long)number);
+    batch->state = MQD_BATCH_QUEUED;
+    mark_ready(producer, batch->partition);
+    return 0;
+}
+
+int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
+{
+    struct mqd_producer_batch *batch = batch_numbered(producer, number);
+    if (!batch || batch->state == MQD_BATCH_DONE || batch->abandoned)
+        return mqd_error_set(MQD_E_INVALID, "batch %llu is not open or unanswered", (unsigned long long)number);
+    producer->outstanding_records -= (uint64_t)batch->record_count;
+    if (batch->state == MQD_BATCH_SENT) {
+        batch->abandoned = true;
+        return 0;
+    }
+    if (batch->state == MQD_BATCH_OPEN) {
+        batch->partition->open = NULL;
+        mqd_list_remove(&batch->lingering);
+        producer->open_count--;
+    } else {
+        mqd_list_remove(&batch->node);
+        if (mqd_list_linked(&batch->told))
+            mqd_list_remove(&batch->told);
+        settle(batch->partition);
+        mark_ready(producer, batch->partition);
+    }
+    mqd_producer_batch_free(producer, batch);
+    return 0;
+}
+
+int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch)
+{
+    if (producer->sent_count)
+        return mqd_error_set(MQD_E_INVALID, "%u batches are sent and unanswered: an identity changes between answers", producer->sent_count);
+    if (producer_id < -1 || (producer_id >= 0 && producer_epoch < 0))
+        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)producer_id, producer_epoch);
+    producer->options.producer_id = producer_id;
+    producer->options.producer_epoch = producer_epoch;
+    if (idempotent(producer) && producer->options.inflight_max > 5)
+        producer->options.inflight_max = 5;
+    producer->identity++;
+    for (int32_t i = 0; i < producer->topic_count; i++)
+        for (int32_t j = 0; j < producer->topics[i]->partition_count; j++) {
+            struct mqd_producer_partition *partition = producer->topics[i]->partitions[j];
+            partition->next_sequence = partition->planned_sequence = 0;
+        }
+    return 0;
+}
+
+uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer)
+{
+    return producer->outstanding_records;
+}
+
+uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer)
+{
+    return producer->used_bytes;
+}

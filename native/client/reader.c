@@ -1,0 +1,494 @@
+/* Walks one partition's segment files for a local client. Promises: client/reader.h; invariants: client/reader_state.h.
+ *
+ *   next:  look at the slot -> (no mapping: ask where the position is) -> batch by batch: decode, CRC, transactions, records into columns -> stop
+ *
+ * The segment that is written to grows under the walk, up to the published high watermark; one that is sealed ends at its size, and the reader asks for the next. The broker
+ * is asked again also when the slot is not the partition's any more: it, not the slot, says that a partition is gone.
+ */
+#include "client/reader_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "wire/record_scan.h" /* attribute bits */
+
+#define KAFKA_OFFSET_OUT_OF_RANGE 1
+#define KAFKA_CORRUPT_MESSAGE 2
+#define CRC_END 21
+#define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
+#define ASK_COUNT_MAX 8 /* in one call: more is given back to the caller, who may have something else to do */
+#define STOP_NONE UINT32_MAX
+
+struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level)
+{
+    struct mqd_segment_reader *reader = calloc(1, sizeof *reader);
+    if (!reader || offset < 0) {
+        free(reader);
+        if (source->close)
+            source->close(source->context);
+        if (offset < 0)
+            mqd_error_set(MQD_E_INVALID, "a reader begins at an offset, not at %lld; ListOffsets tells the earliest and the latest", (long long)offset);
+        else
+            mqd_error_set_static(ENOMEM, "out of memory for a reader");
+        return NULL;
+    }
+    reader->source = *source;
+    memcpy(reader->topic_id, topic_id, 16);
+    reader->partition_index = partition_index;
+    reader->isolation_level = isolation_level;
+    mqd_segment_reader_seek(reader, offset);
+    return reader;
+}
+
+static void leave_mapping(struct mqd_segment_reader *reader)
+{
+    mqd_mapping_release(reader->mapping);
+    reader->mapping = NULL;
+    reader->inside = reader->sealed = false;
+    reader->checked_at = reader->decoded_at = MQD_NOWHERE;
+}
+
+static void leave_view(struct mqd_segment_reader *reader)
+{
+    mqd_mapping_release(reader->viewed);
+    reader->viewed = NULL;
+}
+
+void mqd_segment_reader_close(struct mqd_segment_reader *reader)
+{
+    if (!reader)
+        return;
+    leave_mapping(reader);
+    leave_view(reader);
+    mqd_aborted_free(&reader->aborted);
+    if (reader->source.close)
+        reader->source.close(reader->source.context);
+    free(reader);
+}
+
+void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset)
+{
+    leave_mapping(reader);
+    reader->position = offset < 0 ? 0 : offset;
+    mqd_aborted_free(&reader->aborted);
+    reader->aborted.until_offset = 0;
+}
+
+void mqd_segment_reader_set_source(struct mqd_segment_reader *reader, const struct mqd_segment_source *source)
+{
+    if (reader->source.close)
+        reader->source.close(reader->source.context);
+    leave_mapping(reader);
+    reader->slot_known = false;
+    reader->source = *source;
+}
+
+int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader)
+{
+    return reader->position;
+}
+
+int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids, const int64_t *first_offsets, uint32_t count, int64_t until_offset)
+{
+    return mqd_aborted_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
+}
+
+uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader)
+{
+    if (!reader->viewed)
+        return 0;
+    mqd_mapping_hold(reader->viewed);
+    return (uint64_t)(uintptr_t)reader->viewed;
+}
+
+void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping)
+{
+    (void)client;
+    mqd_mapping_release((struct mqd_segment_mapping *)(uintptr_t)mapping);
+}
+
+static int enter(struct mqd_segment_reader *reader)
+{
+    return reader->source.enter ? reader->source.enter(reader->source.context) : 0;
+}
+
+static void leave(struct mqd_segment_reader *reader)
+{
+    if (reader->source.leave)
+        reader->source.leave(reader->source.context);
+}
+
+/* ---- how far it may read ---- */
+
+struct bounds {
+    int64_t end_offset;            /* high watermark, or last stable offset */
+    int64_t high_watermark_segment;
+    uint32_t high_watermark_position;
+};
+
+static bool is_the_partition(const struct mqd_segment_reader *reader, const struct mqd_partition_view *view)
+{
+    return view->state != MQD_SLOT_FREE && view->state != MQD_SLOT_DELETING && view->partition_index == reader->partition_index &&
+           memcmp(view->topic_id, reader->topic_id, 16) == 0;
+}
+
+static int64_t readable_end(const struct mqd_segment_reader *reader, const struct mqd_positions *positions)
+{
+    return reader->isolation_level && positions->last_stable_offset < positions->high_watermark ? positions->last_stable_offset : positions->high_watermark;
+}
+
+enum { SLOT_OURS, SLOT_UNKNOWN, SLOT_CHANGING };
+
+static int look_at_slot(struct mqd_segment_reader *reader, struct mqd_partition_view *view)
+{
+    if (!reader->slot_known)
+        return SLOT_UNKNOWN;
+    if (mqd_slot_view(reader->source.control, reader->slot, view) < 0)
+        return mqd_error_code() == MQD_E_STALE ? SLOT_CHANGING : SLOT_UNKNOWN;
+    return is_the_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
+}
+
+/* Sets `bounds`; or returns why nothing can be read. */
+static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, struct mqd_read_state *state)
+{
+    struct mqd_partition_view view;
+    *bounds = (struct bounds){.end_offset = INT64_MAX, .high_watermark_segment = INT64_MAX};
+    if (!reader->source.control)
+        return STOP_NONE;
+    int slot = look_at_slot(reader, &view);
+    if (slot == SLOT_UNKNOWN) { /* the broker says what has become of the partition */
+        leave_mapping(reader);
+        reader->slot_known = false;
+        return STOP_NONE;
+    }
+    if (slot == SLOT_CHANGING || view.state != MQD_SLOT_ONLINE)
+        return MQD_READ_END;
+    if (reader->position < view.positions.log_start_offset || reader->position > view.positions.log_end_offset) {
+        state->kafka_error = KAFKA_OFFSET_OUT_OF_RANGE;
+        return MQD_READ_OUT_OF_RANGE;
+    }
+    bounds->end_offset = readable_end(reader, &view.positions);
+    bounds->high_watermark_segment = view.positions.high_watermark_segment;
+    bounds->high_watermark_position = view.positions.high_watermark_position;
+    return reader->position >= bounds->end_offset ? MQD_READ_END : STOP_NONE;
+}
+
+/* Where the readable bytes of the mapped segment end (S1). *rolled: it grows no more, and nobody has told its size. */
+static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const struct bounds *bounds, bool *rolled)
+{
+    *rolled = false;
+    if (bounds->high_watermark_segment == reader->base_offset) {
+        uint32_t limit = reader->sealed ? reader->size_bytes : reader->map_bytes;
+        return bounds->high_watermark_position < limit ? bounds->high_watermark_position : limit;
+    }
+    if (bounds->high_watermark_segment < reader->base_offset)
+        return 0;
+    *rolled = !reader->sealed;
+    return reader->size_bytes;
+}
+
+/* ---- asking where the position is ---- */
+
+static int refuse_answer(const char *what)
+{
+    return mqd_error_set(MQD_E_CORRUPT, "the broker's answer about a segment makes no sense: %s", what);
+}
+
+/* The base offset may be above the position: what lay between was compacted away. */
+static int check_answer(const struct mqd_segment_reader *reader, const struct mqd_local_segment *answer)
+{
+    if (answer->base_offset < 0)
+        return refuse_answer("its base offset");
+    if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 || answer->map_bytes > SEGMENT_BYTES_MAX)
+        return refuse_answer("its sizes");
+    if (answer->next_base_offset != INT64_MAX && answer->next_base_offset <= reader->position)
+        return refuse_answer("the next segment begins before the offset");
+    return 0;
+}
+
+/* 0, also when state->stop was set; -1: the attachment's error. */
+static int ask(struct mqd_segment_reader *reader, struct mqd_read_state *state)
+{
+    struct mqd_local_ask question = {.kind = MQD_LOCAL_ASK_SEGMENT, .number = ++reader->ask_number, .partition_index = reader->partition_index, .offset = reader->position};
+    struct mqd_local_segment answer;
+    struct mqd_segment_mapping *mapping = NULL;
+    memcpy(question.topic_id, reader->topic_id, 16);
+    if (reader->source.locate(reader->source.context, &question, reader->mapping, &answer, &mapping) < 0)
+        return -1;
+    if (answer.error) {
+        leave_mapping(reader);
+        state->kafka_error = answer.error;
+        state->stop = answer.error == KAFKA_OFFSET_OUT_OF_RANGE ? MQD_READ_OUT_OF_RANGE : MQD_READ_GONE;
+        return 0;
+    }
+    if (mapping != reader->mapping) {
+        leave_mapping(reader);
+        reader->mapping = mapping;
+    }
+    if (check_answer(reader, &answer) < 0) {
+        leave_mapping(reader);
+        return -1;
+    }
+    reader->slot = answer.slot;
+    reader->slot_known = true;
+    reader->sealed = answer.next_base_offset != INT64_MAX || !reader->source.control;
+    reader->base_offset = answer.base_offset;
+    reader->next_base_offset = answer.next_base_offset;
+    reader->size_bytes = answer.size_bytes;
+    reader->map_bytes = answer.map_bytes;
+    reader->at = answer.position;
+    reader->inside = false;
+    reader->checked_at = reader->decoded_at = MQD_NOWHERE;
+    return 0;
+}
+
+/* ---- the walk ---- */
+
+struct walk { /* of one call */
+    struct mqd_segment_reader *reader;
+    struct mqd_record_view *out;
+    struct mqd_read_state *state;
+    struct bounds bounds;
+    uint64_t bytes_left; /* of bytes_max */
+    bool check_crc;
+    uint32_t ask_count;
+};
+
+static uint32_t corrupt(struct walk *walk, const char *reason)
+{
+    const struct mqd_segment_reader *reader = walk->reader;
+    mqd_error_set(MQD_E_CORRUPT, "partition %d, segment %lld, byte %u: %s", reader->partition_index, (long long)reader->base_offset, reader->at, reason);
+    walk->state->kafka_error = KAFKA_CORRUPT_MESSAGE;
+    return MQD_READ_CORRUPT;
+}
+
+static void batch_end(struct mqd_segment_reader *reader)
+{
+    int64_t next = reader->batch.base_offset + reader->batch.last_offset_delta + 1;
+    reader->at += (uint32_t)reader->batch.size_bytes;
+    reader->position = next > reader->position ? next : reader->position;
+    reader->inside = false;
+    reader->checked_at = reader->decoded_at = MQD_NOWHERE;
+}
+
+/* Decodes the batch at `at` and sees to it that all of it may be touched. STOP_NONE or CORRUPT; *failed: the file could not be read. */
+static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    const uint8_t *bytes = reader->mapping->bytes + reader->at;
+    if (reader->decoded_at == reader->at)
+        return STOP_NONE;
+    if (limit - reader->at < MQD_BATCH_HEADER_BYTES)
+        return corrupt(walk, "a record batch is cut off in its header");
+    if ((*failed = mqd_mapping_populate(reader->mapping, reader->at, (uint64_t)reader->at + MQD_BATCH_HEADER_BYTES, limit) < 0))
+        return STOP_NONE;
+    if (mqd_batch_decode(bytes, limit - reader->at, &reader->batch) < 0)
+        return corrupt(walk, mqd_error_message());
+    if ((uint32_t)reader->batch.size_bytes > limit - reader->at)
+        return corrupt(walk, "a record batch is longer than what is readable");
+    if (reader->batch.base_offset < reader->base_offset)
+        return corrupt(walk, "a record batch begins before its segment");
+    if ((*failed = mqd_mapping_populate(reader->mapping, reader->at, (uint64_t)reader->at + (uint32_t)reader->batch.size_bytes, limit) < 0))
+        return STOP_NONE;
+    reader->decoded_at = reader->at;
+    return STOP_NONE;
+}
+
+static bool same_kind(const struct mqd_record_view *out, const struct mqd_batch *batch)
+{
+    return out->leader_epoch == batch->partition_leader_epoch && out->timestamp_type == (batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0);
+}
+
+/* The batch at `at` is decoded: its records are begun, or it is passed over. STOP_NONE, or why neither. */
+static uint32_t batch_begin(struct walk *walk)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    struct mqd_record_view *out = walk->out;
+    const struct mqd_batch *batch = &reader->batch;
+    const uint8_t *bytes = reader->mapping->bytes + reader->at;
+    if (batch->base_offset + batch->last_offset_delta < reader->position) { /* only behind an ask: the place it told is that of a batch before */
+        batch_end(reader);
+        return STOP_NONE;
+    }
+    if (batch->base_offset >= walk->bounds.end_offset)
+        return MQD_READ_END;
+    if (walk->check_crc && reader->checked_at != reader->at) {
+        if (mqd_crc32c(0, bytes + CRC_END, (uint64_t)batch->size_bytes - CRC_END) != batch->crc)
+            return corrupt(walk, "the checksum of a record batch does not match its bytes");
+        reader->checked_at = reader->at;
+    }
+    if (reader->isolation_level) {
+        enum mqd_aborted_verdict verdict = mqd_aborted_judge(&reader->aborted, batch, bytes);
+        if (verdict == MQD_BATCH_ASK)
+            return MQD_READ_ABORTED;
+        if (verdict == MQD_BATCH_LEAVE_OUT) {
+            batch_end(reader);
+            return STOP_NONE;
+        }
+    }
+    if (batch->attributes & MQD_ATTRIBUTE_CONTROL) {
+        batch_end(reader);
+        return STOP_NONE;
+    }
+    if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION) {
+        *walk->state = (struct mqd_read_state){.codec = (uint32_t)batch->attributes & MQD_ATTRIBUTE_COMPRESSION, .compressed_position = reader->at,
+                                               .compressed_bytes = (uint32_t)batch->size_bytes};
+        return MQD_READ_COMPRESSED;
+    }
+    if (out->count > 0 && !same_kind(out, batch))
+        return MQD_READ_SEGMENT;
+    if (out->count == out->capacity)
+        return MQD_READ_FULL;
+    out->leader_epoch = batch->partition_leader_epoch;
+    out->timestamp_type = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
+    mqd_view_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES, (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+    reader->inside = true;
+    return STOP_NONE;
+}
+
+/* Records of the batch that the walk is in. */
+static uint32_t batch_take(struct walk *walk)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    struct mqd_record_view *out = walk->out;
+    if (out->count > 0 && !same_kind(out, &reader->batch))
+        return MQD_READ_SEGMENT;
+    if (reader->walk.reason)
+        return corrupt(walk, reader->walk.reason);
+    out->leader_epoch = reader->batch.partition_leader_epoch;
+    out->timestamp_type = reader->batch.attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
+    uint32_t before = out->count;
+    int result = mqd_view_walk_fill(&reader->walk, reader->position, out);
+    if (out->count > before)
+        reader->position = out->offsets[out->count - 1] + 1;
+    if (result < 0)
+        return corrupt(walk, reader->walk.reason);
+    if (reader->walk.left > 0)
+        return MQD_READ_FULL;
+    uint32_t size_bytes = (uint32_t)reader->batch.size_bytes;
+    batch_end(reader);
+    walk->bytes_left -= walk->bytes_left < size_bytes ? walk->bytes_left : size_bytes;
+    return walk->bytes_left == 0 || out->count == out->capacity ? MQD_READ_FULL : STOP_NONE;
+}
+
+/* Asks where the position is, unless the caller is to have his turn first. -1: failed. */
+static int go_on_elsewhere(struct walk *walk, uint32_t *stop)
+{
+    *stop = MQD_READ_SEGMENT;
+    if (walk->out->count > 0 || walk->ask_count++ == ASK_COUNT_MAX)
+        return 0;
+    walk->state->stop = STOP_NONE;
+    int result = ask(walk->reader, walk->state);
+    *stop = walk->state->stop;
+    if (result == 0 && *stop == STOP_NONE)
+        *stop = look(walk->reader, &walk->bounds, walk->state);
+    return result;
+}
+
+/* Every readable byte of the mapping was walked. */
+static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    *stop = MQD_READ_END;
+    if (!reader->source.control || (!rolled && (!reader->sealed || reader->at < reader->size_bytes)))
+        return 0;
+    if (rolled) /* mapped still: the file is perhaps the same, then it need not be mapped again */
+        return go_on_elsewhere(walk, stop);
+    reader->position = reader->next_base_offset > reader->position ? reader->next_base_offset : reader->position;
+    leave_mapping(reader);
+    return reader->position >= walk->bounds.end_offset ? 0 : go_on_elsewhere(walk, stop);
+}
+
+/* One batch, or a part of it, or the step to the next segment. -1: failed. */
+static int step(struct walk *walk, uint32_t *stop)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    bool rolled, failed = false;
+    if (reader->inside) {
+        *stop = walk->out->count == walk->out->capacity ? MQD_READ_FULL : batch_take(walk);
+        return 0;
+    }
+    if (!reader->mapping)
+        return go_on_elsewhere(walk, stop);
+    uint32_t limit = readable_bytes(reader, &walk->bounds, &rolled);
+    if (reader->at >= limit)
+        return segment_end(walk, rolled, stop);
+    *stop = batch_decode(walk, limit, &failed);
+    if (*stop == STOP_NONE && !failed)
+        *stop = batch_begin(walk);
+    return failed ? -1 : 0;
+}
+
+static int run(struct walk *walk)
+{
+    struct mqd_segment_reader *reader = walk->reader;
+    uint32_t stop = look(reader, &walk->bounds, walk->state);
+    struct mqd_segment_mapping *mapping = NULL;
+    while (stop == STOP_NONE) {
+        mapping = reader->mapping;
+        walk->out->base = mapping ? mapping->bytes : NULL;
+        walk->out->base_bytes = mapping ? mapping->map_bytes : 0;
+        uint32_t count = walk->out->count;
+        if (mapping && mapping != reader->viewed) {
+            leave_view(reader);
+            mqd_mapping_hold(mapping);
+            reader->viewed = mapping;
+        }
+        if (step(walk, &stop) < 0) {
+            if (count == 0)
+                return -1;
+            stop = MQD_READ_SEGMENT; /* what there is first; the error comes again */
+        }
+    }
+    walk->state->stop = stop;
+    return 0;
+}
+
+int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc, struct mqd_record_view *out, struct mqd_read_state *state)
+{
+    struct walk walk = {.reader = reader, .out = out, .state = state, .bytes_left = bytes_max ? bytes_max : 1, .check_crc = check_crc};
+    *state = (struct mqd_read_state){0};
+    out->count = 0;
+    out->base = NULL;
+    out->base_bytes = 0;
+    leave_view(reader);
+    if (enter(reader) < 0)
+        return -1;
+    int result = run(&walk);
+    leave(reader);
+    return result;
+}
+
+int mqd_segment_reader_skip(struct mqd_segment_reader *reader)
+{
+    if (!reader->mapping || reader->decoded_at != reader->at)
+        return mqd_error_set(MQD_E_INVALID, "there is no batch with a sound header at offset %lld to be left out", (long long)reader->position);
+    batch_end(reader);
+    return 0;
+}
+
+int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader)
+{
+    struct mqd_partition_view view;
+    int64_t end = -1;
+    if (!reader->source.control || enter(reader) < 0)
+        return -1;
+    if (look_at_slot(reader, &view) == SLOT_OURS)
+        end = readable_end(reader, &view.positions);
+    leave(reader);
+    return end;
+}
+
+int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader)
+{
+    struct mqd_partition_view view;
+    int64_t start = -1;
+    if (!reader->source.control || enter(reader) < 0)
+        return -1;
+    if (look_at_slot(reader, &view) == SLOT_OURS)
+        start = view.positions.log_start_offset;
+    leave(reader);
+    return start;
+}

@@ -1,0 +1,243 @@
+/* Where a local client's readers get their segments: by a question on the attachment's socket.
+ *
+ * Owns the attachment's `reader_state`: what all readers of a client share. It outlives the client, until its last reader is closed.
+ *   R1  whoever reads the socket or the control segment has entered (read lock), mqd_client_close takes the write lock: so neither ends under a reader.
+ *   R2  one question at a time, answered in order; an answer of another number is late (its asker had stopped waiting) and is dropped with its descriptor.
+ * Concurrency: any number of readers on any threads. The socket is read here and nowhere else: others may poll it for POLLHUP.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/error.h"
+#include "client/internal.h"
+#include "client/reader_state.h"
+
+#define ANSWER_TIMEOUT_MS 10000 /* a worker answers within one turn of its loop; one that takes longer is stuck in a disk */
+
+struct reader_state {
+    uint64_t references;      /* atomic: the client's, and one of each reader */
+    pthread_rwlock_t entered; /* R1 */
+    pthread_mutex_t asking;   /* R2 */
+    struct mqd_client *client; /* under `entered`; NULL: it was closed */
+    uint32_t closing;         /* atomic: nobody enters any more, for readers that come and go would keep the closing one out for ever */
+    uint32_t number;          /* under `asking` */
+};
+
+/* ---- the shared state ---- */
+
+static void state_release(struct reader_state *state)
+{
+    if (mqd_fetch_add(&state->references, (uint64_t)-1) != 1)
+        return;
+    pthread_rwlock_destroy(&state->entered);
+    pthread_mutex_destroy(&state->asking);
+    free(state);
+}
+
+static void on_client_close(struct mqd_client *client)
+{
+    struct reader_state *state = client->reader_state;
+    client->reader_state = NULL;
+    if (!state)
+        return;
+    if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) { /* in a fork's child another thread's lock may never be given back */
+        mqd_store_release(&state->closing, 1u);
+        shutdown(client->socket_fd, SHUT_RDWR); /* nobody waits for an answer any longer */
+        pthread_rwlock_wrlock(&state->entered);
+        state->client = NULL;
+        pthread_rwlock_unlock(&state->entered);
+    } else {
+        state->client = NULL;
+    }
+    state_release(state);
+}
+
+/* One more reference on the client's state, which is made by the first reader. NULL: no memory. */
+static struct reader_state *state_of(struct mqd_client *client)
+{
+    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&making);
+    struct reader_state *state = client->reader_state;
+    if (!state && (state = calloc(1, sizeof *state))) {
+        state->references = 1;
+        state->client = client;
+        pthread_rwlock_init(&state->entered, NULL);
+        pthread_mutex_init(&state->asking, NULL);
+        client->reader_state = state;
+        client->reader_state_close = on_client_close;
+    }
+    if (state)
+        mqd_fetch_add(&state->references, 1);
+    pthread_mutex_unlock(&making);
+    return state;
+}
+
+static int source_enter(void *context)
+{
+    static const char closed[] = "the attachment was closed; attach again and move the reader there";
+    struct reader_state *state = context;
+    if (mqd_load_acquire(&state->closing))
+        return mqd_error_set_static(EPIPE, closed);
+    pthread_rwlock_rdlock(&state->entered);
+    if (!state->client)
+        mqd_error_set_static(EPIPE, closed);
+    else if (mqd_client_check(state->client) == 0)
+        return 0;
+    pthread_rwlock_unlock(&state->entered);
+    return -1;
+}
+
+static void source_leave(void *context)
+{
+    struct reader_state *state = context;
+    pthread_rwlock_unlock(&state->entered);
+}
+
+static void source_close(void *context)
+{
+    state_release(context);
+}
+
+/* ---- question and answer ---- */
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* One packet. *fd is what came with it, or -1. Returns its size, 0 at the end of the attachment, -1 errno. */
+static ssize_t receive(int socket_fd, struct mqd_local_segment *answer, int *fd)
+{
+    union { struct cmsghdr header; char bytes[CMSG_SPACE(4 * sizeof(int))]; } control;
+    struct iovec part = {answer, sizeof *answer};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    ssize_t size = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    *fd = -1;
+    for (struct cmsghdr *part_of = size < 0 ? NULL : CMSG_FIRSTHDR(&message); part_of; part_of = CMSG_NXTHDR(&message, part_of)) {
+        if (part_of->cmsg_level != SOL_SOCKET || part_of->cmsg_type != SCM_RIGHTS)
+            continue;
+        for (size_t i = 0; i < (part_of->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+            int got;
+            memcpy(&got, CMSG_DATA(part_of) + i * sizeof got, sizeof got);
+            if (*fd < 0)
+                *fd = got;
+            else
+                close(got);
+        }
+    }
+    return size;
+}
+
+static int ended(void)
+{
+    return mqd_error_set_static(EPIPE, "the broker has ended this attachment; attach again");
+}
+
+static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segment *answer, int *fd)
+{
+    int64_t deadline_ms = now_ms() + ANSWER_TIMEOUT_MS;
+    for (;;) {
+        ssize_t size = receive(socket_fd, answer, fd);
+        if (size == 0 || (size < 0 && (errno == ECONNRESET || errno == EPIPE)))
+            return ended();
+        if (size < 0 && errno != EAGAIN && errno != EINTR)
+            return mqd_error_system(errno, "reading the broker's answer about a segment");
+        if (size == sizeof *answer && answer->kind == MQD_LOCAL_ASK_SEGMENT && answer->number == number)
+            return 0;
+        if (size > 0) { /* late, or of a kind that a later broker has */
+            if (*fd >= 0)
+                close(*fd);
+            continue;
+        }
+        int64_t left_ms = deadline_ms - now_ms();
+        struct pollfd wait = {socket_fd, POLLIN, 0};
+        if (left_ms <= 0)
+            return mqd_error_set(ETIMEDOUT, "the broker's worker has not said within %d s where a segment is; its log says what it does", ANSWER_TIMEOUT_MS / 1000);
+        if (poll(&wait, 1, (int)left_ms) < 0 && errno != EINTR)
+            return mqd_error_system(errno, "waiting for the broker's answer about a segment");
+    }
+}
+
+static int send_question(int socket_fd, const struct mqd_local_ask *question)
+{
+    while (send(socket_fd, question, sizeof *question, MSG_NOSIGNAL) < 0) {
+        if (errno == EINTR)
+            continue;
+        if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
+            return ended();
+        if (errno != EAGAIN)
+            return mqd_error_system(errno, "asking the broker where a segment is");
+        struct pollfd wait = {socket_fd, POLLOUT, 0};
+        if (poll(&wait, 1, ANSWER_TIMEOUT_MS) == 0)
+            return mqd_error_set_static(ETIMEDOUT, "the broker's worker takes no questions; its log says what it does");
+    }
+    return 0;
+}
+
+static int take_answer(const struct mqd_local_segment *answer, int fd, struct mqd_segment_mapping *current, struct mqd_segment_mapping **mapping)
+{
+    if (answer->error)
+        return 0;
+    if (fd < 0)
+        return mqd_error_set_static(MQD_E_CORRUPT, "the broker told where a segment is, and sent no descriptor");
+    if (current && mqd_mapping_is_of_fd(current, fd, answer->map_bytes))
+        *mapping = current;
+    else if (!(*mapping = mqd_mapping_of_fd(fd, answer->map_bytes)))
+        return -1;
+    return 0;
+}
+
+/* Entered. */
+static int client_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current, struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+{
+    struct reader_state *state = context;
+    struct mqd_local_ask question = *ask;
+    int fd = -1;
+    pthread_mutex_lock(&state->asking);
+    question.number = ++state->number;
+    int result = send_question(state->client->socket_fd, &question);
+    if (result == 0)
+        result = wait_for_answer(state->client->socket_fd, question.number, answer, &fd);
+    pthread_mutex_unlock(&state->asking);
+    if (result == 0)
+        result = take_answer(answer, fd, current, mapping);
+    if (fd >= 0)
+        close(fd); /* the mapping keeps the file */
+    return result;
+}
+
+static int source_of(struct mqd_client *client, struct mqd_segment_source *source)
+{
+    if (mqd_client_check(client) < 0)
+        return -1;
+    struct reader_state *state = state_of(client);
+    if (!state)
+        return mqd_error_set_static(ENOMEM, "out of memory for a reader");
+    *source = (struct mqd_segment_source){state, client->control, client_locate, source_enter, source_leave, source_close};
+    return 0;
+}
+
+struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level)
+{
+    struct mqd_segment_source source;
+    return source_of(client, &source) < 0 ? NULL : mqd_segment_reader_new(&source, topic_id, partition_index, offset, isolation_level);
+}
+
+int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to)
+{
+    struct mqd_segment_source source;
+    if (source_of(to, &source) < 0)
+        return -1;
+    mqd_segment_reader_set_source(reader, &source);
+    return 0;
+}

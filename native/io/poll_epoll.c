@@ -1,0 +1,126 @@
+/* Waiting by epoll, edge-triggered; file operations go to the pool. For kernels and containers without io_uring. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "io/poll_internal.h"
+
+#ifndef SYS_epoll_pwait2
+#define SYS_epoll_pwait2 441
+#endif
+#define EVENT_COUNT_MAX 256
+#define WAKE_TOKEN (1ull << 63)
+
+struct body {
+    int fd;
+    bool no_pwait2; /* kernels before 5.11 */
+};
+
+static void destroy(struct mqd_poll *poll)
+{
+    struct body *body = poll->body;
+    close(body->fd);
+    free(body);
+}
+
+static int watch(struct body *body, int fd, uint32_t events, uint64_t token)
+{
+    struct epoll_event event = {.events = events | EPOLLET, .data.u64 = token};
+    if (epoll_ctl(body->fd, EPOLL_CTL_ADD, fd, &event) == 0)
+        return 0;
+    return mqd_error_system(errno, "cannot watch file descriptor %d", fd);
+}
+
+static int add(struct mqd_poll *poll, int fd, uint64_t token)
+{
+    return watch(poll->body, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, token);
+}
+
+/* epoll_wait hands events straight to the caller: after this none can come. */
+static int remove_fd(struct mqd_poll *poll, int fd)
+{
+    struct body *body = poll->body;
+    struct epoll_event unused = {0};
+    if (epoll_ctl(body->fd, EPOLL_CTL_DEL, fd, &unused) == 0)
+        return 0;
+    return mqd_error_system(errno, "file descriptor %d is not watched", fd);
+}
+
+static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
+{
+    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
+}
+
+static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token)
+{
+    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_READ_AHEAD, .fd = fd, .offset = offset, .size_bytes = size_bytes, .token = token});
+}
+
+static int wait_epoll(struct body *body, struct epoll_event *events, int count_max, int64_t timeout_ns)
+{
+    if (!body->no_pwait2 && timeout_ns > 0) {
+        struct { int64_t seconds, nanoseconds; } timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000}; /* __kernel_timespec */
+        int count = (int)syscall(SYS_epoll_pwait2, body->fd, events, count_max, &timeout, NULL, _NSIG / 8);
+        if (count >= 0 || (errno != ENOSYS && errno != EPERM)) /* some seccomp profiles answer EPERM */
+            return count;
+        body->no_pwait2 = true;
+    }
+    int64_t timeout_ms = timeout_ns > 0 ? (timeout_ns + 999999) / 1000000 : timeout_ns;
+    return epoll_wait(body->fd, events, count_max, timeout_ms < 0 ? -1 : timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms);
+}
+
+static uint32_t flags_of(uint32_t events)
+{
+    uint32_t flags = 0;
+    if (events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP)) /* reading tells what has happened */
+        flags |= MQD_POLL_READABLE;
+    if (events & (EPOLLOUT | EPOLLERR | EPOLLHUP))
+        flags |= MQD_POLL_WRITABLE;
+    if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP))
+        flags |= MQD_POLL_HANGUP;
+    if (events & (EPOLLERR | EPOLLHUP))
+        flags |= MQD_POLL_BROKEN;
+    return flags;
+}
+
+static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *out, int count_max, int64_t timeout_ns)
+{
+    struct epoll_event events[EVENT_COUNT_MAX];
+    int got = wait_epoll(poll->body, events, count_max < EVENT_COUNT_MAX ? count_max : EVENT_COUNT_MAX, timeout_ns);
+    if (got < 0)
+        return errno == EINTR ? 0 : mqd_error_system(errno, "epoll_wait failed");
+    int count = 0;
+    for (int i = 0; i < got; i++)
+        if (events[i].data.u64 != WAKE_TOKEN)
+            out[count++] = (struct mqd_poll_event){.token = events[i].data.u64, .flags = flags_of(events[i].events)};
+    return count;
+}
+
+static const struct mqd_poll_calls calls = {
+    .backend = MQD_BACKEND_EPOLL, .destroy = destroy, .add = add, .remove = remove_fd, .sync = sync_fd, .read_ahead = read_ahead, .wait = wait_events};
+
+int mqd_poll_epoll_create(struct mqd_poll *poll)
+{
+    struct body *body = calloc(1, sizeof *body);
+    if (!body)
+        return mqd_error_system(ENOMEM, "no memory for epoll");
+    body->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (body->fd < 0) {
+        mqd_error_system(errno, "cannot create an epoll instance");
+        free(body);
+        return -1;
+    }
+    if (watch(body, poll->wake_fd, EPOLLIN, WAKE_TOKEN) != 0) {
+        close(body->fd);
+        free(body);
+        return -1;
+    }
+    poll->body = body;
+    poll->calls = &calls;
+    return 0;
+}

@@ -1,0 +1,62 @@
+/* What the two bodies of io/poll.h share: the thread pool, the wake-up descriptor, the table of calls. */
+#ifndef MQD_POLL_INTERNAL_H
+#define MQD_POLL_INTERNAL_H
+
+#include "io/poll.h"
+
+#define MQD_POOL_THREAD_COUNT_MAX 8
+#define MQD_POOL_THREADS_PER_GROUP_MAX 4
+#define MQD_POOL_JOB_COUNT_MAX 1024
+#define MQD_READ_AHEAD_STEP_BYTES 65536
+
+/* ---- thread pool: file operations and other slow jobs; io/pool.c --------------------------------------------------- */
+
+enum mqd_pool_kind { MQD_POOL_SYNC, MQD_POOL_SYNCFS, MQD_POOL_READ_AHEAD, MQD_POOL_RUN };
+
+struct mqd_pool_request {
+    enum mqd_pool_kind kind;
+    int fd;
+    bool directory;
+    uint64_t offset;
+    uint32_t size_bytes;
+    int (*work)(void *argument);
+    void *argument;
+    uint64_t token;
+};
+
+struct mqd_pool;
+/* event_fd is written when completions begin to wait */
+struct mqd_pool *mqd_pool_create(int event_fd);
+void mqd_pool_destroy(struct mqd_pool *pool); /* runs what is queued, then ends */
+int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request); /* -1 MQD_E_FULL */
+int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int count_max);
+
+/* ---- a body ---------------------------------------------------------------------------------------------------------- */
+
+struct mqd_poll_calls {
+    int backend;
+    void (*destroy)(struct mqd_poll *poll);
+    int (*add)(struct mqd_poll *poll, int fd, uint64_t token);
+    int (*remove)(struct mqd_poll *poll, int fd);
+    int (*sync)(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
+    int (*read_ahead)(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
+    /* As mqd_poll_wait, but may return 0 early; the wake-up descriptor is no event, it only ends the wait. */
+    int (*wait)(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns);
+};
+
+struct mqd_poll {
+    const struct mqd_poll_calls *calls;
+    void *body;
+    struct mqd_pool *pool;
+    int wake_fd; /* eventfd: pool completions and interrupts; watched edge-triggered, never read */
+    uint32_t interrupted;
+};
+
+/* They set calls and body; wake_fd is there and watched by them. -1 with the reason. */
+int mqd_poll_epoll_create(struct mqd_poll *poll);
+int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max);
+/* Entries of io_uring's two queues, for polls created from now on; tests make them tiny, so that they overflow at once. */
+extern uint32_t mqd_poll_uring_submission_count;
+extern uint32_t mqd_poll_uring_completion_count;
+
+#endif

@@ -1,0 +1,408 @@
+/* Waiting by io_uring: sockets by multishot polls, flushes and reads as operations; one system call submits, waits and collects.
+ *
+ * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket. It ends when the kernel could not
+ * post a completion (its queue overflowed) or on an error; then it is armed anew, which reports the present state, so nothing is lost.
+ *
+ * Each watched descriptor has an entry, found by its number. user_data = kind (8 bits) | generation (24) | index (32); the
+ * generation tells late completions of a removed descriptor from those of the next with the same number.
+ *
+ * What may fail for want of kernel memory (arming anew) is remembered in `waiting` and tried again at the next wait.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "io/poll_internal.h"
+#include "io/uring.h"
+
+#define OPERATION_COUNT_MAX 1024
+#define READ_PIECE_COUNT 16 /* one operation reads up to this many steps into the same scratch memory */
+#define READ_BYTES_MAX (READ_PIECE_COUNT * MQD_READ_AHEAD_STEP_BYTES)
+#define GENERATION_MASK 0xffffffu
+#define NO_OPERATION UINT32_MAX
+#define WATCHED_EVENTS ((uint32_t)(POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP))
+
+uint32_t mqd_poll_uring_submission_count = 256;
+uint32_t mqd_poll_uring_completion_count = 4096;
+
+enum kind { KIND_IGNORE, KIND_WAKE, KIND_POLL, KIND_SYNC, KIND_READ };
+
+struct watched {
+    uint64_t token;
+    uint32_t generation; /* of the present or the next use */
+    bool present;
+    bool waiting; /* not armed: no place in the submission queue */
+};
+
+struct operation {
+    uint64_t token;
+    uint64_t offset;
+    uint32_t left_bytes;
+    uint32_t done_bytes;
+    uint32_t next; /* free list */
+    int fd;
+    bool directory;
+};
+
+struct body {
+    struct mqd_uring ring;
+    int wake_fd;
+    struct watched *watched; /* by fd */
+    uint32_t watched_count;
+    uint32_t waiting_count;
+    bool wake_waiting;
+    uint32_t under_way;
+    uint32_t free_operation;
+    struct operation operation[OPERATION_COUNT_MAX];
+    struct iovec pieces[READ_PIECE_COUNT];
+    uint8_t *scratch;
+};
+
+static uint64_t user_data(enum kind kind, uint32_t generation, uint32_t index)
+{
+    return (uint64_t)kind << 56 | (uint64_t)(generation & GENERATION_MASK) << 32 | index;
+}
+
+/* ---- sockets ------------------------------------------------------------------------------------------------------------ */
+
+static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
+{
+    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    if (!submission)
+        return false;
+    submission->opcode = MQD_URING_OP_POLL_ADD;
+    submission->fd = fd;
+    submission->length = MQD_URING_POLL_MULTISHOT;
+    submission->operation_flags = events; /* the kernel swaps the halves on big-endian machines; there are none here */
+    submission->user_data = data;
+    return true;
+}
+
+static void arm_watched(struct body *body, uint32_t fd)
+{
+    struct watched *watched = &body->watched[fd];
+    bool armed = arm(body, (int)fd, WATCHED_EVENTS, user_data(KIND_POLL, watched->generation, fd));
+    body->waiting_count += (uint32_t)watched->waiting * (armed ? -1u : 0u) + (uint32_t)(!watched->waiting && !armed);
+    watched->waiting = !armed;
+}
+
+static void arm_wake(struct body *body)
+{
+    body->wake_waiting = !arm(body, body->wake_fd, POLLIN, user_data(KIND_WAKE, 0, 0));
+}
+
+static void arm_waiting(struct body *body)
+{
+    if (body->wake_waiting)
+        arm_wake(body);
+    for (uint32_t fd = 0; body->waiting_count && fd < body->watched_count; fd++)
+        if (body->watched[fd].waiting)
+            arm_watched(body, fd);
+}
+
+static int grow_watched(struct body *body, uint32_t fd)
+{
+    uint32_t count = body->watched_count ? body->watched_count : 64;
+    while (count <= fd)
+        count *= 2;
+    struct watched *bigger = realloc(body->watched, count * sizeof *bigger);
+    if (!bigger)
+        return mqd_error_system(ENOMEM, "no memory to watch file descriptor %u", fd);
+    for (uint32_t i = body->watched_count; i < count; i++)
+        bigger[i] = (struct watched){0};
+    body->watched = bigger;
+    body->watched_count = count;
+    return 0;
+}
+
+static int add(struct mqd_poll *poll, int fd, uint64_t token)
+{
+    struct body *body = poll->body;
+    uint32_t index = (uint32_t)fd;
+    if (index >= body->watched_count && grow_watched(body, index) != 0)
+        return -1;
+    struct watched *watched = &body->watched[index];
+    if (watched->present)
+        return mqd_error_set(EEXIST, "file descriptor %d is watched already", fd);
+    watched->present = true;
+    watched->token = token;
+    arm_watched(body, index);
+    return 0;
+}
+
+/* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just on its way, which would then keep the file
+ * open for ever. Entered at once, so that close() by the caller really closes. */
+static int remove_fd(struct mqd_poll *poll, int fd)
+{
+    struct body *body = poll->body;
+    if (fd < 0 || (uint32_t)fd >= body->watched_count || !body->watched[fd].present)
+        return mqd_error_set(ENOENT, "file descriptor %d is not watched", fd);
+    struct watched *watched = &body->watched[fd];
+    uint64_t data = user_data(KIND_POLL, watched->generation, (uint32_t)fd);
+    bool armed = !watched->waiting;
+    body->waiting_count -= watched->waiting;
+    *watched = (struct watched){.generation = (watched->generation + 1) & GENERATION_MASK};
+    if (!armed)
+        return 0;
+    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    if (!submission)
+        return mqd_error_set(ENOMEM, "file descriptor %d stays open in the kernel: io_uring takes no more requests", fd);
+    submission->opcode = MQD_URING_OP_ASYNC_CANCEL;
+    submission->flags = MQD_URING_SQE_CQE_SKIP_SUCCESS;
+    submission->fd = -1;
+    submission->address = data;
+    submission->user_data = user_data(KIND_IGNORE, 0, 0);
+    mqd_uring_enter(&body->ring, 0, 0);
+    return 0;
+}
+
+static uint32_t flags_of(uint32_t events)
+{
+    uint32_t flags = 0;
+    if (events & (POLLIN | POLLERR | POLLHUP | POLLRDHUP | POLLNVAL)) /* reading tells what has happened */
+        flags |= MQD_POLL_READABLE;
+    if (events & (POLLOUT | POLLERR | POLLHUP | POLLNVAL))
+        flags |= MQD_POLL_WRITABLE;
+    if (events & (POLLERR | POLLHUP | POLLRDHUP | POLLNVAL))
+        flags |= MQD_POLL_HANGUP;
+    if (events & (POLLERR | POLLHUP | POLLNVAL))
+        flags |= MQD_POLL_BROKEN;
+    return flags;
+}
+
+static int on_poll(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event)
+{
+    uint32_t fd = (uint32_t)completion->user_data;
+    uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
+    struct watched *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
+    if (!watched || !watched->present || watched->generation != generation)
+        return 0; /* removed meanwhile */
+    if (completion->result < 0) { /* not pollable, no memory: arming again would not mend it; the owner will close */
+        *event = (struct mqd_poll_event){.token = watched->token, .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP | MQD_POLL_BROKEN, .result = completion->result};
+        return 1;
+    }
+    if (!(completion->flags & MQD_URING_CQE_MORE))
+        arm_watched(body, fd);
+    *event = (struct mqd_poll_event){.token = watched->token, .flags = flags_of((uint32_t)completion->result)};
+    return 1;
+}
+
+/* ---- files --------------------------------------------------------------------------------------------------------------- */
+
+static struct operation *take_operation(struct body *body, int fd, uint64_t token)
+{
+    uint32_t index = body->free_operation;
+    if (index == NO_OPERATION) {
+        mqd_error_set_static(MQD_E_FULL, "too many file operations are under way");
+        return NULL;
+    }
+    struct operation *operation = &body->operation[index];
+    body->free_operation = operation->next;
+    *operation = (struct operation){.fd = fd, .token = token};
+    return operation;
+}
+
+static void free_operation(struct body *body, struct operation *operation)
+{
+    operation->next = body->free_operation;
+    body->free_operation = (uint32_t)(operation - body->operation);
+}
+
+static uint64_t operation_data(const struct body *body, enum kind kind, const struct operation *operation)
+{
+    return user_data(kind, 0, (uint32_t)(operation - body->operation));
+}
+
+static int refuse_operation(struct body *body, struct operation *operation)
+{
+    free_operation(body, operation);
+    return mqd_error_set_static(MQD_E_FULL, "io_uring takes no more requests now");
+}
+
+static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
+{
+    struct body *body = poll->body;
+    if (mqd_file_sync_delays())
+        return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
+    struct operation *operation = take_operation(body, fd, token);
+    if (!operation)
+        return -1;
+    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    if (!submission)
+        return refuse_operation(body, operation);
+    operation->directory = directory;
+    submission->opcode = MQD_URING_OP_FSYNC;
+    submission->fd = fd;
+    submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
+    submission->user_data = operation_data(body, KIND_SYNC, operation);
+    mqd_file_sync_begin(fd); /* earlier than the kernel starts: what is written from here on is not counted as covered */
+    body->under_way++;
+    return 0;
+}
+
+/* Off this thread by force: a read that has to start I/O may block in the block layer even when it is asked not to. */
+static bool queue_read(struct body *body, struct operation *operation)
+{
+    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    if (!submission)
+        return false;
+    uint32_t pieces = operation->left_bytes / MQD_READ_AHEAD_STEP_BYTES + (operation->left_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
+    submission->opcode = MQD_URING_OP_READV;
+    submission->flags = MQD_URING_SQE_ASYNC;
+    submission->fd = operation->fd;
+    submission->offset = operation->offset;
+    submission->address = (uintptr_t)body->pieces;
+    submission->length = pieces < READ_PIECE_COUNT ? pieces : READ_PIECE_COUNT;
+    submission->user_data = operation_data(body, KIND_READ, operation);
+    return true;
+}
+
+static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token)
+{
+    struct body *body = poll->body;
+    struct operation *operation = take_operation(body, fd, token);
+    if (!operation)
+        return -1;
+    operation->offset = offset;
+    operation->left_bytes = size_bytes;
+    if (!queue_read(body, operation))
+        return refuse_operation(body, operation);
+    body->under_way++;
+    return 0;
+}
+
+static int complete(struct body *body, struct operation *operation, int32_t result, struct mqd_poll_event *event)
+{
+    *event = (struct mqd_poll_event){.token = operation->token, .flags = MQD_POLL_DONE, .result = result};
+    free_operation(body, operation);
+    body->under_way--;
+    return 1;
+}
+
+/* Pieces are whole steps, so more than was asked for may come; the range ends at the file's end or at an error. */
+static int on_read(struct body *body, struct operation *operation, int32_t result, struct mqd_poll_event *event)
+{
+    if (result == -EINTR || result == -EAGAIN)
+        result = queue_read(body, operation) ? INT32_MIN : result;
+    else if (result > 0) {
+        uint32_t count = (uint32_t)result < operation->left_bytes ? (uint32_t)result : operation->left_bytes;
+        operation->done_bytes += count;
+        operation->left_bytes -= count;
+        operation->offset += count;
+        if (operation->left_bytes && queue_read(body, operation))
+            result = INT32_MIN;
+    }
+    if (result == INT32_MIN)
+        return 0; /* goes on */
+    if (operation->done_bytes)
+        result = operation->done_bytes > INT32_MAX ? INT32_MAX : (int32_t)operation->done_bytes;
+    return complete(body, operation, result, event);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------------------------------- */
+
+static int on_completion(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event, bool *woken)
+{
+    uint32_t index = (uint32_t)completion->user_data;
+    switch ((enum kind)(completion->user_data >> 56)) {
+    case KIND_POLL: return on_poll(body, completion, event);
+    case KIND_WAKE:
+        *woken = true;
+        if (!(completion->flags & MQD_URING_CQE_MORE))
+            arm_wake(body);
+        return 0;
+    case KIND_SYNC: {
+        struct operation *operation = &body->operation[index];
+        return complete(body, operation, mqd_file_synced(operation->fd, operation->directory, completion->result), event);
+    }
+    case KIND_READ: return on_read(body, &body->operation[index], completion->result, event);
+    default: return 0;
+    }
+}
+
+/* A completion is copied and popped first: handling it may queue requests, which may enter the kernel. */
+static int reap(struct body *body, struct mqd_poll_event *events, int count_max, bool *woken)
+{
+    int count = 0;
+    const struct mqd_uring_completion *next;
+    while (count < count_max && (next = mqd_uring_peek(&body->ring))) {
+        struct mqd_uring_completion completion = *next;
+        mqd_uring_pop(&body->ring);
+        count += on_completion(body, &completion, &events[count], woken);
+    }
+    return count;
+}
+
+static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
+{
+    struct body *body = poll->body;
+    bool woken = false;
+    if (body->waiting_count || body->wake_waiting)
+        arm_waiting(body);
+    int count = reap(body, events, count_max, &woken);
+    bool block = count == 0 && !woken && timeout_ns != 0 && !body->waiting_count && !body->wake_waiting;
+    if (!block && !mqd_uring_has_work(&body->ring))
+        return count;
+    int result = mqd_uring_enter(&body->ring, block ? 1 : 0, timeout_ns);
+    count += reap(body, events + count, count_max - count, &woken);
+    /* ETIME, EINTR: as it sounds. EAGAIN, EBUSY: no memory, or completions must be taken first; all are tried again */
+    if (result == 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || count)
+        return count;
+    return mqd_error_system(-result, result == -EEXIST ? "io_uring is used by two threads" : "io_uring_enter failed");
+}
+
+static int create_parts(struct body *body, uint32_t fd_count_max)
+{
+    body->scratch = malloc(MQD_READ_AHEAD_STEP_BYTES);
+    if (!body->scratch)
+        return mqd_error_system(ENOMEM, "no memory for reading ahead");
+    for (uint32_t i = 0; i < READ_PIECE_COUNT; i++)
+        body->pieces[i] = (struct iovec){body->scratch, MQD_READ_AHEAD_STEP_BYTES};
+    for (uint32_t i = 0; i < OPERATION_COUNT_MAX; i++)
+        body->operation[i].next = i + 1 < OPERATION_COUNT_MAX ? i + 1 : NO_OPERATION;
+    if (grow_watched(body, fd_count_max < 1u << 20 ? fd_count_max : 1u << 20) != 0 || mqd_uring_probe() != 0)
+        return -1;
+    return mqd_uring_open(&body->ring, mqd_poll_uring_submission_count, mqd_poll_uring_completion_count);
+}
+
+/* The caller's thread may have ended; then the kernel has finished or cancelled its requests and refuses to be entered. */
+static void destroy(struct mqd_poll *poll)
+{
+    struct body *body = poll->body;
+    struct mqd_poll_event events[64];
+    bool woken;
+    for (int result = 0; body->under_way && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
+        while (reap(body, events, 64, &woken) > 0) {}
+        result = body->under_way ? mqd_uring_enter(&body->ring, 1, -1) : 0;
+    }
+    while (reap(body, events, 64, &woken) > 0) {}
+    mqd_uring_close(&body->ring);
+    free(body->scratch);
+    free(body->watched);
+    free(body);
+}
+
+static const struct mqd_poll_calls calls = {
+    .backend = MQD_BACKEND_IO_URING, .destroy = destroy, .add = add, .remove = remove_fd, .sync = sync_fd, .read_ahead = read_ahead, .wait = wait_events};
+
+int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max)
+{
+    struct body *body = calloc(1, sizeof *body);
+    if (!body)
+        return mqd_error_system(ENOMEM, "no memory for io_uring");
+    body->wake_fd = poll->wake_fd;
+    if (create_parts(body, fd_count_max) != 0) {
+        free(body->scratch);
+        free(body->watched);
+        free(body);
+        return -1;
+    }
+    arm_wake(body);
+    poll->body = body;
+    poll->calls = &calls;
+    return 0;
+}

@@ -1,0 +1,306 @@
+/* A small pool of threads for what may block: flushes, reads of cold ranges, preallocation, snapshots.
+ *
+ * Jobs lie in a fixed array. The caller's thread alone takes places from and gives them back to the free list; `queue` and `done`
+ * lists are under the mutex. A place is given back when its event is collected (W2), so nothing can overflow.
+ *
+ * Fairness: jobs are grouped by the device of their file; arbitrary jobs of a device are a second group of it, those of none one more. A group has at
+ * most MQD_POOL_THREADS_PER_GROUP_MAX threads at work, and the last idle thread is kept for a group that has none: a stalled disk, whose two groups are
+ * at work then, holds up neither flushes nor arbitrary jobs of another, however many are queued. Within a group the order is that of submission.
+ *
+ * Threads are started when more jobs wait than threads are idle, and stay.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "io/poll_internal.h"
+
+#define NO_JOB UINT32_MAX
+#define NO_GROUP UINT64_MAX
+#define NO_DEVICE_GROUP (UINT64_MAX - 1)
+#define RUN_GROUP_BIT (1ull << 63) /* no device has it, or the two above less it, as its number */
+#define STACK_BYTES (1u << 20)
+
+struct job {
+    struct mqd_pool_request request;
+    uint64_t group;
+    uint32_t next;
+    int32_t result;
+};
+
+struct list {
+    uint32_t first;
+    uint32_t last;
+};
+
+struct mqd_pool {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* a job was queued, a thread became idle, or the end is near */
+    int event_fd;
+    bool stopping;
+    uint32_t thread_count;
+    uint32_t idle_count;  /* with those that were signalled and have not run yet */
+    uint32_t queue_count;
+    uint32_t done_count; /* also read without the mutex */
+    struct list queue;
+    struct list done;
+    pthread_t thread[MQD_POOL_THREAD_COUNT_MAX];
+    uint64_t running[MQD_POOL_THREAD_COUNT_MAX]; /* group that each thread works for */
+    uint32_t free_first;                         /* caller's thread only */
+    struct job job[MQD_POOL_JOB_COUNT_MAX];
+};
+
+static void list_append(struct mqd_pool *pool, struct list *list, uint32_t index)
+{
+    pool->job[index].next = NO_JOB;
+    if (list->first == NO_JOB)
+        list->first = index;
+    else
+        pool->job[list->last].next = index;
+    list->last = index;
+}
+
+static void list_unlink(struct mqd_pool *pool, struct list *list, uint32_t previous, uint32_t index)
+{
+    if (previous == NO_JOB)
+        list->first = pool->job[index].next;
+    else
+        pool->job[previous].next = pool->job[index].next;
+    if (list->last == index)
+        list->last = previous;
+}
+
+/* ---- the work -------------------------------------------------------------------------------------------------------- */
+
+static int32_t read_ahead(const struct mqd_pool_request *request)
+{
+    uint8_t scratch[MQD_READ_AHEAD_STEP_BYTES];
+    uint32_t total = 0;
+    while (total < request->size_bytes) {
+        uint32_t left = request->size_bytes - total;
+        ssize_t count = pread(request->fd, scratch, left < sizeof scratch ? left : sizeof scratch, (off_t)(request->offset + total));
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count < 0)
+            return total ? (int32_t)total : -errno;
+        if (count == 0)
+            break;
+        total += (uint32_t)count;
+    }
+    return total > INT32_MAX ? INT32_MAX : (int32_t)total;
+}
+
+/* The journal of the file layer wants the file system's root by name; the descriptor is a log directory's. */
+static int32_t sync_file_system(int fd)
+{
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length < 0 ? 0 : length] = 0;
+    return mqd_file_syncfs(fd, path) == 0 ? 0 : -errno;
+}
+
+static int32_t perform(const struct mqd_pool_request *request)
+{
+    switch (request->kind) {
+    case MQD_POOL_SYNC: return mqd_file_sync(request->fd, request->directory) == 0 ? 0 : -errno;
+    case MQD_POOL_SYNCFS: return sync_file_system(request->fd);
+    case MQD_POOL_READ_AHEAD: return read_ahead(request);
+    default: return request->work(request->argument);
+    }
+}
+
+/* ---- the threads ------------------------------------------------------------------------------------------------------ */
+
+static bool may_start(const struct mqd_pool *pool, uint64_t group)
+{
+    uint32_t busy = 0, of_group = 0;
+    for (uint32_t i = 0; i < MQD_POOL_THREAD_COUNT_MAX; i++) {
+        busy += pool->running[i] != NO_GROUP;
+        of_group += pool->running[i] == group;
+    }
+    return of_group == 0 || (of_group < MQD_POOL_THREADS_PER_GROUP_MAX && busy + 1 < MQD_POOL_THREAD_COUNT_MAX);
+}
+
+/* The first job in the queue whose group may have one more thread, or NO_JOB. */
+static uint32_t take_job(struct mqd_pool *pool)
+{
+    uint32_t previous = NO_JOB;
+    for (uint32_t index = pool->queue.first; index != NO_JOB; previous = index, index = pool->job[index].next)
+        if (may_start(pool, pool->job[index].group)) {
+            list_unlink(pool, &pool->queue, previous, index);
+            pool->queue_count--;
+            return index;
+        }
+    return NO_JOB;
+}
+
+static void finish(struct mqd_pool *pool, uint32_t index)
+{
+    const uint64_t one = 1;
+    bool first = pool->done.first == NO_JOB;
+    list_append(pool, &pool->done, index);
+    mqd_store_release(&pool->done_count, pool->done_count + 1);
+    if (!first)
+        return;
+    ssize_t written;
+    do
+        written = write(pool->event_fd, &one, sizeof one);
+    while (written < 0 && errno == EINTR);
+}
+
+struct start {
+    struct mqd_pool *pool;
+    uint32_t index;
+};
+
+static void *thread_main(void *argument)
+{
+    struct start start = *(struct start *)argument;
+    free(argument);
+    struct mqd_pool *pool = start.pool;
+    pthread_mutex_lock(&pool->mutex);
+    for (;;) {
+        uint32_t index = take_job(pool);
+        if (index == NO_JOB) {
+            if (pool->stopping && pool->queue.first == NO_JOB)
+                break;
+            pool->idle_count++;
+            pthread_cond_wait(&pool->changed, &pool->mutex);
+            pool->idle_count--;
+            continue;
+        }
+        struct job *job = &pool->job[index];
+        pool->running[start.index] = job->group;
+        pthread_mutex_unlock(&pool->mutex);
+        job->result = perform(&job->request);
+        pthread_mutex_lock(&pool->mutex);
+        pool->running[start.index] = NO_GROUP;
+        finish(pool, index);
+        if (pool->queue.first != NO_JOB || pool->stopping)
+            pthread_cond_broadcast(&pool->changed); /* a place of this group is free again */
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return NULL;
+}
+
+/* Under the mutex. Signals are the main thread's business. */
+static int start_thread(struct mqd_pool *pool)
+{
+    struct start *start = malloc(sizeof *start);
+    if (!start)
+        return ENOMEM;
+    *start = (struct start){pool, pool->thread_count};
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&pool->thread[pool->thread_count], &attributes, thread_main, start);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (error) {
+        free(start);
+        return error;
+    }
+    pthread_setname_np(pool->thread[pool->thread_count], "mqd-file");
+    pool->thread_count++;
+    return 0;
+}
+
+struct mqd_pool *mqd_pool_create(int event_fd)
+{
+    struct mqd_pool *pool = calloc(1, sizeof *pool);
+    if (!pool) {
+        mqd_error_system(ENOMEM, "no memory for the pool of file threads");
+        return NULL;
+    }
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->changed, NULL);
+    pool->event_fd = event_fd;
+    pool->queue.first = pool->done.first = NO_JOB;
+    for (uint32_t i = 0; i < MQD_POOL_THREAD_COUNT_MAX; i++)
+        pool->running[i] = NO_GROUP;
+    for (uint32_t i = 0; i < MQD_POOL_JOB_COUNT_MAX; i++)
+        pool->job[i].next = i + 1 < MQD_POOL_JOB_COUNT_MAX ? i + 1 : NO_JOB;
+    pthread_mutex_lock(&pool->mutex);
+    int error = start_thread(pool); /* one must exist; whether more come is a matter of speed */
+    pthread_mutex_unlock(&pool->mutex);
+    if (error) {
+        mqd_pool_destroy(pool);
+        mqd_error_system(error, "cannot start a file thread");
+        return NULL;
+    }
+    return pool;
+}
+
+void mqd_pool_destroy(struct mqd_pool *pool)
+{
+    if (!pool)
+        return;
+    pthread_mutex_lock(&pool->mutex);
+    pool->stopping = true;
+    pthread_cond_broadcast(&pool->changed);
+    pthread_mutex_unlock(&pool->mutex);
+    for (uint32_t i = 0; i < pool->thread_count; i++)
+        pthread_join(pool->thread[i], NULL);
+    pthread_cond_destroy(&pool->changed);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool);
+}
+
+/* ---- the caller's side ------------------------------------------------------------------------------------------------- */
+
+static uint64_t group_of(const struct mqd_pool_request *request)
+{
+    struct stat status;
+    if (request->fd < 0 || fstat(request->fd, &status) != 0)
+        return NO_DEVICE_GROUP;
+    return (uint64_t)status.st_dev | (request->kind == MQD_POOL_RUN ? RUN_GROUP_BIT : 0);
+}
+
+int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request)
+{
+    uint32_t index = pool->free_first;
+    if (index == NO_JOB)
+        return mqd_error_set_static(MQD_E_FULL, "too many file operations are under way");
+    struct job *job = &pool->job[index];
+    pool->free_first = job->next;
+    job->request = *request;
+    job->group = group_of(request);
+    pthread_mutex_lock(&pool->mutex);
+    list_append(pool, &pool->queue, index);
+    if (++pool->queue_count > pool->idle_count && pool->thread_count < MQD_POOL_THREAD_COUNT_MAX)
+        start_thread(pool); /* when it fails those that run will come to it */
+    pthread_cond_signal(&pool->changed);
+    pthread_mutex_unlock(&pool->mutex);
+    return 0;
+}
+
+int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int count_max)
+{
+    if (mqd_load_acquire(&pool->done_count) == 0)
+        return 0;
+    int count = 0;
+    pthread_mutex_lock(&pool->mutex);
+    while (count < count_max && pool->done.first != NO_JOB) {
+        uint32_t index = pool->done.first;
+        struct job *job = &pool->job[index];
+        list_unlink(pool, &pool->done, NO_JOB, index);
+        events[count++] = (struct mqd_poll_event){.token = job->request.token, .flags = MQD_POLL_DONE, .result = job->result};
+        job->next = pool->free_first;
+        pool->free_first = index;
+    }
+    mqd_store_release(&pool->done_count, pool->done_count - (uint32_t)count);
+    pthread_mutex_unlock(&pool->mutex);
+    return count;
+}

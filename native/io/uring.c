@@ -1,0 +1,236 @@
+/* io_uring by raw system calls; see io/uring.h.
+ *
+ * The ring is made disabled and enabled by the thread that first enters: SINGLE_ISSUER binds it to that thread, not to the one that
+ * called mqd_uring_open. DEFER_TASKRUN lets completions be posted only while that thread waits, so the reactor is not interrupted;
+ * kernels without it fall back step by step.
+ */
+#include "io/uring.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/error.h"
+
+#ifndef SYS_io_uring_setup
+#define SYS_io_uring_setup 425
+#define SYS_io_uring_enter 426
+#define SYS_io_uring_register 427
+#endif
+
+enum {
+    SETUP_CQSIZE = 1u << 3,
+    SETUP_CLAMP = 1u << 4,
+    SETUP_R_DISABLED = 1u << 6,
+    SETUP_COOP_TASKRUN = 1u << 8,
+    SETUP_TASKRUN_FLAG = 1u << 9,
+    SETUP_SINGLE_ISSUER = 1u << 12,
+    SETUP_DEFER_TASKRUN = 1u << 13,
+};
+enum {
+    FEATURE_SINGLE_MMAP = 1u << 0,
+    FEATURE_NODROP = 1u << 1,
+    FEATURE_SUBMIT_STABLE = 1u << 2,
+    FEATURE_EXT_ARG = 1u << 8,
+    FEATURE_RSRC_TAGS = 1u << 10, /* 5.13, the release that brought multishot poll */
+    FEATURE_CQE_SKIP = 1u << 11,
+    FEATURE_NO_IOWAIT = 1u << 17,
+};
+enum { ENTER_GETEVENTS = 1u << 0, ENTER_EXT_ARG = 1u << 3, ENTER_NO_IOWAIT = 1u << 7 };
+enum { SQ_CQ_OVERFLOW = 1u << 1, SQ_TASKRUN = 1u << 2 };
+enum { REGISTER_PROBE = 8, REGISTER_ENABLE_RINGS = 12, REGISTER_IOWQ_MAX_WORKERS = 19 };
+enum { OFFSET_RINGS = 0, OFFSET_SUBMISSIONS = 0x10000000 };
+#define FEATURES_NEEDED ((uint32_t)(FEATURE_SINGLE_MMAP | FEATURE_NODROP | FEATURE_SUBMIT_STABLE | FEATURE_EXT_ARG | FEATURE_RSRC_TAGS | FEATURE_CQE_SKIP))
+#define BOUNDED_WORKER_COUNT 32 /* kernel threads for flushes and reads of one reactor: a stalled disk must leave some for the others */
+
+struct submission_offsets { uint32_t head, tail, ring_mask, ring_entries, flags, dropped, array, reserved; uint64_t user_address; };
+struct completion_offsets { uint32_t head, tail, ring_mask, ring_entries, overflow, completions, flags, reserved; uint64_t user_address; };
+struct parameters {
+    uint32_t submission_entries, completion_entries, flags, thread_cpu, thread_idle, features, work_queue_fd, reserved[3];
+    struct submission_offsets submission;
+    struct completion_offsets completion;
+};
+_Static_assert(sizeof(struct parameters) == 120, "as the kernel has it");
+struct probe { uint8_t last_op, op_count; uint16_t reserved; uint32_t reserved2[3]; struct { uint8_t op, reserved; uint16_t flags; uint32_t reserved2; } op[64]; };
+struct enter_argument { uint64_t signal_mask; uint32_t signal_mask_bytes; uint32_t min_wait_us; uint64_t timeout; };
+struct timespec_64 { int64_t seconds, nanoseconds; };
+
+#define WAY_OUT "; set io.backend=epoll, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that permits it, a kernel of 5.17 or newer)"
+
+static int setup(struct parameters *parameters, uint32_t submission_count, uint32_t completion_count)
+{
+    static const uint32_t flag_sets[] = {
+        SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN | SETUP_COOP_TASKRUN | SETUP_TASKRUN_FLAG, /* 6.1 */
+        SETUP_COOP_TASKRUN | SETUP_TASKRUN_FLAG,                                             /* 5.19 */
+        0,
+    };
+    int fd = -1;
+    for (size_t i = 0; i < sizeof flag_sets / sizeof flag_sets[0]; i++) {
+        *parameters = (struct parameters){.completion_entries = completion_count, .flags = SETUP_CQSIZE | SETUP_CLAMP | SETUP_R_DISABLED | flag_sets[i]};
+        fd = (int)syscall(SYS_io_uring_setup, submission_count, parameters);
+        if (fd >= 0 || errno != EINVAL)
+            break;
+    }
+    return fd;
+}
+
+static int check_offer(int fd, uint32_t features)
+{
+    static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD, MQD_URING_OP_ASYNC_CANCEL};
+    if ((features & FEATURES_NEEDED) != FEATURES_NEEDED)
+        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WAY_OUT, features & FEATURES_NEEDED, FEATURES_NEEDED);
+    struct probe probe;
+    memset(&probe, 0, sizeof probe);
+    if (syscall(SYS_io_uring_register, fd, REGISTER_PROBE, &probe, 64) != 0)
+        return mqd_error_system(errno, "io_uring cannot be asked what it offers" WAY_OUT);
+    for (size_t i = 0; i < sizeof needed; i++)
+        if (needed[i] > probe.last_op || !(probe.op[needed[i]].flags & 1))
+            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WAY_OUT, needed[i]);
+    return 0;
+}
+
+static int map_queues(struct mqd_uring *ring, const struct parameters *p)
+{
+    size_t submission_bytes = p->submission.array + p->submission_entries * sizeof(uint32_t);
+    size_t completion_bytes = p->completion.completions + p->completion_entries * sizeof(struct mqd_uring_completion);
+    ring->rings_bytes = submission_bytes > completion_bytes ? submission_bytes : completion_bytes;
+    ring->submissions_bytes = p->submission_entries * sizeof(struct mqd_uring_submission);
+    ring->rings = mmap(NULL, ring->rings_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd, OFFSET_RINGS);
+    ring->submissions = mmap(NULL, ring->submissions_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd, OFFSET_SUBMISSIONS);
+    if (ring->rings == MAP_FAILED || ring->submissions == MAP_FAILED)
+        return mqd_error_system(errno, "cannot map the queues of io_uring" WAY_OUT);
+    uint8_t *base = ring->rings;
+    ring->submission_head_word = (uint32_t *)(base + p->submission.head);
+    ring->submission_tail_word = (uint32_t *)(base + p->submission.tail);
+    ring->submission_flags_word = (uint32_t *)(base + p->submission.flags);
+    ring->submission_mask = *(uint32_t *)(base + p->submission.ring_mask);
+    ring->submission_count = p->submission_entries;
+    ring->completion_head_word = (uint32_t *)(base + p->completion.head);
+    ring->completion_tail_word = (uint32_t *)(base + p->completion.tail);
+    ring->completion_mask = *(uint32_t *)(base + p->completion.ring_mask);
+    ring->completions = (struct mqd_uring_completion *)(base + p->completion.completions);
+    uint32_t *array = (uint32_t *)(base + p->submission.array);
+    for (uint32_t i = 0; i < p->submission_entries; i++) /* entry i always lies at i */
+        array[i] = i;
+    return 0;
+}
+
+int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count)
+{
+    struct parameters parameters;
+    memset(ring, 0, sizeof *ring);
+    ring->rings = ring->submissions = MAP_FAILED;
+    ring->fd = setup(&parameters, submission_count, completion_count);
+    if (ring->fd < 0) {
+        const char *hint = errno == ENOMEM ? "; the limit of locked memory (ulimit -l) may be too low" : "";
+        return mqd_error_system(errno, "io_uring is not available%s" WAY_OUT, hint);
+    }
+    ring->features = parameters.features;
+    ring->taskrun_flag = parameters.flags & SETUP_TASKRUN_FLAG;
+    if (check_offer(ring->fd, parameters.features) == 0 && map_queues(ring, &parameters) == 0)
+        return 0;
+    mqd_uring_close(ring);
+    return -1;
+}
+
+void mqd_uring_close(struct mqd_uring *ring)
+{
+    if (ring->submissions != MAP_FAILED)
+        munmap(ring->submissions, ring->submissions_bytes);
+    if (ring->rings != MAP_FAILED)
+        munmap(ring->rings, ring->rings_bytes);
+    close(ring->fd);
+}
+
+struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring)
+{
+    if (ring->submission_tail - mqd_load_acquire(ring->submission_head_word) >= ring->submission_count) {
+        mqd_uring_enter(ring, 0, 0);
+        if (ring->submission_tail - mqd_load_acquire(ring->submission_head_word) >= ring->submission_count)
+            return NULL;
+    }
+    struct mqd_uring_submission *submission = &ring->submissions[ring->submission_tail++ & ring->submission_mask];
+    memset(submission, 0, sizeof *submission);
+    return submission;
+}
+
+static void enable(struct mqd_uring *ring)
+{
+    uint32_t workers[2] = {BOUNDED_WORKER_COUNT, 0}; /* 0: as it is */
+    ring->enabled = true;
+    if (syscall(SYS_io_uring_register, ring->fd, REGISTER_ENABLE_RINGS, NULL, 0) == 0)
+        syscall(SYS_io_uring_register, ring->fd, REGISTER_IOWQ_MAX_WORKERS, workers, 2); /* 5.15; only a bound */
+}
+
+int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns)
+{
+    if (!ring->enabled)
+        enable(ring);
+    mqd_store_release(ring->submission_tail_word, ring->submission_tail);
+    uint32_t queued = ring->submission_tail - mqd_load_acquire(ring->submission_head_word);
+    struct timespec_64 timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    struct enter_argument argument = {.signal_mask_bytes = 8, .timeout = wait_count && timeout_ns >= 0 ? (uintptr_t)&timeout : 0};
+    uint32_t flags = ENTER_GETEVENTS | ENTER_EXT_ARG | (ring->features & FEATURE_NO_IOWAIT ? ENTER_NO_IOWAIT : 0u);
+    long result = syscall(SYS_io_uring_enter, ring->fd, queued, wait_count, flags, &argument, sizeof argument);
+    return result < 0 ? -errno : 0;
+}
+
+bool mqd_uring_has_work(const struct mqd_uring *ring)
+{
+    return !ring->taskrun_flag || ring->submission_tail != mqd_load_acquire(ring->submission_head_word) ||
+           (mqd_load_acquire(ring->submission_flags_word) & (SQ_CQ_OVERFLOW | SQ_TASKRUN));
+}
+
+const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring)
+{
+    uint32_t head = mqd_load_relaxed(ring->completion_head_word); /* ours */
+    return head == mqd_load_acquire(ring->completion_tail_word) ? NULL : &ring->completions[head & ring->completion_mask];
+}
+
+void mqd_uring_pop(struct mqd_uring *ring)
+{
+    mqd_store_release(ring->completion_head_word, mqd_load_relaxed(ring->completion_head_word) + 1);
+}
+
+/* On a ring and an eventfd of its own: two writes must bring two completions of one poll. */
+static int try_poll(struct mqd_uring *ring, int fd)
+{
+    const uint64_t one = 1;
+    struct mqd_uring_submission *submission = mqd_uring_next(ring);
+    if (!submission)
+        return -EAGAIN;
+    submission->opcode = MQD_URING_OP_POLL_ADD;
+    submission->fd = fd;
+    submission->length = MQD_URING_POLL_MULTISHOT;
+    submission->operation_flags = POLLIN;
+    for (int round = 0; round < 2; round++) {
+        if (write(fd, &one, sizeof one) != sizeof one)
+            return -errno;
+        int result = mqd_uring_enter(ring, 1, 1000000000);
+        const struct mqd_uring_completion *completion = mqd_uring_peek(ring);
+        if (!completion)
+            return result ? result : -ENOSYS;
+        if (completion->result < 0 || !(completion->flags & MQD_URING_CQE_MORE))
+            return completion->result < 0 ? completion->result : -ENOSYS;
+        mqd_uring_pop(ring);
+    }
+    return 0;
+}
+
+int mqd_uring_probe(void)
+{
+    struct mqd_uring ring;
+    if (mqd_uring_open(&ring, 4, 8) != 0)
+        return -1;
+    int fd = eventfd(0, EFD_CLOEXEC);
+    int result = fd < 0 ? -errno : try_poll(&ring, fd);
+    if (fd >= 0)
+        close(fd);
+    mqd_uring_close(&ring);
+    return result == 0 ? 0 : mqd_error_system(-result, "io_uring is there but does not do multishot polls with a time limit" WAY_OUT);
+}

@@ -1,0 +1,350 @@
+/* Opening a compaction, and its first half: which key was written last, and where. See log/compaction/compact.h; the second half is in log/compaction/copy.c. */
+#include "log/compaction/compact.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+/* ---- life --------------------------------------------------------------------------------------------------------- */
+
+static void name_segments(struct mqd_compact *compact, struct mqd_compact_input *input)
+{
+    *input = (struct mqd_compact_input){.directory = compact->directory, .bases = compact->bases, .segment_count = compact->options.segment_count,
+                                        .end_position = compact->options.end_position, .fd = -1};
+}
+
+static int check_options(const int64_t *bases, const struct mqd_compact_options *options)
+{
+    bool sound = options->clean_count > 0 && options->clean_count <= options->segment_count && options->map_load_percent > 0 && options->map_load_percent <= 100;
+    for (uint32_t i = 0; sound && i < options->segment_count; i++)
+        sound = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
+    return sound ? 0 : mqd_error_set_static(MQD_E_INVALID, "a compaction wants ascending segments, of which at least one is to be cleaned, and a load factor");
+}
+
+/* Of those to clean: the segment that holds the offset, or the first. */
+static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
+{
+    uint32_t number = 0;
+    while (number + 1 < compact->options.clean_count && compact->bases[number + 1] <= offset)
+        number++;
+    return number;
+}
+
+/* What the snapshot does not tell of producers is read from the log, also where it is clean already. */
+static int begin_map(struct mqd_compact *compact)
+{
+    bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
+    uint32_t number = clean_too ? number_of(compact, compact->producers_from) : compact->first_dirty_number;
+    return mqd_compact_input_begin(&compact->input, number, compact->options.clean_count);
+}
+
+struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases, const struct mqd_compact_options *options)
+{
+    if (check_options(bases, options) < 0)
+        return NULL;
+    struct mqd_compact *compact = calloc(1, sizeof *compact);
+    if (compact) {
+        compact->options = *options;
+        compact->input.fd = compact->scan_input.fd = compact->output.fd = -1;
+        compact->producers_from = -1;
+        compact->directory = strdup(directory);
+        compact->bases = malloc(options->segment_count * sizeof *bases);
+    }
+    if (!compact || !compact->directory || !compact->bases) {
+        mqd_compact_close(compact);
+        mqd_error_set(ENOMEM, "no memory for a compaction");
+        return NULL;
+    }
+    memcpy(compact->bases, bases, options->segment_count * sizeof *bases);
+    name_segments(compact, &compact->input);
+    name_segments(compact, &compact->scan_input);
+    compact->output.directory = compact->directory;
+    compact->output.index_interval_bytes = options->index_interval_bytes;
+    compact->first_dirty_number = number_of(compact, options->first_dirty_offset);
+    compact->mapped_end = options->first_dirty_offset;
+    compact->figures.clean_count = options->clean_count;
+    if (mqd_key_map_open(&compact->map, options->map_bytes, options->map_load_percent, NULL) < 0 || mqd_compact_load_producers(compact, options->snapshot_offset) < 0 ||
+        begin_map(compact) < 0) {
+        mqd_compact_close(compact);
+        return NULL;
+    }
+    return compact;
+}
+
+void mqd_compact_close(struct mqd_compact *compact)
+{
+    if (!compact)
+        return;
+    mqd_compact_output_end(&compact->output, true);
+    mqd_compact_input_end(&compact->input);
+    mqd_compact_input_end(&compact->scan_input);
+    mqd_key_map_close(&compact->map);
+    mqd_id_map_free(&compact->ongoing);
+    mqd_id_map_free(&compact->seen);
+    mqd_id_map_free(&compact->last_batch);
+    free(compact->input.buffer);
+    free(compact->scan_input.buffer);
+    free(compact->output.pending.bytes);
+    free(compact->output.index_bytes.bytes);
+    free(compact->output.time_index_bytes.bytes);
+    free(compact->output.transaction_bytes.bytes);
+    free(compact->output.transaction_sums.bytes);
+    free(compact->scratch.bytes);
+    free(compact->aborted.entries);
+    free(compact->dropped_markers);
+    free(compact->runs);
+    free(compact->bases);
+    free(compact->directory);
+    free(compact);
+}
+
+void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figures *out)
+{
+    *out = compact->figures;
+    out->read_bytes = compact->input.read_bytes + compact->scan_input.read_bytes;
+    out->mapped_keys = (int64_t)compact->map.count;
+    out->mapped_end = compact->mapped_end;
+    out->map_full = compact->map_full;
+}
+
+/* ---- scan: which transactions were aborted ------------------------------------------------------------------------ */
+
+int mqd_compact_scan_begin(struct mqd_compact *compact)
+{
+    compact->phase = MQD_PHASE_SCAN;
+    return mqd_compact_input_begin(&compact->scan_input, compact->first_dirty_number, compact->options.segment_count);
+}
+
+/* 0 abort, 1 commit, -1 another control record, -2 mqd_error: it cannot be read. */
+static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *batch)
+{
+    struct mqd_records records;
+    struct mqd_record record;
+    const uint8_t *bytes = mqd_compact_input_bytes(input, batch);
+    if (!bytes)
+        return -2;
+    mqd_records_begin(&records, batch, bytes + MQD_BATCH_HEADER_BYTES, (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+    int got = batch->attributes & MQD_ATTRIBUTE_COMPRESSION ? 0 : mqd_records_next(&records, &record);
+    if (got < 0) {
+        mqd_compact_input_corrupt(input, batch, records.reason);
+        return -2;
+    }
+    if (got == 0 || record.key_bytes < 4 || record.key[2] != 0 || record.key[3] > 1)
+        return -1;
+    return record.key[3];
+}
+
+static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch, int64_t clean_end)
+{
+    int64_t first_offset;
+    if (batch->producer_id < 0)
+        return 0;
+    if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL)) {
+        bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->record_count > 0 && batch->base_offset < clean_end &&
+                      !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset); /* one that was emptied is of a transaction that has ended */
+        return begins ? mqd_id_map_put(&compact->ongoing, batch->producer_id, batch->base_offset) : 0;
+    }
+    if (!mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset))
+        return 0;
+    int type = marker_type(&compact->scan_input, batch);
+    if (type < 0)
+        return type == -1 ? 0 : -1;
+    mqd_id_map_remove(&compact->ongoing, batch->producer_id);
+    return type == 0 ? mqd_aborted_add(&compact->aborted, &(struct mqd_aborted){.producer_id = batch->producer_id, .first_offset = first_offset, .last_offset = batch->base_offset}) : 0;
+}
+
+static int by_producer(const void *a, const void *b)
+{
+    const struct mqd_aborted *left = a, *right = b;
+    if (left->producer_id != right->producer_id)
+        return left->producer_id < right->producer_id ? -1 : 1;
+    return (left->first_offset > right->first_offset) - (left->first_offset < right->first_offset);
+}
+
+static int64_t clean_end_of(const struct mqd_compact *compact)
+{
+    uint32_t count = compact->options.clean_count;
+    return count < compact->options.segment_count ? compact->bases[count] : INT64_MAX;
+}
+
+int mqd_compact_scan_step(struct mqd_compact *compact)
+{
+    struct mqd_batch batch;
+    int64_t clean_end = clean_end_of(compact);
+    int more = mqd_compact_input_next(&compact->scan_input, &batch);
+    if (more < 0)
+        return -1;
+    bool wanted = more && (batch.base_offset < clean_end || compact->ongoing.count > 0);
+    if (wanted)
+        return scan_batch(compact, &batch, clean_end) < 0 ? -1 : 1;
+    if (compact->ongoing.count > 0)
+        return mqd_error_set(MQD_E_STALE, "%s: a transaction in the segments to compact has no end yet", compact->directory);
+    mqd_compact_input_end(&compact->scan_input);
+    if (compact->aborted.count)
+        qsort(compact->aborted.entries, compact->aborted.count, sizeof *compact->aborted.entries, by_producer);
+    compact->scanned = true;
+    return 0;
+}
+
+bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_batch *batch)
+{
+    if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) || batch->producer_id < 0)
+        return false;
+    struct mqd_aborted wanted = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
+    uint32_t low = 0, high = compact->aborted.count;
+    while (low < high) { /* the last that is not behind it */
+        uint32_t middle = low + (high - low) / 2;
+        if (by_producer(&compact->aborted.entries[middle], &wanted) <= 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const struct mqd_aborted *found = low ? &compact->aborted.entries[low - 1] : NULL;
+    return found && found->producer_id == batch->producer_id && batch->base_offset < found->last_offset;
+}
+
+/* ---- map: the last offset of each key ----------------------------------------------------------------------------- */
+
+static int map_done(struct mqd_compact *compact)
+{
+    mqd_compact_input_end(&compact->input);
+    compact->phase = MQD_PHASE_MAPPED;
+    return MQD_COMPACT_DONE;
+}
+
+/* The table is full at this offset, which lies in the segment that is read. Segments before it are cleaned; where that is none, this one as far as it is known. */
+static int map_filled(struct mqd_compact *compact, int64_t offset)
+{
+    uint32_t number = compact->input.number;
+    compact->map_full = true;
+    if (number > compact->first_dirty_number) {
+        compact->figures.clean_count = number;
+        compact->mapped_end = compact->bases[number];
+    } else {
+        compact->figures.clean_count = number + 1;
+        compact->mapped_end = offset;
+    }
+    if (compact->mapped_end <= compact->options.first_dirty_offset)
+        return mqd_error_set(MQD_E_FULL, "%s: the table of keys has no room at all; raise log.cleaner.dedupe.buffer.size", compact->directory);
+    return map_done(compact);
+}
+
+static int map_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes)
+{
+    const struct mqd_batch *batch = &compact->batch;
+    struct mqd_records records;
+    struct mqd_record record;
+    int more;
+    mqd_records_begin(&records, batch, bytes, size_bytes);
+    while ((more = mqd_records_next(&records, &record)) == 1) {
+        int64_t offset = batch->base_offset + record.offset_delta;
+        if (record.key_bytes < 0 || offset < compact->options.first_dirty_offset)
+            continue;
+        if (!mqd_key_map_put(&compact->map, record.key, (uint32_t)record.key_bytes, offset))
+            return map_filled(compact, offset);
+    }
+    if (more < 0)
+        return mqd_compact_input_corrupt(&compact->input, batch, records.reason);
+    compact->mapped_end = mqd_batch_end_offset(batch);
+    return MQD_COMPACT_MORE;
+}
+
+/* The batch in hand. Transactional ones wait until the scan has told which of them were aborted. */
+static int map_batch(struct mqd_compact *compact)
+{
+    const struct mqd_batch *batch = &compact->batch;
+    if ((batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && !compact->scanned)
+        return mqd_compact_scan_begin(compact) < 0 ? -1 : MQD_COMPACT_MORE;
+    if (batch->attributes & MQD_ATTRIBUTE_CONTROL || mqd_compact_is_aborted(compact, batch) || batch->record_count == 0)
+        return MQD_COMPACT_MORE;
+    const uint8_t *bytes = mqd_compact_input_bytes(&compact->input, batch);
+    if (!bytes)
+        return -1;
+    compact->bytes = bytes;
+    if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION)
+        return MQD_COMPACT_DECOMPRESS;
+    return map_records(compact, bytes + MQD_BATCH_HEADER_BYTES, (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+}
+
+static int map_step(struct mqd_compact *compact)
+{
+    int more = mqd_compact_input_next(&compact->input, &compact->batch);
+    if (more < 0)
+        return -1;
+    if (more == 0) {
+        if (clean_end_of(compact) != INT64_MAX)
+            compact->mapped_end = clean_end_of(compact);
+        return map_done(compact);
+    }
+    const struct mqd_batch *batch = &compact->batch;
+    if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from && mqd_id_map_put(&compact->last_batch, batch->producer_id, batch->base_offset) < 0)
+        return -1;
+    return mqd_batch_end_offset(batch) > compact->options.first_dirty_offset ? map_batch(compact) : MQD_COMPACT_MORE;
+}
+
+/* ---- steps -------------------------------------------------------------------------------------------------------- */
+
+static int one_step(struct mqd_compact *compact)
+{
+    int more;
+    switch (compact->phase) {
+    case MQD_PHASE_MAP:
+        return map_step(compact);
+    case MQD_PHASE_SCAN:
+        more = mqd_compact_scan_step(compact);
+        if (more != 0)
+            return more < 0 ? -1 : MQD_COMPACT_MORE;
+        compact->phase = MQD_PHASE_MAP;
+        return map_batch(compact); /* the one that had to wait */
+    case MQD_PHASE_COPY:
+        return mqd_compact_copy_step(compact);
+    default:
+        return MQD_COMPACT_DONE;
+    }
+}
+
+static uint64_t moved_bytes(const struct mqd_compact *compact)
+{
+    return (uint64_t)(compact->input.read_bytes + compact->scan_input.read_bytes + compact->figures.written_bytes);
+}
+
+/* Keeps in mind what the caller is asked for. */
+static int tell(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
+{
+    *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};
+    compact->waiting = state == MQD_COMPACT_DECOMPRESS || state == MQD_COMPACT_COMPRESS ? state : 0;
+    if (compact->waiting) {
+        work->codec = (uint32_t)(compact->batch.attributes & MQD_ATTRIBUTE_COMPRESSION);
+        work->bytes = state == MQD_COMPACT_DECOMPRESS ? compact->bytes + MQD_BATCH_HEADER_BYTES : compact->scratch.bytes;
+        work->size_bytes = state == MQD_COMPACT_DECOMPRESS ? (uint64_t)compact->batch.size_bytes - MQD_BATCH_HEADER_BYTES : compact->scratch.size_bytes;
+    }
+    return state;
+}
+
+int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work)
+{
+    uint64_t before = moved_bytes(compact);
+    int state = MQD_COMPACT_MORE;
+    if (compact->waiting)
+        return mqd_error_set_static(MQD_E_INVALID, "mqd_compact_give must answer before the next step");
+    while (state == MQD_COMPACT_MORE && moved_bytes(compact) - before < bytes_max)
+        state = one_step(compact);
+    return tell(compact, state, before, work);
+}
+
+int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes, struct mqd_compact_work *work)
+{
+    uint64_t before = moved_bytes(compact);
+    int waiting = compact->waiting, state;
+    if (!waiting)
+        return mqd_error_set_static(MQD_E_INVALID, "nobody waits for these bytes");
+    if (compact->phase == MQD_PHASE_MAP)
+        state = map_records(compact, bytes, size_bytes);
+    else if (waiting == MQD_COMPACT_DECOMPRESS)
+        state = mqd_compact_copy_records(compact, bytes, size_bytes);
+    else
+        state = mqd_compact_copy_compressed(compact, bytes, size_bytes);
+    return tell(compact, state, before, work);
+}

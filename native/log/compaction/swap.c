@@ -1,0 +1,303 @@
+/* How compacted segments take the place of those they were made from, whatever happens meanwhile.
+ *
+ *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned, .txnsum.cleaned) are written and flushed, their names too
+ *   2  BASE.swap names the segments that go; from here on the swap is done. Before: undone, for .cleaned files without it are left-overs
+ *   3  install: BASE's own index goes, BASE.log.cleaned becomes BASE.log, then the indexes
+ *   4  the owner's list of segments is shortened (mqd_reactor_segments_replaced), readers look anew
+ *   5  finish: the others go, in ascending order; when that is durable, BASE.swap goes, and that is made durable too
+ *
+ * Recovery carries out 3 and 5 where it finds a BASE.swap; each of their steps may already have been done.
+ *
+ * Why in this order: a reader that lists the directory in the middle sees, at every moment, every record that is to stay. The new BASE.log holds all of them; what
+ * is still there of the others holds a second copy, in the place where it was. A reader that has the old BASE.log open reads on in it. The old index goes before
+ * the log is replaced, so that nobody finds the old one beside the new log.
+ *
+ * BASE.swap, big endian: 0 u32 "MQDS"   4 u32 version 1   8 u32 CRC32C of what follows   12 u32 bit per kind of new file (.log .index .timeindex .txnindex .txnsum)
+ *                        16 u32 count   20 u32 0   24 i64 BASE   32 i64[count] the others, ascending
+ * `compacted` in the directory says for ever that the log's offsets have gaps.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/big_endian.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "log/compaction/compact.h"
+#include "log/partition_state.h"
+#include "log/recovery/recovery.h"
+
+#define SWAP_MAGIC 0x4d514453u
+#define SWAP_HEAD_BYTES 32
+#define SWAP_COUNT_MAX (1u << 20)
+#define GAPS "compacted"
+
+enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
+static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
+
+struct swap { int64_t base_offset; uint32_t kinds, count; int64_t *others; };
+
+static int name_of(char path[PATH_MAX], const char *directory, int64_t offset, const char *suffix, const char *state)
+{
+    int length = snprintf(path, PATH_MAX, "%s/%020lld%s%s", directory, (long long)offset, suffix, state);
+    return length < PATH_MAX ? 0 : mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
+}
+
+static bool exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+/* ---- BASE.swap ---------------------------------------------------------------------------------------------------- */
+
+static int write_swap(const char *directory, const struct swap *swap)
+{
+    char path[PATH_MAX];
+    size_t size_bytes = SWAP_HEAD_BYTES + 8 * (size_t)swap->count;
+    uint8_t *bytes = calloc(1, size_bytes);
+    if (!bytes)
+        return mqd_error_set(ENOMEM, "no memory for a list of %u segments", swap->count);
+    mqd_put_be32(bytes, SWAP_MAGIC);
+    mqd_put_be32(bytes + 4, 1);
+    mqd_put_be32(bytes + 12, swap->kinds);
+    mqd_put_be32(bytes + 16, swap->count);
+    mqd_put_be64(bytes + 24, (uint64_t)swap->base_offset);
+    for (uint32_t i = 0; i < swap->count; i++)
+        mqd_put_be64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i, (uint64_t)swap->others[i]);
+    mqd_put_be32(bytes + 8, mqd_crc32c(0, bytes + 12, size_bytes - 12));
+    int result = name_of(path, directory, swap->base_offset, ".swap", "");
+    if (result == 0)
+        result = mqd_file_replace(path, bytes, size_bytes);
+    free(bytes);
+    return result;
+}
+
+static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
+{
+    if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 || mqd_get_be32(bytes + 8) != mqd_crc32c(0, bytes + 12, size_bytes - 12))
+        return false;
+    *out = (struct swap){.base_offset = (int64_t)mqd_get_be64(bytes + 24), .kinds = mqd_get_be32(bytes + 12), .count = mqd_get_be32(bytes + 16)};
+    if (out->base_offset != base_offset || out->count > SWAP_COUNT_MAX || size_bytes != SWAP_HEAD_BYTES + 8 * (size_t)out->count)
+        return false;
+    out->others = malloc(8 * (size_t)out->count + 1);
+    for (uint32_t i = 0; out->others && i < out->count; i++) {
+        out->others[i] = (int64_t)mqd_get_be64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i);
+        if (out->others[i] <= (i ? out->others[i - 1] : base_offset)) {
+            free(out->others);
+            out->others = NULL;
+        }
+    }
+    return out->others != NULL;
+}
+
+/* 1 read; 0 there is none; -1. A damaged one (it is replaced whole: only the disk can do that) is an error: only half of what it says may be done. */
+static int read_swap(const char *directory, int64_t base_offset, struct swap *out)
+{
+    char path[PATH_MAX];
+    size_t capacity = SWAP_HEAD_BYTES + 8 * (size_t)SWAP_COUNT_MAX, have = 0;
+    if (name_of(path, directory, base_offset, ".swap", "") < 0)
+        return -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : mqd_error_system(errno, "cannot open %s", path);
+    uint8_t *bytes = malloc(capacity + 1);
+    ssize_t got = bytes ? 1 : -1;
+    while (got > 0 && have <= capacity) {
+        got = read(fd, bytes + have, capacity + 1 - have);
+        have += got > 0 ? (size_t)got : 0;
+    }
+    int error = got < 0 ? errno : 0;
+    close(fd);
+    bool sound = !error && parse_swap(bytes, have, base_offset, out);
+    free(bytes);
+    if (error)
+        return mqd_error_system(error, "cannot read %s", path);
+    return sound ? 1 : mqd_error_set(MQD_E_CORRUPT, "%s is damaged: it says which segments a compaction had replaced; restore it, or delete it if the segments are whole", path);
+}
+
+/* ---- the steps ---------------------------------------------------------------------------------------------------- */
+
+int mqd_compact_note_gaps(const char *directory)
+{
+    char path[PATH_MAX];
+    if (mqd_compact_has_gaps(directory))
+        return 0;
+    if (snprintf(path, sizeof path, "%s/" GAPS, directory) >= (int)sizeof path)
+        return mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
+    return mqd_file_replace(path, (const uint8_t *)"1\n", 2);
+}
+
+bool mqd_compact_has_gaps(const char *directory)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s/" GAPS, directory) < (int)sizeof path && exists(path);
+}
+
+int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count, int has_transactions)
+{
+    struct swap swap = {base_offset, 1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX | (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_SUM : 0), old_count, (int64_t *)old_bases};
+    if (old_count > SWAP_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "%u segments cannot become one", old_count);
+    if (mqd_compact_note_gaps(directory) < 0 || mqd_file_sync_directory(directory) < 0)
+        return -1;
+    return write_swap(directory, &swap);
+}
+
+static int unlink_if_there(const char *directory, int64_t offset, const char *suffix)
+{
+    char path[PATH_MAX];
+    if (name_of(path, directory, offset, suffix, "") < 0)
+        return -1;
+    return exists(path) ? mqd_file_unlink(path) : 0;
+}
+
+static int install_kind(const char *directory, const struct swap *swap, int kind)
+{
+    char from[PATH_MAX], to[PATH_MAX];
+    if (name_of(from, directory, swap->base_offset, suffixes[kind], ".cleaned") < 0 || name_of(to, directory, swap->base_offset, suffixes[kind], "") < 0)
+        return -1;
+    if (!exists(from))
+        return 0; /* done before */
+    return mqd_file_rename(from, to) < 0 ? mqd_error_system(errno, "cannot rename %s", from) : 0;
+}
+
+static int install(const char *directory, const struct swap *swap)
+{
+    char log[PATH_MAX];
+    if (name_of(log, directory, swap->base_offset, ".log", ".cleaned") < 0)
+        return -1;
+    if (exists(log) && (unlink_if_there(directory, swap->base_offset, ".index") < 0 || unlink_if_there(directory, swap->base_offset, ".timeindex") < 0))
+        return -1;
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        if ((swap->kinds >> kind & 1) && install_kind(directory, swap, kind) < 0)
+            return -1;
+    for (int kind = KIND_TRANSACTIONS; kind < KIND_COUNT; kind++)
+        if (!(swap->kinds >> kind & 1) && unlink_if_there(directory, swap->base_offset, suffixes[kind]) < 0)
+            return -1;
+    return 0;
+}
+
+/* The .log first: whoever still found it without its .txnindex would give aborted records for committed ones. What is left without a .log is found here again. */
+static int finish(const char *directory, const struct swap *swap)
+{
+    for (uint32_t i = 0; i < swap->count; i++)
+        for (int kind = 0; kind < KIND_COUNT; kind++)
+            if (unlink_if_there(directory, swap->others[i], suffixes[kind]) < 0)
+                return -1;
+    if (mqd_file_sync_directory(directory) < 0 || unlink_if_there(directory, swap->base_offset, ".swap") < 0)
+        return -1;
+    /* Durable: a later compaction writes .cleaned files of the same name, and they must not meet this list. */
+    return mqd_file_sync_directory(directory);
+}
+
+static int with_swap(const char *directory, int64_t base_offset, int (*step)(const char *, const struct swap *))
+{
+    struct swap swap;
+    int found = read_swap(directory, base_offset, &swap);
+    if (found <= 0)
+        return found < 0 ? -1 : mqd_error_set(MQD_E_INVALID, "%s: no swap of segment %lld was prepared", directory, (long long)base_offset);
+    int result = step(directory, &swap);
+    free(swap.others);
+    return result;
+}
+
+int mqd_compact_swap_install(const char *directory, int64_t base_offset)
+{
+    return with_swap(directory, base_offset, install);
+}
+
+int mqd_compact_swap_finish(const char *directory, int64_t base_offset)
+{
+    return with_swap(directory, base_offset, finish);
+}
+
+int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
+{
+    char path[PATH_MAX];
+    if (name_of(path, directory, base_offset, ".swap", "") < 0)
+        return -1;
+    /* First, durably: a list without its files would be half of a swap. */
+    if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
+        return -1;
+    for (int kind = 0; kind < KIND_COUNT; kind++) {
+        if (name_of(path, directory, base_offset, suffixes[kind], ".cleaned") < 0)
+            return -1;
+        if (exists(path) && mqd_file_unlink(path) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- after a crash ------------------------------------------------------------------------------------------------ */
+
+static int64_t swap_offset_of(const char *name)
+{
+    int64_t offset = 0;
+    for (int i = 0; i < 20; i++)
+        if (name[i] < '0' || name[i] > '9' || __builtin_mul_overflow(offset, 10, &offset) || __builtin_add_overflow(offset, name[i] - '0', &offset))
+            return -1;
+    return strcmp(name + 20, ".swap") == 0 ? offset : -1;
+}
+
+/* The first that is found, -1 none, -2 mqd_error. There is one at most, but for a directory put together by hand. */
+static int64_t find_swap(const char *directory)
+{
+    DIR *stream = opendir(directory);
+    if (!stream) {
+        mqd_error_system(errno, "cannot list %s", directory);
+        return -2;
+    }
+    int64_t found = -1;
+    struct dirent *entry;
+    while (found < 0 && (entry = readdir(stream)))
+        if (strlen(entry->d_name) > 20)
+            found = swap_offset_of(entry->d_name);
+    closedir(stream);
+    return found;
+}
+
+int mqd_compact_recover(const char *directory)
+{
+    int64_t base_offset;
+    while ((base_offset = find_swap(directory)) >= 0)
+        if (mqd_compact_swap_install(directory, base_offset) < 0 || mqd_compact_swap_finish(directory, base_offset) < 0)
+            return -1;
+    return base_offset == -1 ? 0 : -1;
+}
+
+/* ---- the owner's list --------------------------------------------------------------------------------------------- */
+
+/* What readers count on by position, or a flush has not covered yet, is not for compaction. */
+static bool may_go(const struct mqd_partition *partition, int64_t last)
+{
+    return last < partition->active.base_offset && last < partition->high_watermark.segment && last < partition->durable.segment;
+}
+
+int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t first, int64_t last)
+{
+    uint32_t i = 0, j;
+    while (i < partition->segment_count && partition->segments[i] < first)
+        i++;
+    for (j = i; j < partition->segment_count && partition->segments[j] < last; j++)
+        ;
+    bool there = j < partition->segment_count && partition->segments[i] == first && partition->segments[j] == last;
+    return there && may_go(partition, last) ? (int)(j - i) : mqd_error_set_static(MQD_E_STALE, "the partition's segments are not those that were compacted");
+}
+
+int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last)
+{
+    int gone = mqd_partition_may_replace(partition, first, last);
+    if (gone <= 0)
+        return gone;
+    uint32_t i = 0;
+    while (partition->segments[i] < first)
+        i++;
+    memmove(partition->segments + i + 1, partition->segments + i + 1 + gone, (partition->segment_count - i - 1 - (uint32_t)gone) * sizeof partition->segments[0]);
+    partition->segment_count -= (uint32_t)gone;
+    return gone;
+}

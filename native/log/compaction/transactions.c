@@ -1,0 +1,117 @@
+/* What a compaction needs to know of producers, and what it leaves for readers of aborted transactions; see log/compaction/compact.h (K4, K5). */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/big_endian.h"
+#include "base/error.h"
+#include "log/compaction/compact.h"
+#include "log/producers.h"
+
+#define SNAPSHOT_BYTES_MAX (1ll << 30)
+
+/* The whole file, or NULL with *size_bytes 0. */
+static uint8_t *read_file(const char *path, size_t *size_bytes)
+{
+    struct stat status;
+    uint8_t *bytes = NULL;
+    size_t have = 0;
+    *size_bytes = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &status) == 0 && status.st_size > 0 && status.st_size <= SNAPSHOT_BYTES_MAX)
+        bytes = malloc((size_t)status.st_size);
+    while (bytes && have < (size_t)status.st_size) {
+        ssize_t got = pread(fd, bytes + have, (size_t)status.st_size - have, (off_t)have);
+        if (got <= 0) {
+            free(bytes);
+            bytes = NULL;
+        } else {
+            have += (size_t)got;
+        }
+    }
+    if (fd >= 0)
+        close(fd);
+    *size_bytes = bytes ? have : 0;
+    return bytes;
+}
+
+static int64_t last_of(const struct mqd_producer *producer)
+{
+    if (producer->count == 0)
+        return -2 - (int64_t)producer->epoch;
+    return producer->batches[(producer->head + MQD_PRODUCER_BATCH_COUNT - 1u) % MQD_PRODUCER_BATCH_COUNT].base_offset;
+}
+
+int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_offset)
+{
+    char path[PATH_MAX];
+    size_t size_bytes;
+    int64_t inside = -1;
+    struct mqd_producers producers = {0};
+    if (snapshot_offset < 0 || mqd_segment_path(path, sizeof path, compact->directory, snapshot_offset, MQD_FILE_SNAPSHOT) < 0)
+        return 0;
+    uint8_t *bytes = read_file(path, &size_bytes);
+    int result = 0;
+    if (bytes && mqd_producers_decode(&producers, bytes, size_bytes, &inside) == 0 && inside == snapshot_offset) {
+        compact->producers_from = snapshot_offset;
+        for (uint32_t link = producers.newest; link && result == 0; link = producers.entries[link - 1].older)
+            result = mqd_id_map_put(&compact->last_batch, producers.entries[link - 1].producer_id, last_of(&producers.entries[link - 1]));
+        for (uint32_t link = producers.transactions.oldest; link && result == 0; link = producers.transactions.entries[link - 1].newer) {
+            uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id); /* while it has one it is in no list */
+            if (found != MQD_PRODUCER_NONE)
+                result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id, last_of(&producers.entries[found]));
+        }
+    }
+    mqd_producers_free(&producers);
+    free(bytes);
+    return result;
+}
+
+static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
+{
+    size_t low = 0, high = compact->dropped_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (compact->dropped_markers[middle] < offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < compact->dropped_count && compact->dropped_markers[low] == offset;
+}
+
+/* A reader that is told of an aborted transaction drops what its producer wrote up to the marker: an entry must not outlive its marker. It must not go before it
+ * either: somebody may still be reading the old segment. */
+int mqd_compact_transaction_index(struct mqd_compact *compact)
+{
+    int result = 0;
+    uint32_t sum = 0;
+    for (uint32_t i = compact->group_first; i < compact->group_end && result == 0; i++) {
+        struct mqd_aborted_list list = {0};
+        int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
+        int proven = mqd_txn_index_proves(compact->directory, compact->bases[i], INT64_MAX);
+        if (proven == 0)
+            result = mqd_error_set(MQD_E_CORRUPT, "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which makes it from the log", compact->directory,
+                                   (long long)compact->bases[i]);
+        else if (proven < 0 || mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
+            result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", compact->directory, (long long)compact->bases[i]);
+        for (uint32_t k = 0; k < list.count && result == 0; k++) {
+            uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
+            mqd_aborted_encode(bytes, &list.entries[k]);
+            if (was_dropped(compact, list.entries[k].last_offset))
+                continue;
+            uint8_t link[MQD_TXN_SUM_BYTES];
+            sum = mqd_txn_index_link(sum, compact->output.base_offset, bytes);
+            mqd_put_be32(link, sum);
+            result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
+            if (result == 0)
+                result = mqd_compact_bytes_add(&compact->output.transaction_sums, link, sizeof link);
+        }
+        free(list.entries);
+    }
+    return result;
+}

@@ -1,0 +1,450 @@
+/* Staging, positions, options, log start; see log/partition.h. Writing and rolling: log/partition_write.c; flushing and preallocation: log/partition_sync.c. */
+#include <endian.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "log/partition_state.h"
+
+#define ATTRIBUTE_LOG_APPEND_TIME 0x08
+#define ATTRIBUTE_TRANSACTIONAL 0x10
+#define ATTRIBUTE_CONTROL 0x20
+/* Positions of the header fields that the broker sets. */
+#define AT_LEADER_EPOCH 12
+#define AT_CRC 17
+#define AT_ATTRIBUTES 21
+#define AT_MAX_TIMESTAMP 35
+#define AT_PRODUCER_ID 43
+
+/* ---- staging area ------------------------------------------------------------------------------------------------- */
+
+struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i)
+{
+    struct mqd_stage_chunk *chunk = partition->chunks;
+    for (; i >= MQD_STAGE_CHUNK_COUNT; i -= MQD_STAGE_CHUNK_COUNT)
+        chunk = chunk->next;
+    return &chunk->entries[i];
+}
+
+struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition)
+{
+    uint32_t i = partition->staged_count % MQD_STAGE_CHUNK_COUNT;
+    if (i > 0)
+        return &partition->chunk_last->entries[i];
+    struct mqd_stage_chunk **link = partition->staged_count == 0 ? &partition->chunks : &partition->chunk_last->next;
+    if (!*link) {
+        *link = malloc(sizeof **link);
+        if (!*link)
+            return NULL;
+        (*link)->next = NULL;
+    }
+    partition->chunk_last = *link;
+    return &(*link)->entries[0];
+}
+
+void mqd_partition_stage_reset(struct mqd_partition *partition)
+{
+    partition->staged_count = partition->staged_abort_count = 0;
+    partition->staged_end_offset = partition->log_end_offset;
+}
+
+void mqd_partition_unstage(struct mqd_partition *partition)
+{
+    for (uint32_t i = partition->staged_count; i-- > 0;)
+        mqd_producers_undo(&partition->producers, &mqd_partition_staged_at(partition, i)->undo);
+    mqd_partition_stage_reset(partition);
+}
+
+void mqd_partition_stage_free(struct mqd_partition *partition)
+{
+    while (partition->chunks) {
+        struct mqd_stage_chunk *chunk = partition->chunks;
+        partition->chunks = chunk->next;
+        free(chunk);
+    }
+    partition->chunk_last = NULL;
+}
+
+/* ---- stage -------------------------------------------------------------------------------------------------------- */
+
+/* Later than `limit_ms` before/after? A difference that does not fit counts as too far. */
+static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
+{
+    int64_t difference;
+    if (limit_ms == INT64_MAX || limit_ms < 0)
+        return false;
+    return __builtin_sub_overflow(later_ms, earlier_ms, &difference) ? later_ms > earlier_ms : difference > limit_ms;
+}
+
+/* CreateTime limits on the first and the largest timestamp: those that the header tells. -1 = the batch has none. They are there for what clients send: a coordinator's clock may be
+ * another host's, and does not jump back with this one's; a transaction must end and a group must go on all the same. */
+static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
+{
+    const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
+    for (int i = 0; i < 2; i++)
+        if (timestamps[i] != -1 &&
+            (too_far(now_ms, timestamps[i], options->timestamp_before_max_ms) || too_far(timestamps[i], now_ms, options->timestamp_after_max_ms)))
+            return false;
+    return true;
+}
+
+static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool coordinator, int64_t now_ms)
+{
+    const struct mqd_log_options *options = &partition->options;
+    int64_t end_offset;
+    if (partition->fenced)
+        return MQD_KAFKA_STORAGE_ERROR;
+    if (options->readonly && !coordinator)
+        return MQD_KAFKA_POLICY_VIOLATION;
+    if (options->max_message_bytes > 0 && batch->size_bytes > options->max_message_bytes)
+        return MQD_KAFKA_MESSAGE_TOO_LARGE;
+    if (batch->size_bytes > options->segment_bytes)
+        return MQD_KAFKA_RECORD_LIST_TOO_LARGE;
+    if ((batch->attributes & ATTRIBUTE_CONTROL) && !coordinator)
+        return MQD_KAFKA_INVALID_RECORD;
+    if ((batch->attributes & (ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL)) && batch->producer_id < 0)
+        return MQD_KAFKA_INVALID_RECORD;
+    if (batch->last_offset_delta < 0 || __builtin_add_overflow(partition->staged_end_offset, (int64_t)batch->last_offset_delta + 1, &end_offset))
+        return MQD_KAFKA_INVALID_RECORD;
+    if (batch->producer_id >= 0 && (batch->producer_epoch < 0 || (batch->base_sequence < 0 && !coordinator)))
+        return MQD_KAFKA_INVALID_RECORD;
+    if (!options->log_append_time && !coordinator && !timestamps_allowed(options, batch, now_ms))
+        return MQD_KAFKA_INVALID_TIMESTAMP;
+    return 0;
+}
+
+/* The CRC begins behind itself and covers the header's rest and the records, which stay where they are. */
+static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
+{
+    uint16_t attributes = htobe16((uint16_t)batch->attributes);
+    uint64_t timestamp = htobe64((uint64_t)batch->max_timestamp_ms), producer_id = htobe64((uint64_t)batch->producer_id);
+    memcpy(header + AT_ATTRIBUTES, &attributes, sizeof attributes);
+    memcpy(header + AT_MAX_TIMESTAMP, &timestamp, sizeof timestamp);
+    memcpy(header + AT_PRODUCER_ID, &producer_id, sizeof producer_id);
+    uint32_t crc = mqd_crc32c(0, header + AT_ATTRIBUTES, MQD_BATCH_HEADER_BYTES - AT_ATTRIBUTES);
+    crc = htobe32(mqd_crc32c(crc, bytes + MQD_BATCH_HEADER_BYTES, (size_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES));
+    memcpy(header + AT_CRC, &crc, sizeof crc);
+}
+
+/* `checked`: bytes that the CRC covers change too. */
+static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool checked)
+{
+    uint8_t *header = staged->bytes;
+    staged->header_bytes = 0;
+    if (!patch_in_place) {
+        header = staged->header;
+        staged->header_bytes = checked ? MQD_BATCH_HEADER_BYTES : 16;
+        memcpy(header, staged->bytes, staged->header_bytes);
+    }
+    uint64_t base_offset = htobe64((uint64_t)staged->batch.base_offset);
+    uint32_t leader_epoch = htobe32((uint32_t)staged->batch.partition_leader_epoch);
+    memcpy(header, &base_offset, sizeof base_offset);
+    memcpy(header + AT_LEADER_EPOCH, &leader_epoch, sizeof leader_epoch);
+    if (checked)
+        patch_checked(header, staged->bytes, &staged->batch);
+}
+
+/* A transactional batch that would begin a transaction: does the coordinator know of it (KIP-890)? */
+static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t guard, int64_t now_ms, struct mqd_stage_result *result)
+{
+    if (guard == 0) {
+        result->guard = mqd_verifications_ask(&partition->verifications, batch, now_ms);
+        return result->guard ? MQD_STAGE_VERIFY : MQD_KAFKA_STORAGE_ERROR;
+    }
+    const struct mqd_verification *verification = mqd_verifications_find(&partition->verifications, batch, guard);
+    if (!verification)
+        return MQD_KAFKA_NOT_ENOUGH_REPLICAS;
+    return batch->base_sequence > verification->lowest_sequence ? MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER : 0;
+}
+
+static int16_t check_producer(struct mqd_partition *partition, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, int64_t guard, int64_t now_ms,
+                              struct mqd_stage_result *result)
+{
+    int16_t error = mqd_producers_check(&partition->producers, batch, kind, &result->duplicate, &result->base_offset);
+    if (__builtin_expect(kind.known, 0) && !error && !result->duplicate && !mqd_producers_sequenced(&partition->producers, batch))
+        return MQD_STAGE_UNKNOWN;
+    if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) || !partition->options.transaction_verification ||
+        mqd_producers_ongoing(&partition->producers, batch))
+        return error;
+    return check_verified(partition, batch, guard, now_ms, result);
+}
+
+int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms)
+{
+    staged->undo.index = MQD_PRODUCER_NONE;
+    staged->aborted.producer_id = -1;
+    if (batch->producer_id < 0)
+        return 0;
+    int64_t offset = partition->staged_end_offset;
+    struct mqd_transactions *transactions = &partition->producers.transactions;
+    if (mqd_producers_add(&partition->producers, batch, marker, offset, now_ms, &staged->undo) < 0)
+        return -1;
+    if (batch->attributes & ATTRIBUTE_TRANSACTIONAL)
+        mqd_verifications_forget(&partition->verifications, batch->producer_id);
+    if (marker && !marker->commit && staged->undo.change == MQD_TRANSACTION_ENDED) {
+        int64_t ongoing = mqd_transactions_first_ongoing(transactions);
+        staged->aborted = (struct mqd_aborted){batch->producer_id, mqd_transaction_first_offset(transactions, staged->undo.transaction), offset,
+                                               ongoing <= offset ? ongoing : offset + 1};
+        partition->staged_abort_count++;
+    }
+    return 0;
+}
+
+int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
+                            int64_t now_ms, struct mqd_stage_result *result)
+{
+    bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
+    struct mqd_marker marker, *is_marker = NULL;
+    *result = (struct mqd_stage_result){.base_offset = -1, .log_append_time_ms = -1};
+    if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
+        return MQD_STAGE_FULL;
+    int16_t error = stage_check(partition, batch, coordinator, now_ms);
+    if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
+        is_marker = &marker;
+        error = mqd_marker_parse(bytes, batch, &marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
+    }
+    if (error == 0 && batch->producer_id >= 0)
+        error = check_producer(partition, batch, (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0, (flags & MQD_STAGE_KNOWN) != 0},
+                               guard, now_ms, result);
+    if (error || result->duplicate)
+        return error;
+    struct mqd_staged *staged = mqd_partition_stage_next(partition);
+    if (!staged || mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0)
+        return MQD_KAFKA_STORAGE_ERROR;
+    staged->bytes = bytes;
+    staged->batch = *batch;
+    staged->batch.base_offset = partition->staged_end_offset;
+    staged->batch.partition_leader_epoch = partition->leader_epoch;
+    if (partition->options.log_append_time) {
+        staged->batch.attributes |= ATTRIBUTE_LOG_APPEND_TIME;
+        staged->batch.max_timestamp_ms = result->log_append_time_ms = now_ms;
+    }
+    stage_patch(staged, patch_in_place, partition->options.log_append_time || (flags & MQD_STAGE_REDIRECTED));
+    result->base_offset = partition->staged_end_offset;
+    partition->staged_end_offset = mqd_batch_end_offset(&staged->batch);
+    partition->staged_count++;
+    return 0;
+}
+
+uint32_t mqd_partition_staged_count(const struct mqd_partition *partition)
+{
+    return partition->staged_count;
+}
+
+/* ---- retired (server/redirect.h) -------------------------------------------------------------------------------------- */
+
+int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset)
+{
+    return mqd_producers_check(&partition->producers, batch, (struct mqd_producer_batch_kind){0}, duplicate, base_offset);
+}
+
+void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms)
+{
+    mqd_verifications_ask(&partition->verifications, batch, now_ms);
+}
+
+bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
+{
+    const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
+    return refused && batch->base_sequence > refused->lowest_sequence && !mqd_producers_sequenced(&partition->producers, batch); /* else its state tells what is next */
+}
+
+bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id)
+{
+    return mqd_producers_in_transaction(&partition->producers, producer_id);
+}
+
+int64_t mqd_partition_staged_end(const struct mqd_partition *partition)
+{
+    return partition->staged_end_offset;
+}
+
+/* ---- positions ---------------------------------------------------------------------------------------------------- */
+
+struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition)
+{
+    return (struct mqd_mark){partition->log_end_offset, partition->active.base_offset, (uint32_t)partition->active.size_bytes, partition->written_bytes};
+}
+
+void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark)
+{
+    if (mark->offset == partition->active.base_offset) {
+        mark->segment = partition->active.base_offset;
+        mark->position = 0;
+    } else if (mark->segment < partition->segments[0]) {
+        mark->segment = partition->segments[0];
+        mark->position = 0;
+    }
+}
+
+void mqd_partition_advance_marks(struct mqd_partition *partition)
+{
+    struct mqd_mark candidate = partition->options.flush_on_ack ? partition->durable : mqd_partition_end_mark(partition);
+    if (partition->replicated)
+        mqd_partition_note_mark(partition);
+    else if (candidate.offset > partition->high_watermark.offset)
+        partition->high_watermark = candidate;
+    mqd_partition_normalise_mark(partition, &partition->durable);
+    mqd_partition_normalise_mark(partition, &partition->high_watermark);
+    if (!partition->writing) /* what a write may still take back has not ended anything */
+        mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
+}
+
+/* A transaction that began below the log start still holds back what is left of the log. */
+static int64_t last_stable_offset(const struct mqd_partition *partition)
+{
+    int64_t unstable = mqd_transactions_first_unstable(&partition->producers.transactions);
+    if (unstable >= partition->high_watermark.offset)
+        return partition->high_watermark.offset;
+    return unstable > partition->log_start_offset ? unstable : partition->log_start_offset;
+}
+
+void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_positions *out)
+{
+    *out = (struct mqd_positions){
+        .log_start_offset = partition->log_start_offset,
+        .high_watermark = partition->high_watermark.offset,
+        .log_end_offset = partition->log_end_offset,
+        .last_stable_offset = last_stable_offset(partition),
+        .durable_offset = partition->durable.offset,
+        .high_watermark_segment = partition->high_watermark.segment,
+        .log_end_segment = partition->active.base_offset,
+        .high_watermark_position = partition->high_watermark.position,
+        .log_end_position = (uint32_t)partition->active.size_bytes,
+    };
+}
+
+int64_t mqd_partition_log_end_offset(struct mqd_partition *partition)
+{
+    return partition->log_end_offset;
+}
+
+uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity)
+{
+    return mqd_producers_view(&partition->producers, out, capacity);
+}
+
+bool mqd_partition_take_created(struct mqd_partition *partition)
+{
+    bool created = partition->file_created;
+    partition->file_created = false;
+    return created;
+}
+
+/* ---- segments and log start --------------------------------------------------------------------------------------- */
+
+int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset)
+{
+    if (partition->segment_count == partition->segment_capacity) {
+        uint32_t capacity = partition->segment_capacity ? partition->segment_capacity * 2 : 4;
+        int64_t *segments = realloc(partition->segments, capacity * sizeof *segments);
+        if (!segments) {
+            errno = ENOMEM;
+            return -1;
+        }
+        partition->segments = segments;
+        partition->segment_capacity = capacity;
+    }
+    partition->segments[partition->segment_count++] = base_offset;
+    return 0;
+}
+
+int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
+{
+    if (offset > partition->log_end_offset)
+        offset = partition->log_end_offset;
+    if (offset > partition->log_start_offset)
+        partition->log_start_offset = offset;
+    uint32_t dropped = 0;
+    while (dropped + 1 < partition->segment_count && partition->segments[dropped + 1] <= partition->log_start_offset)
+        dropped++;
+    if (dropped == 0)
+        return 0;
+    partition->segment_count -= dropped;
+    memmove(partition->segments, partition->segments + dropped, partition->segment_count * sizeof partition->segments[0]);
+    mqd_partition_advance_marks(partition);
+    return 1;
+}
+
+/* ---- options and the rest ----------------------------------------------------------------------------------------- */
+
+static int64_t at_least(int64_t value, int64_t least)
+{
+    return value < least ? least : value;
+}
+
+/* Values that would make the arithmetic elsewhere wrong are brought into range; what is sensible is the configuration's business. */
+void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options)
+{
+    struct mqd_log_options *own = &partition->options;
+    *own = *options;
+    if (own->segment_bytes <= 0 || own->segment_bytes > MQD_SEGMENT_BYTES_MAX)
+        own->segment_bytes = MQD_SEGMENT_BYTES_MAX;
+    own->segment_ms = own->segment_ms <= 0 ? INT64_MAX : own->segment_ms;
+    own->segment_jitter_ms = own->segment_jitter_ms >= own->segment_ms ? own->segment_ms - 1 : at_least(own->segment_jitter_ms, 0);
+    own->index_interval_bytes = (int32_t)at_least(own->index_interval_bytes, 0);
+    own->preallocate_bytes_max = at_least(own->preallocate_bytes_max, 0);
+    own->preallocate_bytes_min = at_least(own->preallocate_bytes_min, 4096);
+    own->stripe_bytes = at_least(own->stripe_bytes, 0);
+    own->producer_id_count_max = (int32_t)at_least(own->producer_id_count_max, 1);
+    if (partition->segment_count)
+        mqd_partition_advance_marks(partition);
+}
+
+const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *partition)
+{
+    return &partition->options;
+}
+
+void mqd_partition_set_leader_epoch(struct mqd_partition *partition, int32_t leader_epoch)
+{
+    partition->leader_epoch = leader_epoch;
+}
+
+int32_t mqd_partition_leader_epoch(const struct mqd_partition *partition)
+{
+    return partition->leader_epoch;
+}
+
+const char *mqd_partition_path(const struct mqd_partition *partition)
+{
+    return partition->path;
+}
+
+bool mqd_partition_fenced(const struct mqd_partition *partition)
+{
+    return partition->fenced;
+}
+
+void mqd_partition_fence(struct mqd_partition *partition)
+{
+    partition->fenced = true;
+}
+
+void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t offset)
+{
+    char path[PATH_MAX];
+    if (partition->snapshot_previous >= 0 && mqd_segment_path(path, sizeof path, partition->path, partition->snapshot_previous, MQD_FILE_SNAPSHOT) == 0)
+        mqd_file_unlink(path);
+    partition->snapshot_previous = partition->snapshot_offset;
+    partition->snapshot_offset = offset;
+}
+
+/* A snapshot is due when producers changed, or when a segment was sealed since: an empty one spares recovery the walk over everything before it. */
+uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
+{
+    bool changed = partition->producers.changes != partition->snapshot_changes;
+    if (partition->staged_count > 0 || partition->log_end_offset == partition->snapshot_offset ||
+        (!changed && partition->snapshot_offset >= partition->active.base_offset) || partition->log_end_offset == 0)
+        return NULL;
+    uint8_t *bytes = mqd_producers_encode(&partition->producers, partition->log_end_offset, size_bytes);
+    if (!bytes)
+        return NULL;
+    partition->snapshot_changes = partition->producers.changes;
+    *offset = partition->log_end_offset;
+    mqd_partition_rotate_snapshots(partition, *offset);
+    return bytes;
+}

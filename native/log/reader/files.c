@@ -1,0 +1,418 @@
+/* See log/reader/files.h. */
+#include "log/reader/files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "log/segment.h"
+
+/* ---- open segments ---- */
+
+static void close_fds(struct mqd_reader *reader, struct mqd_segment_ref *segment)
+{
+    close(segment->fd);
+    reader->fd_count--;
+    if (segment->index_fd >= 0) {
+        close(segment->index_fd);
+        reader->fd_count--;
+    }
+}
+
+/* Ends `segment`, which has no reference and is in its slot's list no more. */
+static void destroy(struct mqd_reader *reader, struct mqd_segment_ref *segment)
+{
+    mqd_list_remove(&segment->node);
+    close_fds(reader, segment);
+    reader->open_count--;
+    free(segment);
+}
+
+/* The slot forgets `segment`; it lives on only as long as a range refers to it. */
+static void detach(struct mqd_reader *reader, struct mqd_reader_segment *entry)
+{
+    struct mqd_segment_ref *segment = entry->open;
+    entry->open = NULL;
+    segment->slot->open_count--;
+    segment->slot = NULL;
+    if (segment->references == 0) {
+        destroy(reader, segment);
+        return;
+    }
+    mqd_list_remove(&segment->node);
+    mqd_list_append(&reader->detached, &segment->node);
+}
+
+static void detach_all(struct mqd_reader *reader, struct mqd_reader_slot *slot)
+{
+    for (uint32_t i = 0; i < slot->segment_count && slot->open_count > 0; i++)
+        if (slot->segments[i].open)
+            detach(reader, &slot->segments[i]);
+}
+
+/* Closes unreferenced segments, least recently used first, until fd_count <= target. `keep` stays. */
+static void evict(struct mqd_reader *reader, uint32_t target, const struct mqd_segment_ref *keep)
+{
+    if (reader->fd_count <= target)
+        return;
+    MQD_LIST_EACH(node, spare, &reader->recent) {
+        struct mqd_segment_ref *segment = MQD_CONTAINER(node, struct mqd_segment_ref, node);
+        if (segment->references > 0 || segment == keep)
+            continue;
+        int32_t number = mqd_reader_segment_below(segment->slot, segment->base_offset);
+        detach(reader, &segment->slot->segments[number]);
+        if (reader->fd_count <= target)
+            return;
+    }
+}
+
+void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *segment)
+{
+    if (--segment->references > 0)
+        return;
+    if (segment->slot == NULL)
+        destroy(reader, segment);
+    else
+        evict(reader, reader->fd_count_max, NULL);
+}
+
+/* open(2) within the bound; when the process has no descriptor left, gives up those that nobody is using and tries once more. */
+static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *keep)
+{
+    evict(reader, reader->fd_count_max - 1, keep);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+        evict(reader, 0, keep);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    if (fd >= 0)
+        reader->fd_count++;
+    return fd;
+}
+
+int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset)
+{
+    if (!slot->missed || slot->missed_generation != slot->generation || slot->missed_offset != base_offset) {
+        slot->missed = true;
+        slot->missed_offset = base_offset;
+        slot->missed_generation = slot->generation;
+        slot->listed = false;
+        mqd_error_set_static(MQD_E_STALE, "the partition's segments changed meanwhile; read its positions anew and look again");
+        return MQD_READER_STALE;
+    }
+    slot->listed = false; /* should it come back, it is found */
+    mqd_error_set(ENOENT, "%s/%020lld: %s is missing, though the partition table counts on it; was it removed by hand? restore it or restart the broker for recovery", slot->path,
+                  (long long)base_offset, what);
+    return MQD_KAFKA_STORAGE_ERROR;
+}
+
+static int16_t storage_error(const char *path, const char *what)
+{
+    mqd_error_system(errno, "%s %s; check the disk (dmesg) and the descriptor limit (ulimit -n)", what, path);
+    return MQD_KAFKA_STORAGE_ERROR;
+}
+
+static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot, struct mqd_reader_segment *entry)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    if (mqd_segment_path(path, sizeof path, slot->path, entry->base_offset, MQD_FILE_LOG))
+        return MQD_KAFKA_STORAGE_ERROR;
+    struct mqd_segment_ref *segment = calloc(1, sizeof *segment);
+    if (!segment) {
+        mqd_error_set_static(ENOMEM, "no memory to open a segment");
+        return MQD_KAFKA_STORAGE_ERROR;
+    }
+    segment->fd = open_counted(reader, path, NULL);
+    if (segment->fd < 0) {
+        int error = errno;
+        free(segment);
+        errno = error;
+        return error == ENOENT ? mqd_reader_missing(slot, "the segment's .log", entry->base_offset) : storage_error(path, "cannot open");
+    }
+    if (fstat(segment->fd, &status)) {
+        int16_t code = storage_error(path, "cannot stat");
+        close(segment->fd);
+        reader->fd_count--;
+        free(segment);
+        return code;
+    }
+    segment->inode = status.st_ino;
+    if (entry->sealed_bytes >= 0)
+        entry->sealed_bytes = status.st_size; /* compaction may have replaced the file since it was looked at */
+    segment->index_fd = -1;
+    segment->slot = slot;
+    segment->base_offset = entry->base_offset;
+    mqd_list_append(&reader->recent, &segment->node);
+    reader->open_count++;
+    slot->open_count++;
+    entry->open = segment;
+    return 0;
+}
+
+int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number, struct mqd_segment_ref **out)
+{
+    struct mqd_reader_segment *entry = &slot->segments[number];
+    if (entry->open) {
+        mqd_list_remove(&entry->open->node);
+        mqd_list_append(&reader->recent, &entry->open->node);
+    } else {
+        int16_t code = open_new(reader, slot, entry);
+        if (code)
+            return code;
+    }
+    *out = entry->open;
+    return 0;
+}
+
+/* True when the open file is still what its name stands for. */
+static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segment_ref *segment)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    return mqd_segment_path(path, sizeof path, slot->path, segment->base_offset, MQD_FILE_LOG) == 0 && stat(path, &status) == 0 && status.st_ino == segment->inode;
+}
+
+/* An index that is found beside another file than the one that is open is that file's: compaction has replaced both, the log first. */
+int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment)
+{
+    char path[PATH_MAX];
+    if (segment->index_fd >= 0 || mqd_segment_path(path, sizeof path, segment->slot->path, segment->base_offset, MQD_FILE_INDEX) != 0)
+        return segment->index_fd;
+    segment->index_fd = open_counted(reader, path, segment);
+    if (segment->index_fd >= 0 && !same_file(segment->slot, segment)) {
+        close(segment->index_fd);
+        segment->index_fd = -1;
+        reader->fd_count--;
+    }
+    return segment->index_fd;
+}
+
+int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number)
+{
+    struct mqd_reader_segment *entry = &slot->segments[number];
+    char path[PATH_MAX];
+    struct stat status;
+    if (entry->sealed_bytes >= 0)
+        return entry->sealed_bytes;
+    if (mqd_segment_path(path, sizeof path, slot->path, entry->base_offset, MQD_FILE_LOG))
+        return -1;
+    if (entry->open ? fstat(entry->open->fd, &status) : stat(path, &status))
+        return mqd_error_system(errno, "cannot stat %s", path);
+    return entry->sealed_bytes = status.st_size;
+}
+
+/* ---- the list of a slot ---- */
+
+int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset)
+{
+    uint32_t count = slot->segment_count;
+    if (count > 0 && slot->segments[count - 1].base_offset <= offset)
+        return (int32_t)count - 1; /* the active one: what nearly every reader wants */
+    uint32_t low = 0, high = count; /* segments[low - 1] <= offset < segments[high] */
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (slot->segments[middle].base_offset <= offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (int32_t)low - 1;
+}
+
+static int by_base_offset(const void *left, const void *right)
+{
+    int64_t a = ((const struct mqd_reader_segment *)left)->base_offset, b = ((const struct mqd_reader_segment *)right)->base_offset;
+    return a < b ? -1 : a > b;
+}
+
+struct names { struct mqd_reader_segment *segments; uint32_t count, capacity; int64_t *aborted; uint32_t aborted_count, aborted_capacity; bool swapping; };
+
+/* Room for one more; -1 with errno. */
+static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
+{
+    if (count < *capacity)
+        return 0;
+    uint32_t wanted = *capacity ? *capacity * 2 : 16;
+    void *grown = realloc(*array, wanted * size_bytes);
+    if (!grown) {
+        errno = ENOMEM;
+        return -1;
+    }
+    *array = grown;
+    *capacity = wanted;
+    return 0;
+}
+
+static int names_take(struct names *names, const char *name)
+{
+    int64_t base_offset;
+    if (strlen(name) <= 20)
+        return 0;
+    if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_LOG)) >= 0) {
+        if (names_grow((void **)&names->segments, names->count, &names->capacity, sizeof *names->segments))
+            return -1;
+        names->segments[names->count++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
+    } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0 || (base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_SUM)) >= 0) {
+        if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity, sizeof *names->aborted))
+            return -1;
+        names->aborted[names->aborted_count++] = base_offset;
+    } else if (strcmp(name + 20, ".swap") == 0) {
+        names->swapping = true;
+    }
+    return 0;
+}
+
+/* What the directory holds, segments sorted; -1 with errno. The caller frees out->segments in any case. */
+static int read_names(const char *path, struct names *out)
+{
+    DIR *directory = opendir(path);
+    struct dirent *name;
+    *out = (struct names){.segments = NULL};
+    if (!directory)
+        return -1;
+    for (errno = 0; (name = readdir(directory)) && names_take(out, name->d_name) == 0; errno = 0)
+        ;
+    int error = errno;
+    closedir(directory);
+    if (out->count > 0)
+        qsort(out->segments, out->count, sizeof *out->segments, by_base_offset);
+    for (uint32_t i = 0; i < out->aborted_count; i++) {
+        const struct mqd_reader_segment key = {.base_offset = out->aborted[i]};
+        struct mqd_reader_segment *segment = out->count ? bsearch(&key, out->segments, out->count, sizeof key, by_base_offset) : NULL;
+        if (segment)
+            segment->aborted = true;
+    }
+    free(out->aborted);
+    errno = error;
+    return error ? -1 : 0;
+}
+
+int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation)
+{
+    struct names names;
+    slot->generation = generation;
+    if (read_names(slot->path, &names)) {
+        int error = errno;
+        free(names.segments);
+        detach_all(reader, slot);
+        slot->segment_count = 0;
+        slot->listed = false;
+        errno = error;
+        return error == ENOENT ? mqd_reader_missing(slot, "the partition's directory", 0) : storage_error(slot->path, "cannot list");
+    }
+    struct mqd_reader_segment *segments = names.segments;
+    struct mqd_reader_slot fresh = {.segments = segments, .segment_count = names.count};
+    for (uint32_t i = 0; i < slot->segment_count && slot->open_count > 0; i++) {
+        struct mqd_segment_ref *segment = slot->segments[i].open;
+        if (!segment)
+            continue;
+        int32_t number = mqd_reader_segment_below(&fresh, segment->base_offset);
+        if (number < 0 || segments[number].base_offset != segment->base_offset || !same_file(slot, segment)) {
+            detach(reader, &slot->segments[i]);
+            continue;
+        }
+        segments[number].open = segment;
+        if (segment->index_fd >= 0) { /* an index may have been rebuilt under its name; it is opened again when it is needed */
+            close(segment->index_fd);
+            segment->index_fd = -1;
+            reader->fd_count--;
+        }
+    }
+    free(slot->segments);
+    slot->segments = segments;
+    slot->segment_count = names.count;
+    slot->swapping = names.swapping;
+    slot->listed = true;
+    return 0;
+}
+
+/* ---- life ---- */
+
+struct mqd_reader *mqd_reader_create(uint32_t fd_count_max)
+{
+    struct mqd_reader *reader = calloc(1, sizeof *reader);
+    if (!reader) {
+        mqd_error_set_static(ENOMEM, "no memory for a reader");
+        return NULL;
+    }
+    reader->fd_count_max = fd_count_max > MQD_READER_FD_COUNT_MIN ? fd_count_max : MQD_READER_FD_COUNT_MIN;
+    mqd_list_init(&reader->recent);
+    mqd_list_init(&reader->detached);
+    mqd_list_init(&reader->known);
+    return reader;
+}
+
+static void forget(struct mqd_reader *reader, struct mqd_reader_slot *slot)
+{
+    detach_all(reader, slot);
+    mqd_list_remove(&slot->node);
+    reader->slots[slot->slot] = NULL;
+    free(slot->segments);
+    free(slot->path);
+    free(slot);
+}
+
+int mqd_reader_set_path(struct mqd_reader *reader, uint32_t number, const char *path)
+{
+    if (number >= MQD_PARTITION_SLOT_COUNT)
+        return mqd_error_set(MQD_E_INVALID, "partition slot %u does not exist, there are %u", number, MQD_PARTITION_SLOT_COUNT);
+    struct mqd_reader_slot *slot = reader->slots[number];
+    if (slot && path && strcmp(slot->path, path) == 0)
+        return 0;
+    if (slot)
+        forget(reader, slot);
+    if (!path)
+        return 0;
+    slot = calloc(1, sizeof *slot);
+    char *copy = strdup(path);
+    if (!slot || !copy) {
+        free(slot);
+        free(copy);
+        return mqd_error_set_static(ENOMEM, "no memory for a partition's path");
+    }
+    slot->path = copy;
+    slot->slot = number;
+    mqd_list_append(&reader->known, &slot->node);
+    reader->slots[number] = slot;
+    return 0;
+}
+
+void mqd_reader_destroy(struct mqd_reader *reader)
+{
+    if (!reader)
+        return;
+    MQD_LIST_EACH(node, spare, &reader->known)
+        forget(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
+    MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder is gone as well */
+        destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
+    free(reader);
+}
+
+void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void *context, uint32_t slot), void *context)
+{
+    MQD_LIST_EACH(node, spare, &reader->known) {
+        struct mqd_reader_slot *slot = MQD_CONTAINER(node, struct mqd_reader_slot, node);
+        if (slot->open_count == 0)
+            continue;
+        uint64_t generation = generation_of(context, slot->slot);
+        if (generation != slot->generation)
+            mqd_reader_list(reader, slot, generation); /* when it fails, everything of the slot is closed, which is what is asked for */
+    }
+}
+
+uint32_t mqd_reader_segment_count(const struct mqd_reader *reader)
+{
+    return reader->open_count;
+}
+
+uint32_t mqd_reader_fd_count(const struct mqd_reader *reader)
+{
+    return reader->fd_count;
+}

@@ -1,0 +1,95 @@
+/* Which segment files a partition has, and which of them this process has open. The lower half of mqd_reader; the look-ups are in log/reader/reader.c.
+ *
+ * Owns: per slot the directory's path and a sorted list of segment base offsets (from a directory listing), and a least-recently-used list of open segments.
+ *
+ *   R1  an open segment is in `recent` or, when its file left the directory while a range was being sent, in `detached`; never in both.
+ *   R2  a referenced segment is never closed; a detached one is closed with its last reference.
+ *   R3  at most fd_count_max descriptors, but for those of referenced segments: the least recently used without a reference go first.
+ *   R4  a slot's list and its open files are those of `generation`: with a new one the directory is read again, and what was open is compared by inode, so
+ *       that a file replaced under the same name (compaction) or removed is let go.
+ * Concurrency: one thread.
+ */
+#ifndef MQD_READER_FILES_H
+#define MQD_READER_FILES_H
+
+#include "base/list.h"
+#include "log/reader/reader.h"
+
+#define MQD_READER_CHUNK_BYTES (64 * 1024)
+#define MQD_READER_INDEX_CHUNK_BYTES 4096
+#define MQD_READER_FD_COUNT_MIN 4
+
+#define MQD_OFFSET_OUT_OF_RANGE 1
+#define MQD_CORRUPT_MESSAGE 2
+#define MQD_UNKNOWN_TOPIC_OR_PARTITION 3
+#define MQD_KAFKA_STORAGE_ERROR 56
+#define MQD_READER_STALE (-1) /* mqd_error_code() is MQD_E_STALE */
+
+struct mqd_segment_ref {
+    struct mqd_node node; /* in reader->recent or reader->detached */
+    struct mqd_reader_slot *slot; /* NULL once detached */
+    int64_t base_offset;
+    int fd;
+    int index_fd; /* -1: not opened yet, or there is no index file (a segment below one index interval has none) */
+    uint64_t inode;
+    uint32_t references;
+};
+
+struct mqd_reader_segment {
+    int64_t base_offset;
+    int64_t sealed_bytes; /* size of a segment below the high watermark's, which never changes; -1 = not looked up */
+    struct mqd_segment_ref *open; /* NULL = not open */
+    bool aborted; /* has a .txnindex, or the .txnsum of one that was lost. One that is created later brings another generation. */
+};
+
+struct mqd_reader_slot {
+    struct mqd_node node; /* in reader->known */
+    char *path;
+    uint32_t slot;
+    uint32_t segment_count;
+    uint32_t open_count;
+    bool listed;
+    bool seen; /* its high watermark was, first at the next two: mqd_range_just_written */
+    int64_t seen_segment;
+    uint32_t seen_position;
+    bool swapping; /* compaction is at it: a segment may already hold, beside its own, what those listed behind it hold too */
+    bool missed; /* the file of missed_offset was missing in `missed_generation`; a second time in the same generation it is an error, not a race */
+    int64_t missed_offset;
+    uint64_t missed_generation;
+    uint64_t generation;
+    bool bound_known; /* of mqd_reader_bound's last answer, the next four */
+    int64_t bound_offset, bound_segment;
+    uint64_t bound_generation;
+    uint32_t bound_position;
+    struct mqd_reader_segment *segments; /* by base offset */
+};
+
+struct mqd_reader {
+    uint32_t fd_count_max;
+    uint32_t fd_count;
+    uint32_t open_count; /* segments, detached ones included */
+    struct mqd_node recent; /* least recently used first */
+    struct mqd_node detached;
+    struct mqd_node known; /* slots with a path */
+    struct mqd_reader_slot *slots[MQD_PARTITION_SLOT_COUNT];
+    int64_t chunk_position; /* what of a .log is in `chunk`, for the look-up under way */
+    uint32_t chunk_bytes;
+    uint8_t chunk[MQD_READER_CHUNK_BYTES];
+    uint8_t index_chunk[MQD_READER_INDEX_CHUNK_BYTES];
+};
+
+/* Reads the directory. 0, MQD_READER_STALE or MQD_KAFKA_STORAGE_ERROR. */
+int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation);
+/* Number in slot->segments of the last one with a base offset <= offset, or -1. */
+int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset);
+/* Opens segment `number` (or finds it open) and makes it the most recently used. Codes as mqd_reader_list. */
+int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number, struct mqd_segment_ref **out);
+/* The fd of the segment's .index, opened now if need be; -1 when there is none. Never closes `segment`. */
+int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment);
+/* Size of a sealed segment, from its inode the first time; -1 with the message set. */
+int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number);
+/* The story of a file that is not where the table says: MQD_READER_STALE the first time in this generation, then MQD_KAFKA_STORAGE_ERROR. */
+int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset);
+void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *segment);
+
+#endif

@@ -1,0 +1,80 @@
+/* Which bytes of a file are in the page cache: by cachestat(2) where there is one (Linux 6.5; container runtimes that do not know it refuse it), else by mincore(2), which needs a mapping and so costs
+ * some microseconds more a MiB. mincore tells the truth to who may write the file, as the broker may its segments. */
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "log/reader/files.h"
+
+#define STEP_PAGES 4096u
+#define TAIL_BYTES (16u << 20) /* so much of what was just written is surely still cached */
+
+/* Newer than the headers of some systems that it runs on. */
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+struct cachestat_range { uint64_t offset, size_bytes; };
+struct cachestat_result { uint64_t cached, dirty, writeback, evicted, recently_evicted; }; /* pages */
+
+/* -1: the kernel does not tell. */
+static int by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
+{
+    static uint32_t unavailable; /* any thread sets it once; relaxed: being late costs one more call */
+    if (mqd_load_relaxed(&unavailable))
+        return -1;
+    struct cachestat_range asked = {.offset = first * page_bytes, .size_bytes = pages * page_bytes};
+    struct cachestat_result result = {0};
+    if (syscall(SYS_cachestat, fd, &asked, &result, 0) == 0)
+        return result.cached >= pages;
+    if (errno == ENOSYS || errno == EPERM || errno == EOPNOTSUPP)
+        mqd_store_relaxed(&unavailable, 1);
+    return -1;
+}
+
+static int by_mincore(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
+{
+    unsigned char resident[STEP_PAGES];
+    for (uint64_t done = 0; done < pages;) {
+        uint64_t step = pages - done < STEP_PAGES ? pages - done : STEP_PAGES;
+        void *memory = mmap(NULL, step * page_bytes, PROT_READ, MAP_SHARED, fd, (off_t)((first + done) * page_bytes));
+        if (memory == MAP_FAILED)
+            return 0;
+        int told = mincore(memory, step * page_bytes, resident) == 0;
+        munmap(memory, step * page_bytes);
+        for (uint64_t i = 0; i < step; i++)
+            if (!told || !(resident[i] & 1))
+                return 0;
+        done += step;
+    }
+    return 1;
+}
+
+int mqd_range_cached(const struct mqd_range *range)
+{
+    static uint32_t known_page_bytes; /* any thread sets it, always to the same value */
+    if (range->size_bytes == 0)
+        return 1;
+    if (mqd_load_relaxed(&known_page_bytes) == 0)
+        mqd_store_relaxed(&known_page_bytes, (uint32_t)sysconf(_SC_PAGESIZE));
+    uint64_t page_bytes = mqd_load_relaxed(&known_page_bytes);
+    uint64_t first = range->position / page_bytes, pages = ((uint64_t)range->position + range->size_bytes - 1) / page_bytes - first + 1;
+    int fd = mqd_segment_ref_fd(range->segment), found = by_cachestat(fd, first, pages, page_bytes);
+    return found >= 0 ? found : by_mincore(fd, first, pages, page_bytes);
+}
+
+bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, const struct mqd_range *range)
+{
+    struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
+    if (!slot)
+        return false;
+    if (!slot->seen) {
+        slot->seen = true;
+        slot->seen_segment = positions->high_watermark_segment;
+        slot->seen_position = positions->high_watermark_position;
+    }
+    int64_t segment = range->segment->base_offset;
+    bool since = segment > slot->seen_segment || (segment == slot->seen_segment && range->position >= slot->seen_position);
+    return since && segment == positions->high_watermark_segment && positions->high_watermark_position - range->position < TAIL_BYTES;
+}

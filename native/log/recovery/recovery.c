@@ -1,0 +1,594 @@
+/* mqd_partition_open: which segments there are, where the log ends, that it is all on disk. Rules: log/recovery/recovery.h.
+ *
+ * Per segment, in order: those below the trusted boundary have only their index completed; the one that holds it, and in checked mode all behind it, are walked.
+ * The first that does not end soundly becomes the active one, cut; the rest goes.
+ */
+#include "log/recovery/recovery.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "log/compaction/compact.h"
+#include "log/partition_follow.h"
+#include "log/recovery/truncation.h"
+
+enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
+
+struct recovery {
+    struct mqd_partition *partition;
+    struct mqd_recovery *io;
+    struct mqd_listing listing;
+    enum mode mode;
+    int64_t cut_offset; /* of a truncation; INT64_MAX = none */
+    bool cutting;   /* it is carried out on a log that was open: what is below is as it should be, nothing else is looked at */
+    bool read_only; /* the file system is: nothing is repaired, the partition is opened fenced */
+    bool was_cut;   /* on purpose, and the recovery point may be older: it does not say where the log must reach */
+    bool changed;   /* names or lengths were changed: the directory and the active segment want a flush */
+};
+
+struct tail { /* a segment under inspection */
+    int fd;
+    int64_t base_offset, file_bytes;
+    struct mqd_index index;
+    int64_t valid_bytes, next_offset; /* where its sound part ends */
+    int64_t first_timestamp_ms;
+    int64_t entry_position;    /* of the batch at which the walk began: it has an index entry; 0 = it has none */
+    bool sound;      /* sound to the end of the file */
+    bool unreadable; /* C1: damage below the recovery point, and nothing whole behind it */
+    bool sound_behind; /* C5: something whole lies behind the damage at which the log is to end */
+};
+
+/* What a disk without space, or one that is read-only, refuses to an index is no reason to refuse the partition: it can be read without. */
+static bool tolerable(int error)
+{
+    return error == ENOSPC || error == EDQUOT || error == EROFS;
+}
+
+/* ---- one segment -------------------------------------------------------------------------------------------------- */
+
+static int tail_open(struct recovery *recovery, struct tail *tail, int64_t base_offset)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    *tail = (struct tail){.fd = -1, .base_offset = base_offset, .next_offset = base_offset, .first_timestamp_ms = -1};
+    mqd_index_init(&tail->index);
+    if (mqd_segment_path(path, sizeof path, recovery->partition->path, base_offset, MQD_FILE_LOG) < 0)
+        return -1;
+    tail->fd = mqd_file_open(path, O_RDWR, 0);
+    if (tail->fd < 0 && errno == EROFS) {
+        tail->fd = mqd_file_open(path, O_RDONLY, 0);
+        recovery->read_only = true;
+    }
+    if (tail->fd < 0 || fstat(tail->fd, &status) < 0)
+        return mqd_error_system(errno, "cannot open %s", path);
+    tail->file_bytes = status.st_size;
+    return 0;
+}
+
+static void tail_close(struct tail *tail)
+{
+    mqd_index_close_files(&tail->index);
+    mqd_file_close(tail->fd);
+    tail->fd = -1;
+}
+
+static void note_corrupt(struct recovery *recovery, const struct tail *tail, int64_t position)
+{
+    if (recovery->io->corrupt_position < 0) {
+        recovery->io->corrupt_position = position;
+        recovery->io->corrupt_segment = tail->base_offset;
+    }
+}
+
+/* One batch that belongs to the log. -1: the disk failed. */
+static int tail_take(struct recovery *recovery, struct tail *tail, const struct mqd_batch *batch, int64_t position)
+{
+    struct mqd_partition *partition = recovery->partition;
+    if (position == 0)
+        tail->first_timestamp_ms = batch->max_timestamp_ms;
+    tail->next_offset = mqd_batch_end_offset(batch);
+    tail->valid_bytes = position + batch->size_bytes;
+    if (mqd_epochs_add(&partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
+        return -1;
+    if (mqd_index_add(&tail->index, tail->base_offset, partition->options.index_interval_bytes, batch, (uint32_t)position) &&
+        mqd_index_flush(&tail->index, partition->path, tail->base_offset) < 0 && !tolerable(errno))
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path, (long long)tail->base_offset);
+    if (position == tail->entry_position && position > 0)
+        mqd_index_note_end(&tail->index, tail->base_offset); /* as when its entry was made */
+    return 0;
+}
+
+struct held { /* the batch that the walk went over last, not yet taken */
+    struct mqd_batch batch;
+    int64_t position;
+    bool present;
+};
+
+/* C1: a header below the recovery point is believed without its CRC; but when the walk stumbles behind it, or it reaches beyond what is trusted, its own length or
+ * offsets may be what is wrong. Then the CRC is asked, and a wrong one makes the walk stand before this batch. -1: the disk failed. */
+static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
+{
+    if (!held->present || held->batch.base_offset >= trusted_below || (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
+        return 0;
+    const char *reason = walk->reason;
+    int valid = mqd_walk_check(walk, &held->batch, held->position);
+    if (valid < 0)
+        return -1;
+    walk->reason = valid ? reason : "a batch's CRC is wrong";
+    if (!valid) {
+        walk->position = held->position;
+        walk->next_offset = held->batch.base_offset;
+        held->present = false;
+    }
+    return 0;
+}
+
+/* Where the walk has ended: 1 it goes on behind damage that is to stay, 0 it has ended, -1 the disk failed. */
+static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
+{
+    if (!walk->reason) {
+        tail->sound = true;
+        return 0;
+    }
+    note_corrupt(recovery, tail, walk->position);
+    bool is_end = walk->next_offset >= trusted_below;
+    if (is_end && (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated))
+        return 0;
+    int found = mqd_walk_resync(walk);
+    if (is_end) {
+        tail->sound_behind = found == 1;
+        return found < 0 ? -1 : 0;
+    }
+    tail->unreadable = found == 0;
+    return found;
+}
+
+/* Walks on until the end, the cut, or the first invalid byte that is not trusted. */
+static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below, int64_t cut_offset)
+{
+    struct mqd_batch batch;
+    struct held held = {.present = false};
+    int64_t position;
+    for (;;) {
+        int more = mqd_walk_next(walk, &batch, &position);
+        if (more < 0 || (more == 0 && doubt(walk, &held, trusted_below) < 0))
+            return -1;
+        if (held.present && tail_take(recovery, tail, &held.batch, held.position) < 0)
+            return -1;
+        held.present = false;
+        if (more == 0 && (more = tail_end(recovery, tail, walk, trusted_below)) == 1)
+            continue;
+        if (more <= 0)
+            return more;
+        if (mqd_batch_end_offset(&batch) > cut_offset)
+            return 0;
+        held = (struct held){batch, position, true};
+    }
+}
+
+/* Begins at an index entry that names a real batch, else at the segment's beginning. */
+static int tail_start(struct tail *tail, struct mqd_walk *walk, struct mqd_index_entry *start, int64_t crc_from_offset)
+{
+    struct mqd_batch batch;
+    uint8_t header[MQD_BATCH_HEADER_BYTES];
+    bool sound = start->position == 0;
+    if (!sound && start->position <= tail->file_bytes - MQD_BATCH_HEADER_BYTES && pread(tail->fd, header, sizeof header, start->position) == (ssize_t)sizeof header)
+        sound = mqd_batch_decode(header, sizeof header, &batch) == 0 && batch.base_offset == tail->base_offset + start->relative_offset;
+    if (!sound) {
+        mqd_index_init(&tail->index);
+        *start = (struct mqd_index_entry){0, 0};
+    }
+    tail->next_offset = tail->base_offset + start->relative_offset;
+    tail->valid_bytes = tail->entry_position = start->position;
+    if (start->position > 0 && pread(tail->fd, header, sizeof header, 0) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0)
+        tail->first_timestamp_ms = batch.max_timestamp_ms;
+    return mqd_walk_begin(walk, tail->fd, tail->base_offset, start->position, tail->next_offset, tail->file_bytes, crc_from_offset);
+}
+
+struct bounds { int64_t crc_from_offset, trusted_below, index_end, cut_offset; bool intact; };
+
+static int tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bounds)
+{
+    struct mqd_index_entry start;
+    struct mqd_walk walk;
+    if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end, bounds.intact, &start) < 0 ||
+        tail_start(tail, &walk, &start, bounds.crc_from_offset) < 0)
+        return -1;
+    walk.gaps_allowed = recovery->partition->has_gaps;
+    int result = tail_walk_from(recovery, tail, &walk, bounds.trusted_below, bounds.cut_offset);
+    recovery->io->scanned_bytes += walk.read_bytes;
+    mqd_walk_end(&walk);
+    return result;
+}
+
+/* The index files as they must be for what was walked. */
+static int tail_settle(struct recovery *recovery, struct tail *tail)
+{
+    int changed = mqd_index_settle(&tail->index, recovery->partition->path, tail->base_offset);
+    if (changed < 0 && !tolerable(errno))
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", recovery->partition->path, (long long)tail->base_offset);
+    return changed == 1 && recovery->mode != MODE_CLEAN ? mqd_index_sync(recovery->partition->path, tail->base_offset) : 0;
+}
+
+/* A sealed segment below the boundary: its bytes are believed, its index is completed where something is missing. */
+static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base)
+{
+    struct tail tail;
+    int64_t corrupt_position = recovery->io->corrupt_position, corrupt_segment = recovery->io->corrupt_segment;
+    int result = tail_open(recovery, &tail, base_offset);
+    if (result == 0)
+        result = tail_walk(recovery, &tail, (struct bounds){INT64_MAX, INT64_MAX, next_base, INT64_MAX, true});
+    if (result == 0 && tail.sound && tail.next_offset < next_base && !recovery->partition->has_gaps)
+        mqd_recovery_note_missing(recovery->io, tail.next_offset, next_base);
+    if (result == 0 && recovery->mode != MODE_CLEAN)
+        result = tail_settle(recovery, &tail);
+    tail_close(&tail);
+    if (recovery->mode != MODE_CHECKED) {
+        recovery->io->corrupt_position = corrupt_position;
+        recovery->io->corrupt_segment = corrupt_segment;
+    }
+    return result;
+}
+
+/* ---- the active one ----------------------------------------------------------------------------------------------- */
+
+/* The tail becomes the active segment, cut to its sound part. Takes its fd, also on failure. */
+static int make_active(struct recovery *recovery, struct tail *tail, int64_t now_ms)
+{
+    struct mqd_partition *partition = recovery->partition;
+    partition->active = (struct mqd_active){
+        .fd = tail->fd, .base_offset = tail->base_offset, .size_bytes = tail->valid_bytes, .allocated_bytes = tail->valid_bytes,
+        .first_timestamp_ms = tail->first_timestamp_ms, .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms, .index = tail->index, .txn_index = MQD_TXN_INDEX_CLOSED};
+    /* When the first batch was appended is not written anywhere; its timestamp is the best guess that is not in the future. */
+    if (tail->valid_bytes > 0 && tail->first_timestamp_ms >= 0 && tail->first_timestamp_ms < now_ms)
+        partition->active.first_append_ms = tail->first_timestamp_ms;
+    partition->log_end_offset = tail->next_offset;
+    partition->fenced = recovery->read_only;
+    if (tail->file_bytes > tail->valid_bytes) {
+        if (recovery->read_only)
+            return mqd_error_set(EROFS, "%s: %lld bytes must be cut off, but the file system is read-only; remount it writable", partition->path,
+                                 (long long)(tail->file_bytes - tail->valid_bytes));
+        if (mqd_file_truncate(tail->fd, tail->valid_bytes) < 0)
+            return mqd_error_system(errno, "%s: cannot cut segment %lld", partition->path, (long long)tail->base_offset);
+        recovery->io->truncated_bytes += tail->file_bytes - tail->valid_bytes;
+        recovery->changed = true;
+    }
+    int changed = mqd_index_settle(&partition->active.index, partition->path, tail->base_offset);
+    if (changed < 0 && !tolerable(errno))
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path, (long long)tail->base_offset);
+    recovery->changed |= changed == 1 && recovery->mode != MODE_CLEAN;
+    mqd_index_close_files(&partition->active.index);
+    return 0;
+}
+
+static int create_active(struct recovery *recovery, int64_t base_offset)
+{
+    struct mqd_partition *partition = recovery->partition;
+    int fd = mqd_partition_create_log(partition, base_offset);
+    if (fd < 0 || mqd_partition_push_segment(partition, base_offset) < 0) {
+        int error = errno;
+        mqd_file_close(fd);
+        return mqd_error_system(error, "%s: cannot create segment %lld", partition->path, (long long)base_offset);
+    }
+    partition->active = (struct mqd_active){.fd = fd, .base_offset = base_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = MQD_TXN_INDEX_CLOSED};
+    mqd_index_init(&partition->active.index);
+    partition->log_end_offset = base_offset;
+    partition->directory_dirty = true;
+    return 0;
+}
+
+static int delete_from(struct recovery *recovery, uint32_t first)
+{
+    for (uint32_t i = recovery->listing.log_count; i-- > first;) { /* from the end: what is left is always without a gap */
+        if (mqd_segment_delete(recovery->partition->path, recovery->listing.logs[i], &recovery->io->truncated_bytes) < 0)
+            return -1;
+        recovery->changed = true;
+    }
+    recovery->listing.log_count = recovery->listing.log_count < first ? recovery->listing.log_count : first;
+    return 0;
+}
+
+/* ---- all segments ------------------------------------------------------------------------------------------------- */
+
+static struct bounds bounds_of(const struct recovery *recovery)
+{
+    int64_t recovery_point = recovery->io->recovery_point_offset;
+    if (recovery->mode == MODE_CLEAN)
+        return (struct bounds){INT64_MAX, 0, INT64_MAX, INT64_MAX, true};
+    if (recovery->mode == MODE_TRUSTED)
+        return (struct bounds){INT64_MAX, 0, recovery->io->trusted_end_offset, recovery->io->trusted_end_offset, true};
+    if (recovery_point < 0)
+        recovery_point = 0;
+    return (struct bounds){recovery_point, recovery_point, recovery_point, recovery->cut_offset, false};
+}
+
+/* Segment i is sealed and lies wholly below what is trusted. */
+static bool below_boundary(const struct recovery *recovery, uint32_t i)
+{
+    if (i + 1 == recovery->listing.log_count)
+        return false;
+    int64_t boundary = recovery->mode == MODE_CLEAN ? INT64_MAX : recovery->mode == MODE_TRUSTED ? recovery->io->trusted_end_offset : recovery->io->recovery_point_offset;
+    return recovery->listing.logs[i + 1] <= boundary;
+}
+
+/* Does the log go on in segment i + 1 after a tail that ends at next_offset? Compaction leaves gaps; nothing else does. */
+static bool continues(const struct recovery *recovery, const struct tail *tail, uint32_t i)
+{
+    if (!tail->sound || i + 1 == recovery->listing.log_count)
+        return false;
+    int64_t next_base = recovery->listing.logs[i + 1];
+    return tail->next_offset == next_base || (recovery->partition->has_gaps && tail->next_offset < next_base);
+}
+
+/* C5. */
+static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
+{
+    bool more = i + 1 < recovery->listing.log_count;
+    if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated || !(tail->sound_behind || more))
+        return 0;
+    return mqd_recovery_note_shortened(recovery->partition->path);
+}
+
+/* C6: what a flush has covered is not there. */
+static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
+{
+    return !recovery->cutting && !recovery->was_cut && end_offset < recovery->io->recovery_point_offset;
+}
+
+/* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was misplaced; -1 error. Takes the tail's fd unless 0. */
+static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
+{
+    if (recovery->mode == MODE_CLEAN && !tail->sound)
+        return 0;
+    if (recovery->mode == MODE_TRUSTED && (recovery->cutting ? recovery->io->corrupt_position >= 0 : tail->next_offset != recovery->io->trusted_end_offset))
+        return 0;
+    if (note_shortened(recovery, tail, i) < 0 || delete_from(recovery, i + 1) < 0) {
+        tail_close(tail);
+        return -1;
+    }
+    bool lost = ends_too_early(recovery, tail->next_offset);
+    if (lost)
+        mqd_recovery_note_missing(recovery->io, tail->next_offset, recovery->io->recovery_point_offset);
+    if (!tail->unreadable && (!lost || recovery->io->has_others))
+        return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
+    int result = tail_settle(recovery, tail);
+    tail_close(tail);
+    return result < 0 || create_active(recovery, recovery->io->recovery_point_offset) < 0 ? -1 : 1;
+}
+
+/* As `finish`: 1, 0, -1. */
+static int recover_segments(struct recovery *recovery, int64_t now_ms)
+{
+    const struct mqd_listing *listing = &recovery->listing;
+    struct mqd_partition *partition = recovery->partition;
+    uint32_t first = 0;
+    while (first + 1 < listing->log_count && listing->logs[first + 1] <= recovery->io->log_start_offset)
+        first++; /* deleted by DeleteRecords or retention; only the files are still there */
+    for (uint32_t i = first; i < listing->log_count; i++) {
+        struct tail tail;
+        if (mqd_partition_push_segment(partition, listing->logs[i]) < 0)
+            return mqd_error_set(ENOMEM, "no memory for a segment list");
+        if (below_boundary(recovery, i)) {
+            if (!recovery->cutting && check_sealed(recovery, listing->logs[i], listing->logs[i + 1]) < 0)
+                return -1;
+            continue;
+        }
+        if (tail_open(recovery, &tail, listing->logs[i]) < 0 || tail_walk(recovery, &tail, bounds_of(recovery)) < 0) {
+            tail_close(&tail);
+            return -1;
+        }
+        if (recovery->mode != MODE_CHECKED || !continues(recovery, &tail, i)) {
+            int done = finish(recovery, &tail, i, now_ms);
+            if (done == 0)
+                tail_close(&tail);
+            return done;
+        }
+        int result = tail_settle(recovery, &tail);
+        tail_close(&tail);
+        if (result < 0)
+            return -1;
+    }
+    int64_t begin_offset = recovery->io->log_start_offset;
+    if (ends_too_early(recovery, begin_offset)) {
+        mqd_recovery_note_missing(recovery->io, begin_offset, recovery->io->recovery_point_offset);
+        if (!recovery->io->has_others)
+            begin_offset = recovery->io->recovery_point_offset;
+    }
+    return create_active(recovery, begin_offset) < 0 ? -1 : 1;
+}
+
+static int recover_log(struct recovery *recovery, int64_t now_ms)
+{
+    struct mqd_partition *partition = recovery->partition;
+    recovery->mode = recovery->io->clean_shutdown ? MODE_CLEAN : recovery->io->trusted_end_offset >= 0 ? MODE_TRUSTED : MODE_CHECKED;
+    int done = recover_segments(recovery, now_ms);
+    if (done == 0 && recovery->cutting)
+        return mqd_error_set(MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below where the log is to be cut", partition->path,
+                             (long long)recovery->io->corrupt_position, (long long)recovery->io->corrupt_segment);
+    if (done == 0) {
+        recovery->mode = MODE_CHECKED;
+        recovery->io->corrupt_position = recovery->io->corrupt_segment = recovery->io->missing_from = -1;
+        partition->segment_count = 0;
+        done = recover_segments(recovery, now_ms);
+    }
+    if (done < 0)
+        return -1;
+    /* C3: power was lost after a deletion up to an end that was not yet on disk. */
+    if (recovery->io->log_start_offset > partition->log_end_offset) {
+        mqd_file_close(partition->active.fd);
+        partition->active.fd = -1;
+        partition->segment_count = 0;
+        recovery->changed = true;
+        return create_active(recovery, recovery->io->log_start_offset);
+    }
+    return 0;
+}
+
+/* ---- opening ------------------------------------------------------------------------------------------------------ */
+
+/* After log start, log end and replay: the checkpoint says what the log says. */
+static int settle_epochs(struct recovery *recovery, bool changed)
+{
+    struct mqd_partition *partition = recovery->partition;
+    if (!(mqd_epochs_cut(&partition->epochs, partition->log_start_offset, partition->log_end_offset) | changed))
+        return 0;
+    int fd = mqd_epochs_write(&partition->epochs, partition->path);
+    if (fd < 0) {
+        partition->epochs_unwritten = true;
+        return tolerable(errno) ? 0 : mqd_error_system(errno, "%s: cannot write the leader epochs", partition->path);
+    }
+    recovery->changed = true;
+    int error = mqd_file_sync(fd, false) < 0 ? errno : 0;
+    mqd_file_close(fd);
+    return error ? mqd_error_system(error, "%s: cannot flush the leader epochs", partition->path) : 0;
+}
+
+static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t last)
+{
+    return epochs->count == count && mqd_epochs_last(epochs) == last;
+}
+
+/* What is known to be committed of a log with several replicas. Its leader tells the rest. */
+static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
+{
+    struct mqd_mark known;
+    if (mqd_partition_place(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset, &known) < 0)
+        return -1;
+    mqd_partition_set_replicated(partition, true);
+    mqd_partition_forget_high_watermark(partition, &known);
+    return 0;
+}
+
+static int open_recovered(struct recovery *recovery, int64_t now_ms)
+{
+    struct mqd_partition *partition = recovery->partition;
+    struct mqd_recovery *io = recovery->io;
+    if (mqd_epochs_load(&partition->epochs, partition->path) < 0)
+        return -1;
+    uint32_t epoch_count = partition->epochs.count;
+    int32_t epoch_last = mqd_epochs_last(&partition->epochs);
+    if (recover_log(recovery, now_ms) < 0)
+        return -1;
+    partition->log_start_offset = io->log_start_offset > partition->segments[0] ? io->log_start_offset : partition->segments[0];
+    partition->staged_end_offset = partition->log_end_offset;
+    int replayed = mqd_recovery_replay(partition, &recovery->listing, recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
+                                       io->replicated ? io->high_watermark : INT64_MAX, now_ms);
+    recovery->changed |= replayed == 1;
+    if (replayed < 0 ||
+        settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
+        return -1;
+    if (recovery->mode != MODE_CLEAN && !recovery->read_only && mqd_recovery_flush(partition, io, recovery->changed) < 0)
+        return -1;
+    partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
+    if (io->replicated && !recovery->cutting && restore_high_watermark(partition, io->high_watermark) < 0)
+        return -1;
+    io->log_start_offset = partition->log_start_offset;
+    io->log_end_offset = partition->log_end_offset;
+    io->segment_count = (int32_t)partition->segment_count;
+    io->last_leader_epoch = mqd_epochs_last(&partition->epochs);
+    return 0;
+}
+
+/* A truncation that was interrupted is carried out; of one that was not, what it asks of the recovery point (log/recovery/truncation.h). */
+static int resume_truncation(struct recovery *recovery)
+{
+    struct mqd_truncation_marks marks;
+    struct mqd_recovery *io = recovery->io;
+    uint32_t first = 0;
+    if (mqd_truncation_load(recovery->partition->path, &marks) < 0)
+        return -1;
+    recovery->was_cut = marks.trusted_below != INT64_MAX;
+    if (io->recovery_point_offset > marks.trusted_below)
+        io->recovery_point_offset = marks.trusted_below;
+    if (!marks.pending)
+        return 0;
+    io->clean_shutdown = 0;
+    if (marks.start_offset >= 0) {
+        io->log_start_offset = marks.start_offset;
+    } else {
+        recovery->cut_offset = marks.cut_offset;
+        while (first < recovery->listing.log_count && recovery->listing.logs[first] <= marks.cut_offset)
+            first++;
+    }
+    if (io->trusted_end_offset > marks.cut_offset)
+        io->trusted_end_offset = marks.cut_offset;
+    return delete_from(recovery, first);
+}
+
+static struct mqd_partition *partition_new(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms)
+{
+    struct mqd_partition *partition = calloc(1, sizeof *partition);
+    if (!partition || !(partition->path = strdup(path))) {
+        free(partition);
+        mqd_error_set(ENOMEM, "no memory for a partition");
+        return NULL;
+    }
+    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = partition->active.txn_index.fd = partition->active.txn_index.sum_fd = -1;
+    partition->preallocate_fd = partition->sync_directory_fd = -1;
+    partition->snapshot_offset = partition->snapshot_previous = -1;
+    partition->leader_epoch = leader_epoch;
+    partition->last_write_ms = now_ms;
+    mqd_partition_set_options(partition, options);
+    return partition;
+}
+
+static void begin_io(struct mqd_recovery *io)
+{
+    io->log_start_offset = io->log_start_offset < 0 ? 0 : io->log_start_offset;
+    io->truncated_bytes = io->scanned_bytes = 0;
+    io->corrupt_position = io->corrupt_segment = io->missing_from = io->missing_to = -1;
+}
+
+struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms, struct mqd_recovery *io)
+{
+    struct mqd_partition *partition = partition_new(path, options, leader_epoch, now_ms);
+    struct recovery recovery = {.partition = partition, .io = io, .cut_offset = INT64_MAX};
+    if (!partition)
+        return NULL;
+    begin_io(io);
+    int result = mqd_recovery_make_directory(path);
+    partition->has_gaps = options->compacted || mqd_compact_has_gaps(path);
+    if (result == 0)
+        result = mqd_compact_recover(path);
+    if (result == 0)
+        result = mqd_listing_read(&recovery.listing, path);
+    if (result == 0)
+        result = resume_truncation(&recovery);
+    if (result == 0)
+        result = open_recovered(&recovery, now_ms);
+    if (result == 0)
+        result = mqd_truncation_end(path, now_ms);
+    mqd_listing_free(&recovery.listing);
+    if (result == 0)
+        return partition;
+    mqd_partition_free(partition);
+    return NULL;
+}
+
+struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset, int64_t now_ms, struct mqd_recovery *io)
+{
+    struct mqd_partition *partition = partition_new(old->path, &old->options, old->leader_epoch, now_ms);
+    struct recovery recovery = {.partition = partition, .io = io, .listing = *listing, .mode = MODE_TRUSTED, .cut_offset = cut_offset, .cutting = true};
+    uint32_t first = 0;
+    if (!partition)
+        return NULL;
+    begin_io(io);
+    partition->has_gaps = old->has_gaps;
+    while (first < listing->log_count && listing->logs[first] <= cut_offset)
+        first++;
+    int result = delete_from(&recovery, first);
+    if (result == 0)
+        result = open_recovered(&recovery, now_ms);
+    listing->log_count = recovery.listing.log_count;
+    if (result == 0)
+        return partition;
+    mqd_partition_free(partition);
+    return NULL;
+}

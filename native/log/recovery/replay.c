@@ -1,0 +1,396 @@
+/* Producers, transactions, aborted transactions and leader epochs after a restart; see log/recovery/recovery.h.
+ *
+ * Abort markers between sound_below and the snapshot (power was lost soon after it was written) are met by the walk, but the snapshot no longer knows where their
+ * transactions began: their entries must be in the files. When one is not, all is replayed from a snapshot below, or from the log's beginning.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "log/recovery/recovery.h"
+
+#define CONTROL_BIT 0x20
+#define SNAPSHOT_BYTES_MAX (1ll << 33)
+#define SNAPSHOTS_KEPT 2
+
+/* ---- snapshots ---------------------------------------------------------------------------------------------------- */
+
+static uint8_t *read_whole(int fd, size_t size_bytes)
+{
+    uint8_t *bytes = malloc(size_bytes ? size_bytes : 1);
+    size_t have = 0;
+    while (bytes && have < size_bytes) {
+        ssize_t got = pread(fd, bytes + have, size_bytes - have, (off_t)have);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            free(bytes);
+            return NULL;
+        }
+        have += (size_t)got;
+    }
+    return bytes;
+}
+
+/* A snapshot that cannot be read or is corrupt is no error: an older one, or the log itself, has the same to tell. */
+static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    int64_t inside = -1;
+    if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    uint8_t *bytes = fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX ? read_whole(fd, (size_t)status.st_size) : NULL;
+    if (fd >= 0)
+        close(fd);
+    bool loaded = bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &inside) == 0 && inside == offset;
+    free(bytes);
+    if (!loaded)
+        mqd_producers_free(&partition->producers);
+    return loaded;
+}
+
+static int delete_snapshot(const struct mqd_partition *partition, int64_t offset)
+{
+    char path[PATH_MAX];
+    if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
+        return -1;
+    return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* gone by a choice before this one */
+}
+
+/* Loads the newest usable one at or below `limit` into the partition; deletes those beyond it (they tell of records that are gone), corrupt and surplus ones; and those
+ * below the first segment: what happened between, the end of a transaction perhaps, was deleted with the segments. */
+static int choose_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
+{
+    uint32_t kept = 0;
+    partition->snapshot_offset = partition->snapshot_previous = -1;
+    for (uint32_t i = listing->snapshot_count; i-- > 0;) {
+        int64_t offset = listing->snapshots[i];
+        bool useful = offset <= limit && offset >= partition->segments[0] && kept < SNAPSHOTS_KEPT;
+        if (useful && kept == 0) {
+            useful = load_snapshot(partition, offset);
+            if (useful)
+                partition->snapshot_offset = offset;
+        } else if (useful) {
+            partition->snapshot_previous = offset;
+        }
+        kept += useful;
+        if (!useful && delete_snapshot(partition, offset) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* ---- replay ------------------------------------------------------------------------------------------------------- */
+
+struct replay {
+    struct mqd_partition *partition;
+    int64_t producers_from; /* batches below are in the snapshot */
+    int64_t aborted_from;   /* entries of markers below are in the files */
+    int64_t settle_below;   /* transactions that ended below are of no more concern */
+    int64_t now_ms;
+    struct mqd_aborted_list known, made; /* of the segment under way: in its file; those of the markers at or behind aborted_from */
+    bool lost;              /* a marker below producers_from has no entry */
+    bool changed;
+    bool rebuilding;        /* only .txnindex files are made, of those that do not prove themselves */
+    int64_t aborted_limit;  /* entries of markers at or behind it need no proof: they are made from the log anyway */
+};
+
+/* The entry of this marker that the file holds already, or NULL. */
+static const struct mqd_aborted *known_entry(const struct replay *replay, int64_t producer_id, int64_t last_offset)
+{
+    uint32_t low = 0, high = replay->known.count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (replay->known.entries[middle].last_offset < last_offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const struct mqd_aborted *entry = low < replay->known.count ? &replay->known.entries[low] : NULL;
+    return entry && entry->last_offset == last_offset && entry->producer_id == producer_id ? entry : NULL;
+}
+
+static int make_entry(struct replay *replay, struct mqd_aborted entry)
+{
+    const struct mqd_aborted *before = replay->made.count ? &replay->made.entries[replay->made.count - 1] : NULL;
+    if (before && before->last_offset >= entry.last_offset)
+        return 0; /* met twice, after damage */
+    if (before && before->last_stable_offset > entry.last_stable_offset)
+        entry.last_stable_offset = before->last_stable_offset;
+    return mqd_aborted_add(&replay->made, &entry);
+}
+
+/* An abort marker that has ended a transaction which began at first_offset; -1: it is below the snapshot, only the file can tell. */
+static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
+{
+    const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
+    if (known && (first_offset < 0 || known->first_offset <= first_offset)) /* its beginning may have been deleted from the log since */
+        return make_entry(replay, *known);
+    if (first_offset < 0) {
+        replay->lost = true;
+        return 0;
+    }
+    int64_t ongoing = mqd_transactions_first_ongoing(&replay->partition->producers.transactions);
+    return make_entry(replay, (struct mqd_aborted){batch->producer_id, first_offset, batch->base_offset, ongoing <= batch->base_offset ? ongoing : batch->base_offset + 1});
+}
+
+static int add_producer(struct replay *replay, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t *ended_first_offset)
+{
+    struct mqd_partition *partition = replay->partition;
+    struct mqd_producer_undo undo;
+    /* The clock of the broker when it was appended is not in the log: as new, it is remembered for another full period. */
+    if (mqd_producers_add(&partition->producers, batch, marker, batch->base_offset, replay->now_ms, &undo) < 0)
+        return -1;
+    *ended_first_offset = undo.change == MQD_TRANSACTION_ENDED ? mqd_transaction_first_offset(&partition->producers.transactions, undo.transaction) : -1;
+    mqd_transactions_settle(&partition->producers.transactions, replay->settle_below);
+    if (partition->producers.count > 2u * (uint32_t)partition->options.producer_id_count_max)
+        mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
+    return 0;
+}
+
+static int replay_marker(struct replay *replay, const struct mqd_batch *batch, int fd, int64_t position)
+{
+    uint8_t bytes[MQD_MARKER_BYTES_MAX];
+    struct mqd_marker marker;
+    int64_t first_offset = -1;
+    if (batch->size_bytes > MQD_MARKER_BYTES_MAX)
+        return 0;
+    ssize_t got = pread(fd, bytes, (size_t)batch->size_bytes, position);
+    if (got < 0)
+        return mqd_error_system(errno, "%s: cannot read a control batch", replay->partition->path);
+    if (got != batch->size_bytes || mqd_marker_parse(bytes, batch, &marker) < 0)
+        return 0;
+    bool in_snapshot = batch->base_offset < replay->producers_from;
+    if (!in_snapshot && add_producer(replay, batch, &marker, &first_offset) < 0)
+        return -1;
+    if (marker.commit || batch->base_offset < replay->aborted_from || (!in_snapshot && first_offset < 0))
+        return 0;
+    return replay_abort(replay, batch, first_offset);
+}
+
+static int replay_batch(struct replay *replay, const struct mqd_batch *batch, int fd, int64_t position)
+{
+    int64_t none;
+    if (!replay->rebuilding && mqd_epochs_add(&replay->partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
+        return -1;
+    if (batch->producer_id < 0)
+        return 0;
+    if (batch->attributes & CONTROL_BIT)
+        return replay_marker(replay, batch, fd, position);
+    return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &none);
+}
+
+/* Damage below the recovery point is stepped over, as in the walk that found the end. The length or offsets of the batch before may be what is wrong: so the
+ * search begins inside that one. */
+static int replay_walk(struct replay *replay, struct mqd_walk *walk)
+{
+    struct mqd_batch batch;
+    int64_t position = -1, last_offset = walk->next_offset;
+    for (;;) {
+        int more = mqd_walk_next(walk, &batch, &position);
+        if (more == 0 && walk->reason) {
+            if (position >= 0) {
+                walk->position = position;
+                walk->next_offset = last_offset;
+            }
+            more = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
+        }
+        if (more <= 0)
+            return more;
+        last_offset = batch.base_offset;
+        if (replay_batch(replay, &batch, walk->fd, position) < 0)
+            return -1;
+    }
+}
+
+/* Where the walk of a segment may begin so as to meet every batch at or above `offset`: an index entry that names a batch, or the segment's beginning. */
+static struct mqd_index_entry start_of(int fd, const char *directory, int64_t base_offset, int64_t offset, int64_t size_bytes)
+{
+    const struct mqd_index_entry beginning = {0, 0};
+    struct mqd_index_entry entry;
+    struct mqd_batch batch;
+    uint8_t header[MQD_BATCH_HEADER_BYTES];
+    if (offset <= base_offset || mqd_index_lookup(directory, base_offset, offset, &entry) != 1 || entry.position > size_bytes - MQD_BATCH_HEADER_BYTES)
+        return beginning;
+    bool sound = pread(fd, header, sizeof header, entry.position) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0 &&
+                 batch.base_offset == base_offset + entry.relative_offset;
+    return sound ? entry : beginning;
+}
+
+static int walk_segment(struct replay *replay, uint32_t i, int64_t from_offset)
+{
+    const struct mqd_partition *partition = replay->partition;
+    int64_t base_offset = partition->segments[i];
+    char path[PATH_MAX];
+    struct stat status;
+    if (mqd_segment_path(path, sizeof path, partition->path, base_offset, MQD_FILE_LOG) < 0)
+        return -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &status) < 0) {
+        mqd_error_system(errno, "cannot read %s", path);
+        if (fd >= 0)
+            close(fd);
+        return -1;
+    }
+    struct mqd_walk walk;
+    struct mqd_index_entry start = start_of(fd, partition->path, base_offset, from_offset, status.st_size);
+    int result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset, status.st_size, INT64_MAX);
+    walk.gaps_allowed = partition->has_gaps;
+    if (result == 0)
+        result = replay_walk(replay, &walk);
+    mqd_walk_end(&walk);
+    close(fd);
+    return result;
+}
+
+static bool same_entries(const struct mqd_aborted *left, const struct mqd_aborted *right, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (left[i].producer_id != right[i].producer_id || left[i].first_offset != right[i].first_offset || left[i].last_offset != right[i].last_offset)
+            return false;
+    return true;
+}
+
+/* The segment's file as the walk found it must be: what was believed of it, then what was made. Its whole size in *file_bytes. */
+static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *file_bytes)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    uint32_t believed = 0;
+    while (believed < replay->known.count && replay->known.entries[believed].last_offset < replay->aborted_from)
+        believed++;
+    uint32_t count = believed + replay->made.count;
+    *file_bytes = count * MQD_TXN_INDEX_ENTRY_BYTES;
+    if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_INDEX) < 0)
+        return -1;
+    int64_t size_bytes = stat(path, &status) == 0 ? status.st_size : 0;
+    if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_SUM) < 0)
+        return -1;
+    int64_t sum_bytes = stat(path, &status) == 0 ? status.st_size : 0;
+    if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes && same_entries(replay->known.entries + believed, replay->made.entries, replay->made.count))
+        return 0;
+    replay->known.count = believed;
+    for (uint32_t i = 0; i < replay->made.count; i++)
+        if (mqd_aborted_add(&replay->known, &replay->made.entries[i]) < 0)
+            return -1;
+    replay->changed = true;
+    return mqd_txn_index_replace(replay->partition->path, base_offset, &replay->known, true);
+}
+
+static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset)
+{
+    struct mqd_partition *partition = replay->partition;
+    bool last = i + 1 == partition->segment_count;
+    int64_t base_offset = partition->segments[i], end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
+    bool walked = end_offset > from_offset && end_offset > base_offset;
+    uint32_t file_bytes;
+    if (!walked && !last)
+        return 0;
+    replay->made.count = 0;
+    if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->known) < 0 || (walked && walk_segment(replay, i, from_offset) < 0))
+        return -1;
+    if (replay->lost)
+        return 0;
+    if (settle_aborted(replay, base_offset, &file_bytes) < 0)
+        return mqd_error_code() == EROFS ? 0 : -1;
+    if (last)
+        partition->active.txn_index.file_bytes = file_bytes;
+    return 0;
+}
+
+/* 1: entries were lost that this snapshot cannot make anew. */
+static int replay_all(struct replay *replay, const struct mqd_listing *listing, int64_t limit, int64_t sound_below)
+{
+    struct mqd_partition *partition = replay->partition;
+    mqd_producers_free(&partition->producers);
+    if (choose_snapshot(partition, listing, limit) < 0)
+        return -1;
+    replay->lost = false;
+    replay->producers_from = partition->snapshot_offset;
+    replay->aborted_from = sound_below < partition->snapshot_offset ? sound_below : partition->snapshot_offset;
+    int64_t from_offset = partition->epochs.count == 0 ? -1 : replay->aborted_from;
+    for (uint32_t i = 0; i < partition->segment_count && !replay->lost; i++)
+        if (replay_segment(replay, i, from_offset) < 0)
+            return -1;
+    return replay->lost;
+}
+
+/* ---- .txnindex files that do not prove themselves ------------------------------------------------------------------- */
+
+/* The newest snapshot at or below `offset`: the walk may begin there. Else it begins where the log does. */
+static void start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
+{
+    struct mqd_partition *partition = replay->partition;
+    mqd_producers_free(&partition->producers);
+    replay->producers_from = replay->aborted_from = partition->segments[0];
+    for (uint32_t i = listing->snapshot_count; i-- > 0;)
+        if (listing->snapshots[i] <= offset && listing->snapshots[i] >= partition->segments[0] && load_snapshot(partition, listing->snapshots[i])) {
+            replay->producers_from = replay->aborted_from = listing->snapshots[i];
+            return;
+        }
+}
+
+static int rebuild_segment(struct replay *replay, uint32_t i)
+{
+    int64_t base_offset = replay->partition->segments[i];
+    uint32_t file_bytes;
+    int proven = mqd_txn_index_proves(replay->partition->path, base_offset, replay->aborted_limit);
+    replay->made.count = replay->known.count = 0; /* nothing of it is believed */
+    if (proven < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
+        return -1;
+    if (proven)
+        return 0;
+    return settle_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
+}
+
+/* Walks from the snapshot below the first of them, so that the beginning of every transaction is met, to the last. What the walk leaves of producers is not used. */
+static int rebuild_unproven(struct replay *replay, const struct mqd_listing *listing)
+{
+    struct mqd_partition *partition = replay->partition;
+    uint32_t first = UINT32_MAX, last = 0;
+    for (uint32_t i = 0; i < partition->segment_count; i++) {
+        int proven = mqd_txn_index_proves(partition->path, partition->segments[i], replay->aborted_limit);
+        if (proven < 0)
+            return -1;
+        if (proven)
+            continue;
+        first = first == UINT32_MAX ? i : first;
+        last = i;
+    }
+    if (first == UINT32_MAX)
+        return 0;
+    start_rebuild(replay, listing, partition->segments[first]);
+    replay->rebuilding = true;
+    int result = 0;
+    for (uint32_t i = 0; i <= last && result == 0; i++)
+        if (i >= first || partition->segments[i + 1] > replay->aborted_from)
+            result = rebuild_segment(replay, i);
+    replay->rebuilding = false;
+    return result;
+}
+
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t settle_below, int64_t now_ms)
+{
+    struct replay replay = {.partition = partition, .settle_below = settle_below, .now_ms = now_ms};
+    replay.aborted_limit = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;
+    int result = rebuild_unproven(&replay, listing);
+    if (result == 0)
+        result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
+    if (result == 1)
+        result = replay_all(&replay, listing, sound_below, sound_below);
+    free(replay.known.entries);
+    free(replay.made.entries);
+    if (result < 0)
+        return -1;
+    mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
+    if (partition->snapshot_offset == partition->log_end_offset)
+        partition->snapshot_changes = partition->producers.changes;
+    return replay.changed;
+}

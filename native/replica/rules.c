@@ -1,0 +1,377 @@
+/* The leader's side: what it knows of its followers, the high watermark, proposals of the in-sync set. See replica/rules.h. */
+#include <string.h>
+
+#include "replica/rules.h"
+
+#define OFFSET_OUT_OF_RANGE 1
+#define NOT_LEADER_OR_FOLLOWER 6
+#define REPLICA_NOT_AVAILABLE 9
+#define NOT_ENOUGH_REPLICAS 19
+#define OPERATION_NOT_ATTEMPTED 55
+#define FENCED_LEADER_EPOCH 74
+#define UNKNOWN_LEADER_EPOCH 75
+#define STALE_BROKER_EPOCH 77
+#define OFFSET_NOT_AVAILABLE 78
+#define INELIGIBLE_REPLICA 107
+
+#define NEVER INT64_MIN
+#define BEHIND_MS 500 /* more records behind than allowed for so long: not a burst that the next fetch takes */
+
+static bool mutant(const struct mqd_replica *replica, enum mqd_replica_mutant rule)
+{
+    return (replica->mutants & rule) != 0;
+}
+
+static bool counts_durable(const struct mqd_replica *replica)
+{
+    return replica->flush_on_ack && !mutant(replica, MQD_REPLICA_MUTANT_COUNT_UNFLUSHED);
+}
+
+void mqd_replica_init(struct mqd_replica *replica, uint32_t mutants)
+{
+    memset(replica, 0, sizeof *replica);
+    replica->mutants = mutants;
+    replica->node_id = replica->leader = replica->leader_epoch = replica->partition_epoch = -1;
+    replica->broker_epoch = -1;
+    replica->proposal_ms = NEVER;
+}
+
+void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
+{
+    replica->high_watermark = high_watermark; /* brought into the log's range by the next call */
+}
+
+void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
+{
+    if (sequence > replica->proposal_sequence)
+        replica->proposal_sequence = sequence;
+}
+
+/* ---- the high watermark ---- */
+
+/* */
+static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_replica_follower *follower)
+{
+    return follower->member.in_sync || (replica->proposing && follower->proposed && !mutant(replica, MQD_REPLICA_MUTANT_COMMITTED_ONLY));
+}
+
+/* */
+static int raise_high_watermark(struct mqd_replica *replica)
+{
+    if (replica->role != MQD_REPLICA_LEADER || (replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_HW_BELOW_MIN)))
+        return 0;
+    int64_t least = counts_durable(replica) ? replica->durable : replica->log_end;
+    for (uint32_t i = 0; i < replica->follower_count; i++) {
+        const struct mqd_replica_follower *follower = &replica->followers[i];
+        if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) && follower->position < least)
+            least = follower->position; /* -1: it has not been heard of in this epoch */
+    }
+    if (least <= replica->high_watermark)
+        return 0;
+    replica->high_watermark = least;
+    return MQD_REPLICA_CHANGED_HIGH_WATERMARK;
+}
+
+/* ---- the log ---- */
+
+/* Who was not heard of in this epoch may have everything: only its time counts. */
+static void note_behind(const struct mqd_replica *replica, struct mqd_replica_follower *follower, int64_t now_ms)
+{
+    bool behind = replica->lag_records_max >= 0 && follower->position >= 0 && replica->log_end - follower->position > replica->lag_records_max;
+    follower->behind_ms = !behind ? INT64_MAX : follower->behind_ms < now_ms ? follower->behind_ms : now_ms;
+}
+
+int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable, int64_t now_ms)
+{
+    int64_t before = replica->log_end;
+    int changed = 0;
+    replica->log_start = log_start;
+    replica->log_end = log_end;
+    replica->durable = durable;
+    if (replica->high_watermark > log_end || replica->high_watermark < log_start) {
+        replica->high_watermark = replica->high_watermark > log_end ? log_end : log_start;
+        changed = MQD_REPLICA_CHANGED_HIGH_WATERMARK;
+    }
+    if (replica->role != MQD_REPLICA_LEADER)
+        return changed;
+    for (uint32_t i = 0; i < replica->follower_count && log_end != before; i++) {
+        struct mqd_replica_follower *follower = &replica->followers[i];
+        if (follower->position == before && follower->caught_up_ms < now_ms)
+            follower->caught_up_ms = now_ms; /* until now it had everything */
+        note_behind(replica, follower, now_ms);
+    }
+    return changed | raise_high_watermark(replica);
+}
+
+/* ---- metadata ---- */
+
+static const struct mqd_replica_member *member_of(const struct mqd_replica_assignment *assignment, int32_t node_id)
+{
+    for (uint32_t i = 0; i < assignment->member_count; i++)
+        if (assignment->members[i].node_id == node_id)
+            return &assignment->members[i];
+    return NULL;
+}
+
+static struct mqd_replica_follower *follower_of(struct mqd_replica *replica, int32_t node_id)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == node_id)
+            return &replica->followers[i];
+    return NULL;
+}
+
+static bool valid(const struct mqd_replica_assignment *assignment)
+{
+    if (assignment->member_count > MQD_REPLICA_COUNT_MAX || assignment->leader_epoch < 0 || assignment->partition_epoch < 0)
+        return false;
+    for (uint32_t i = 0; i < assignment->member_count; i++)
+        if (assignment->members[i].node_id < 0 || member_of(assignment, assignment->members[i].node_id) != &assignment->members[i])
+            return false;
+    return true;
+}
+
+/* */
+static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_replica_assignment *assignment)
+{
+    const struct mqd_replica_member *self = member_of(assignment, assignment->node_id);
+    if (!self || assignment->leader < 0)
+        return MQD_REPLICA_NONE;
+    if (self->broker_epoch != assignment->broker_epoch && !mutant(replica, MQD_REPLICA_MUTANT_SERVE_UNREGISTERED))
+        return MQD_REPLICA_NONE;
+    return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
+}
+
+/* `known` is what was known of it in this leader epoch; NULL = nothing. */
+static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member, const struct mqd_replica_follower *known, int64_t now_ms)
+{
+    struct mqd_replica_follower follower = {.position = -1, .fetched_broker_epoch = -1, .caught_up_ms = NEVER, .fetched_ms = NEVER, .behind_ms = INT64_MAX, .proposed_broker_epoch = -1};
+    if (known)
+        follower = *known;
+    follower.member = *member;
+    if (member->in_sync && follower.caught_up_ms == NEVER)
+        follower.caught_up_ms = now_ms; /* its time begins now */
+    return follower;
+}
+
+static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep, int64_t now_ms)
+{
+    struct mqd_replica_follower followers[MQD_REPLICA_COUNT_MAX];
+    replica->in_sync_count = 0;
+    for (uint32_t i = 0; i < assignment->member_count; i++) {
+        followers[i] = follower_from(&assignment->members[i], keep ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
+        replica->in_sync_count += followers[i].member.in_sync != 0;
+    }
+    memcpy(replica->followers, followers, sizeof *followers * assignment->member_count);
+    replica->follower_count = assignment->member_count;
+}
+
+int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms)
+{
+    if (!valid(assignment))
+        return -1;
+    if (assignment->leader_epoch < replica->leader_epoch || assignment->partition_epoch < replica->partition_epoch || assignment->broker_epoch < replica->broker_epoch)
+        return MQD_REPLICA_CHANGED_STALE;
+    bool new_epoch = assignment->leader_epoch > replica->leader_epoch;
+    uint8_t role = role_in(replica, assignment);
+    bool fresh = new_epoch || role != replica->role;
+    int changed = (new_epoch ? MQD_REPLICA_CHANGED_EPOCH : 0) | (role != replica->role ? MQD_REPLICA_CHANGED_ROLE : 0);
+    bool was_below = replica->in_sync_count < replica->min_insync && !fresh;
+    if (fresh || assignment->partition_epoch > replica->partition_epoch) {
+        replica->proposing = 0;
+        replica->proposal_ms = NEVER;
+    }
+    replica->node_id = assignment->node_id;
+    replica->broker_epoch = assignment->broker_epoch;
+    replica->leader = assignment->leader;
+    replica->leader_epoch = assignment->leader_epoch;
+    replica->partition_epoch = assignment->partition_epoch;
+    replica->lag_ms_max = assignment->lag_ms_max;
+    replica->lag_records_max = assignment->lag_records_max;
+    replica->flush_on_ack = assignment->flush_on_ack;
+    replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count ? assignment->min_insync : (int32_t)assignment->member_count;
+    replica->role = role;
+    take_members(replica, assignment, !fresh || mutant(replica, MQD_REPLICA_MUTANT_KEEP_STATE), now_ms);
+    for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
+        note_behind(replica, &replica->followers[i], now_ms); /* the bound may be another one */
+    if (replica->high_watermark > replica->log_end)
+        replica->high_watermark = replica->log_end;
+    if (fresh && role == MQD_REPLICA_LEADER)
+        replica->epoch_start = replica->log_end;
+    if (new_epoch && role == MQD_REPLICA_FOLLOWER && mutant(replica, MQD_REPLICA_MUTANT_TRUNCATE_TO_HW))
+        changed |= MQD_REPLICA_CHANGED_CUT;
+    if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below)
+        changed |= MQD_REPLICA_CHANGED_BELOW_MIN;
+    return changed | raise_high_watermark(replica);
+}
+
+/* ---- requests of clients ---- */
+
+int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
+{
+    if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !mutant(replica, MQD_REPLICA_MUTANT_LEASE)))
+        return NOT_LEADER_OR_FOLLOWER;
+    if (acks_all && replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_ACK_BELOW_MIN))
+        return NOT_ENOUGH_REPLICAS;
+    return 0;
+}
+
+int mqd_replica_latest(const struct mqd_replica *replica)
+{
+    if (replica->role != MQD_REPLICA_LEADER)
+        return NOT_LEADER_OR_FOLLOWER;
+    return replica->high_watermark < replica->epoch_start && !mutant(replica, MQD_REPLICA_MUTANT_LATEST_EARLY) ? OFFSET_NOT_AVAILABLE : 0;
+}
+
+/* ---- fetches of followers ---- */
+
+/* Whom it is from and in which epoch. */
+static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_replica_follower *follower)
+{
+    if (replica->role != MQD_REPLICA_LEADER)
+        return NOT_LEADER_OR_FOLLOWER;
+    if (!follower || fetch->node_id == replica->node_id)
+        return REPLICA_NOT_AVAILABLE;
+    if (fetch->current_leader_epoch != replica->leader_epoch && !mutant(replica, MQD_REPLICA_MUTANT_FETCH_EPOCH))
+        return fetch->current_leader_epoch < replica->leader_epoch ? FENCED_LEADER_EPOCH : UNKNOWN_LEADER_EPOCH;
+    if ((fetch->broker_epoch < follower->fetched_broker_epoch || fetch->broker_epoch < follower->member.broker_epoch) && !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
+        return STALE_BROKER_EPOCH;
+    return 0;
+}
+
+/* R2: is the follower's log a prefix of this one? This leader epoch begins at epoch_start, whether it has records yet or not. */
+static void compare(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_answer *answer)
+{
+    int32_t found;
+    int64_t end_offset;
+    if (fetch->last_fetched_epoch < 0 || mutant(replica, MQD_REPLICA_MUTANT_TRUNCATE_TO_HW))
+        return;
+    mqd_replica_epoch_end(epochs, epoch_count, replica->log_end, fetch->last_fetched_epoch, &found, &end_offset);
+    if (found < 0) { /* above all that have records */
+        found = epoch_count ? epochs[epoch_count - 1].epoch : fetch->last_fetched_epoch;
+        end_offset = replica->log_end < replica->epoch_start ? replica->log_end : replica->epoch_start;
+    }
+    if (found < fetch->last_fetched_epoch || end_offset < fetch->fetch_offset) {
+        answer->diverging_epoch = found;
+        answer->diverging_end = end_offset;
+    }
+}
+
+static void note_position(struct mqd_replica *replica, struct mqd_replica_follower *follower, const struct mqd_replica_fetch *fetch, int64_t now_ms)
+{
+    if (fetch->fetch_offset >= replica->log_end && follower->caught_up_ms < now_ms)
+        follower->caught_up_ms = now_ms;
+    else if (follower->fetched_ms != NEVER && fetch->fetch_offset >= follower->fetched_log_end && follower->caught_up_ms < follower->fetched_ms)
+        follower->caught_up_ms = follower->fetched_ms; /* all that there was then */
+    follower->position = fetch->fetch_offset;
+    follower->fetched_broker_epoch = fetch->broker_epoch;
+    follower->fetched_ms = now_ms;
+    follower->fetched_log_end = replica->log_end;
+    note_behind(replica, follower, now_ms);
+}
+
+void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
+                       struct mqd_replica_answer *answer)
+{
+    struct mqd_replica_follower *follower = follower_of(replica, fetch->node_id);
+    *answer = (struct mqd_replica_answer){.error = fetch_error(replica, fetch, follower), .leader_epoch = replica->leader_epoch, .diverging_epoch = -1, .diverging_end = -1, .read_end = -1,
+                                          .high_watermark = -1, .log_start = -1};
+    if (answer->error)
+        return;
+    answer->read_end = replica->log_end;
+    answer->log_start = replica->log_start;
+    if (fetch->fetch_offset < replica->log_start)
+        answer->error = OFFSET_OUT_OF_RANGE;
+    else
+        compare(replica, fetch, epochs, epoch_count, answer);
+    if (!answer->error && answer->diverging_epoch < 0 && fetch->fetch_offset > replica->log_end)
+        answer->error = OFFSET_OUT_OF_RANGE;
+    if (!answer->error && answer->diverging_epoch < 0) {
+        note_position(replica, follower, fetch, now_ms);
+        answer->changed = raise_high_watermark(replica);
+    }
+    answer->high_watermark = replica->high_watermark;
+}
+
+/* ---- proposals ---- */
+
+/* Kafka's rule: a follower has caught up as of a fetch when its next one begins where the log ended then, so one that takes a burst at full speed stays. */
+static bool caught_up_within(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms, int64_t ms)
+{
+    return follower->position == replica->log_end || (follower->caught_up_ms != NEVER && now_ms - follower->caught_up_ms <= ms);
+}
+
+static bool lags(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
+{
+    if (follower->behind_ms != INT64_MAX && now_ms - follower->behind_ms >= BEHIND_MS)
+        return true;
+    return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
+}
+
+/* R-4. While the set is below min_insync the high watermark stands still, so that having it says little: a follower that joined by it alone, long behind the log's
+ * end, would be proposed away at once. Half the time that it is given to lag keeps the set from flapping. */
+static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
+{
+    if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark || follower->behind_ms != INT64_MAX)
+        return false;
+    if (follower->fetched_broker_epoch != follower->member.broker_epoch && !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
+        return false;
+    return (follower->position >= replica->epoch_start && caught_up_within(replica, follower, now_ms, replica->lag_ms_max / 2)) || mutant(replica, MQD_REPLICA_MUTANT_EXPAND_EARLY);
+}
+
+/* Marks who is to be in sync. False: that is the committed set, or a set that would be refused. */
+static bool choose(struct mqd_replica *replica, int64_t now_ms)
+{
+    bool differs = false, refused = false;
+    for (uint32_t i = 0; i < replica->follower_count; i++) {
+        struct mqd_replica_follower *follower = &replica->followers[i];
+        bool self = follower->member.node_id == replica->node_id, in_sync = follower->member.in_sync;
+        follower->proposed = self || (in_sync ? !lags(replica, follower, now_ms) : may_join(replica, follower, now_ms));
+        follower->proposed_broker_epoch = self                                  ? replica->broker_epoch
+                                          : follower->fetched_broker_epoch >= 0 ? follower->fetched_broker_epoch
+                                                                                : follower->member.broker_epoch;
+        differs |= follower->proposed != in_sync;
+        refused |= follower->proposed && !follower->member.eligible;
+    }
+    return differs && !refused;
+}
+
+static void fill(const struct mqd_replica *replica, struct mqd_replica_proposal *out)
+{
+    *out = (struct mqd_replica_proposal){.sequence = replica->proposal_sequence, .broker_epoch = replica->broker_epoch, .leader_epoch = replica->leader_epoch,
+                                         .partition_epoch = replica->partition_epoch};
+    for (uint32_t i = 0; i < replica->follower_count; i++) {
+        const struct mqd_replica_follower *follower = &replica->followers[i];
+        if (!follower->proposed)
+            continue;
+        out->node_id[out->member_count] = follower->member.node_id;
+        out->member_broker_epoch[out->member_count++] = follower->proposed_broker_epoch;
+    }
+}
+
+int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms, struct mqd_replica_proposal *out)
+{
+    if (replica->role != MQD_REPLICA_LEADER || now_ms < replica->proposal_ms)
+        return 0;
+    if (!replica->proposing) {
+        if (!choose(replica, now_ms))
+            return 0;
+        replica->proposing = 1;
+        replica->proposal_sequence++;
+    }
+    replica->proposal_ms = now_ms + repeat_ms;
+    fill(replica, out);
+    return 1;
+}
+
+int mqd_replica_answered(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error, int64_t now_ms, int64_t again_ms)
+{
+    (void)now_ms;
+    if (!replica->proposing || sequence != replica->proposal_sequence || leader_epoch != replica->leader_epoch)
+        return 0;
+    replica->proposal_ms = again_ms;
+    if (error != OPERATION_NOT_ATTEMPTED && error != INELIGIBLE_REPLICA)
+        return 0;
+    replica->proposing = 0;
+    return raise_high_watermark(replica);
+}

@@ -1,0 +1,478 @@
+/* Checks: what the acceptor is asked before a batch may be written, and what waits for the answer.
+ *
+ *   of a transaction   The owner does not know an ongoing transaction of this producer (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
+ *                      (KIP-890). One CHECK for all partitions of a request that need it; each append is then sent again with the guard that its owner gave.
+ *   of records         A compressed batch for a compacted topic: the acceptor looks whether every record has a key; with record.validation=all, whether any other can be
+ *                      parsed. Uncompressed ones are walked here.
+ *
+ * A request is `undecided` as long as one of its appends that need order (transactional, or parked for a look at its records) is neither staged by its owner
+ * nor refused. Its connection, and no other, is not read meanwhile, so that a later batch of the same producer cannot overtake it.
+ *
+ *   routed -> undecided -+-> staged, or refused                                        decided
+ *                        +-> awaits_verification, until no other is undecided -> parked on a check -> sent again with its guard -> decided
+ *                        +-> parked on a check of records -> sent on -> (as above)
+ *
+ * What is parked must not hold the receive window, which everybody shares: batches of up to COPY_BYTES_MAX are copied into the control arena beside the payload
+ * (from where a remote owner can read them too); what is larger has come in a run of extents of its own and stays there.
+ *
+ * Invariants
+ *   C1  connection->blocked counts its requests that are undecided after their routing; it is not read while that is not 0.
+ *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
+ *   C3  what has waited for MQD_CHECK_MS_MAX, or the client's time-out, is refused with a code that its client tries again; nothing of it is written later.
+ * Bounds: those of server/check_table.c. Beyond, and when the ring stays full until the time-out: refused as in C3. Nothing here blocks.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/check.h"
+#include "server/redirect.h"
+
+#define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no more */
+
+/* ---- parking ---- */
+
+static uint8_t *bytes_of(const struct mqd_reactor *r, const struct mqd_append *append)
+{
+    return r->options.arenas[r->options.self] + append->offset;
+}
+
+static void park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
+{
+    memset(bytes_of(r, append), 0, 8); /* the owner's to write; what the client put there must not make the header look impossible when it is read again */
+    append->check = check;
+    append->check_index = check->count++;
+    mqd_list_append(&check->parked, &append->node);
+}
+
+/* To `at` in the control arena, from where it is sent on. */
+static void move_bytes(struct mqd_reactor *r, struct mqd_append *append, uint64_t at)
+{
+    memcpy(r->options.arenas[r->options.self] + at, bytes_of(r, append), append->size_bytes);
+    mqd_arena_hold(r->control_arena, at - r->control_arena_base);
+    mqd_append_unpin(r, append);
+    append->offset = at;
+    append->pinned = MQD_PIN_CONTROL;
+}
+
+/* The frame may go before the check of the transaction is written. */
+static bool keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request)
+{
+    int32_t bytes = request->order.transactional_id.size_bytes;
+    if (bytes <= 0 || request->transactional_id_kept)
+        return true;
+    uint8_t *copy = mqd_request_hold(r, request, (uint64_t)bytes) ? malloc((size_t)bytes) : NULL;
+    if (!copy)
+        return false;
+    memcpy(copy, request->order.transactional_id.bytes, (size_t)bytes);
+    request->order.transactional_id.bytes = copy;
+    request->transactional_id_kept = 1;
+    return true;
+}
+
+static const char *const crowded = "too many batches wait for a check; the client may send it again";
+
+static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t error, const char *message)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(parked))) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        append->message = message;
+        mqd_append_done(r, append, error);
+    }
+}
+
+/* ---- which topic an append is for: looked up anew, it may be gone ---- */
+
+struct topic_walk { uint32_t topic, end; }; /* end: index behind the topic's last append */
+
+/* `append` must not lie before the one that was asked for last. NULL: the partition is not there any more. */
+static struct mqd_topic *topic_of(struct mqd_reactor *r, struct mqd_request *request, struct topic_walk *walk, const struct mqd_append *append)
+{
+    uint32_t index = (uint32_t)(append - request->appends);
+    if (walk->end == 0)
+        walk->end = request->topics[0].append_count;
+    while (index >= walk->end)
+        walk->end += request->topics[++walk->topic].append_count;
+    struct mqd_produce_topic_entry *entry = &request->topics[walk->topic];
+    if (!entry->key.by_id)
+        entry->key.name.bytes = entry->name;
+    struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
+    bool same = topic && (uint32_t)append->partition_index < topic->partition_count && topic->slots[append->partition_index] == append->slot;
+    return same ? topic : NULL;
+}
+
+static int16_t gone(const struct mqd_request *request)
+{
+    return request->version >= 13 ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+}
+
+/* ---- order ---- */
+
+static void know_order(struct mqd_reactor *r, struct mqd_request *request)
+{
+    const struct mqd_produce_request *produce = r->producing;
+    if (request->order_known)
+        return;
+    request->order_known = 1;
+    request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms, .required_acks = produce->required_acks, .answer_by_ms = INT64_MAX, .producer_id = -1,
+                                                .transactional_id = produce->transactional_id};
+    if (produce->required_acks == -1)
+        request->order.answer_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
+}
+
+void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
+{
+    know_order(r, append->request);
+    if (!append->ordered)
+        append->request->undecided++;
+    append->ordered = 1;
+}
+
+static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request);
+
+static void maybe_ask(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->awaiting && request->awaiting == request->undecided && request->connection)
+        ask_transaction(r, request);
+}
+
+void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request)
+{
+    request->blocks = 1;
+    request->connection->blocked++;
+    maybe_ask(r, request);
+}
+
+void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_request *request = append->request;
+    if (!append->ordered)
+        return;
+    append->ordered = 0;
+    if (--request->undecided) {
+        maybe_ask(r, request);
+        return;
+    }
+    struct mqd_connection *c = request->connection;
+    if (c && request->blocks) {
+        c->blocked--;
+        mqd_connection_resume(r, c);
+    }
+    request->blocks = 0;
+}
+
+void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_check *check = append->check;
+    append->check = NULL;
+    if (append->awaits_verification)
+        append->request->awaiting--;
+    append->awaits_verification = 0;
+    if (check && mqd_list_empty(&check->parked) && !check->sent)
+        mqd_check_end(r, check); /* never lent */
+    mqd_check_decided(r, append);
+}
+
+void mqd_check_abandon(struct mqd_reactor *r, struct mqd_request *request)
+{
+    request->pending++; /* it is not to go under our feet */
+    for (uint32_t i = 0; i < request->append_count; i++)
+        if (!request->appends[i].done && (request->appends[i].check || request->appends[i].awaits_verification))
+            mqd_append_done(r, &request->appends[i], MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+    if (--request->pending == 0)
+        mqd_request_free(r, request);
+}
+
+bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
+{
+    if (!append->check && !append->awaits_verification)
+        return false;
+    bool records = append->check && append->check->kind != MQD_CHECK_TRANSACTION;
+    append->message = records ? "the batch's records were not looked at in time; nothing was written"
+                              : "the transaction's coordinator did not answer in time; nothing was written";
+    mqd_append_done(r, append, records ? MQD_KAFKA_REQUEST_TIMED_OUT : MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+    return true;
+}
+
+/* ---- transactions ---- */
+
+/* As Kafka: a transactional batch needs the request's transactional id (which is what authorises it), and all of a request are of one producer. */
+int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch, const char **message)
+{
+    know_order(r, request);
+    if (request->order.transactional_id.size_bytes < 0) {
+        *message = "a transactional batch in a request without transactional id";
+        return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
+    }
+    if (request->order.producer_id < 0) {
+        request->order.producer_id = batch->producer_id;
+        request->order.producer_epoch = batch->producer_epoch;
+    } else if (request->order.producer_id != batch->producer_id || request->order.producer_epoch != batch->producer_epoch) {
+        *message = "transactional batches of more than one producer id or epoch in one request";
+        return MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING;
+    }
+    return 0;
+}
+
+void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard)
+{
+    struct mqd_request *request = append->request;
+    if (append->handed_on)
+        mqd_redirect_take_back(append); /* with its guard it goes the same way again: the owner of the retired partition first */
+    if (append->guard || !append->ordered || !request->connection) {
+        append->message = "the partition's transaction changed while it was verified; the client may send the batch again";
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+        return;
+    }
+    append->guard = guard;
+    append->awaits_verification = 1;
+    request->awaiting++;
+    maybe_ask(r, request);
+}
+
+/* Those that await verification, in their order. Returns the sum of their bytes. */
+static uint64_t collect(struct mqd_request *request, struct mqd_node *parked, uint32_t *count)
+{
+    uint64_t bytes = 0;
+    *count = request->awaiting;
+    request->awaiting = 0;
+    for (uint32_t i = 0, left = *count; left; i++) {
+        struct mqd_append *append = &request->appends[i];
+        if (!append->awaits_verification)
+            continue;
+        append->awaits_verification = 0;
+        mqd_list_append(parked, &append->node);
+        bytes += append->size_bytes;
+        left--;
+    }
+    return bytes;
+}
+
+static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_node parked;
+    uint32_t count;
+    mqd_list_init(&parked);
+    uint64_t batch_bytes = collect(request, &parked, &count);
+    bool copy = batch_bytes <= COPY_BYTES_MAX;
+    uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
+    uint64_t payload_bytes = sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
+    struct mqd_check *check = mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy ? 0 : batch_bytes);
+    if (!check) {
+        refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, crowded);
+        return;
+    }
+    check->kind = MQD_CHECK_TRANSACTION;
+    check->size_bytes = (uint32_t)payload_bytes;
+    uint8_t *at = r->options.arenas[r->options.self] + check->offset;
+    struct mqd_check_transaction head = {.producer_id = request->order.producer_id, .producer_epoch = request->order.producer_epoch, .version = request->version, .acks = request->order.required_acks,
+                                         .id_bytes = (uint16_t)id_bytes, .partition_count = count, .timeout_ms = request->order.timeout_ms};
+    memcpy(at, &head, sizeof head);
+    at += sizeof head;
+    memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->order.transactional_id.bytes, id_bytes);
+    uint64_t batch_at = check->offset + payload_bytes;
+    struct topic_walk walk = {0};
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&parked))) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        struct mqd_topic *topic = topic_of(r, request, &walk, append);
+        struct mqd_check_partition partition = {.partition_index = append->partition_index, .slot = append->slot};
+        if (topic) /* else: an id that nobody has, refused by the coordinator or when the append is to be sent */
+            memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
+        memcpy(at, &partition, sizeof partition);
+        at += sizeof partition;
+        if (copy) {
+            move_bytes(r, append, batch_at);
+            batch_at += append->size_bytes;
+        }
+        park(r, check, append);
+    }
+    mqd_check_ask(r, check, request);
+}
+
+/* ---- records ---- */
+
+static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind)
+{
+    struct mqd_request *request = append->request;
+    bool copy = append->size_bytes <= COPY_BYTES_MAX;
+    struct mqd_check *check = keep_transactional_id(r, request) ? mqd_check_take(r, copy ? append->size_bytes : 0, copy ? 0 : append->size_bytes) : NULL;
+    if (!check) {
+        append->message = crowded;
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+        return;
+    }
+    if (copy)
+        move_bytes(r, append, check->offset);
+    else
+        mqd_arena_hold(r->arena, append->offset);
+    check->kind = kind;
+    check->slot = append->slot;
+    check->offset = append->offset;
+    check->size_bytes = append->size_bytes;
+    park(r, check, append);
+    mqd_check_ask(r, check, request);
+}
+
+struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_refusal *refusal = mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
+    append->refusal = refusal;
+    append->message = "records were refused";
+    if (refusal) {
+        append->message = refusal->message;
+        append->request->refused = 1;
+    }
+    return refusal;
+}
+
+static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count)
+{
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+    struct topic_walk walk = {0};
+    if (refusal) {
+        const struct mqd_topic *topic = topic_of(r, append->request, &walk, append);
+        refusal->index_count = index_count;
+        memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
+        snprintf(refusal->message, sizeof refusal->message, "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record", unkeyed_count);
+        snprintf(refusal->record_message, sizeof refusal->record_message, "Compacted topic cannot accept message without key in topic partition %s-%d.", topic ? topic->name : "?",
+                 append->partition_index);
+    }
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+}
+
+static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, int32_t index, const char *reason)
+{
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+    append->message = reason;
+    if (refusal) {
+        refusal->index_count = 1;
+        refusal->index[0] = index;
+        snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index, reason);
+        snprintf(refusal->record_message, sizeof refusal->record_message, "%s", reason);
+        append->message = refusal->message;
+    }
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+}
+
+bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
+    bool compacted = mqd_load_relaxed(&slot->compacted);
+    uint8_t validation = mqd_load_relaxed(&slot->validation);
+    int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
+    const char *reason;
+    if (batch->attributes & 7) {
+        if (!compacted && validation != MQD_VALIDATION_ALL)
+            return true;
+        mqd_check_order(r, append);
+        ask_records(r, append, compacted ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE);
+        return false;
+    }
+    if (!compacted && validation == MQD_VALIDATION_NONE)
+        return true;
+    int32_t count = mqd_records_unkeyed(bytes_of(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES, batch->record_count, unkeyed,
+                                        MQD_RECORD_ERROR_COUNT_MAX, &reason);
+    if (count == 0 || (count > 0 && !compacted))
+        return true;
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    if (count < 0)
+        refuse_malformed(r, append, -1 - count, reason);
+    else
+        refuse_records(r, append, unkeyed, count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX, (uint32_t)count);
+    return false;
+}
+
+/* ---- answers ---- */
+
+static void resume(struct mqd_reactor *r, struct mqd_append *append, struct topic_walk *walk)
+{
+    struct mqd_batch batch;
+    append->check = NULL;
+    if (!topic_of(r, append->request, walk, append))
+        mqd_append_done(r, append, gone(append->request));
+    else if (mqd_batch_decode(bytes_of(r, append), append->size_bytes, &batch) < 0)
+        mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
+    else
+        mqd_append_deliver(r, append, &batch);
+}
+
+static void refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t error)
+{
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    append->message = error == MQD_KAFKA_INVALID_TXN_STATE     ? "Partition was not added to the transaction"
+                      : error == MQD_KAFKA_NOT_ENOUGH_REPLICAS ? "Unable to verify the partition has been added to the transaction; its coordinator is not there now"
+                                                               : NULL;
+    mqd_append_done(r, append, error);
+}
+
+static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload, uint32_t size_bytes)
+{
+    struct topic_walk walk = {0};
+    struct mqd_node *node;
+    if (error == 0 && size_bytes != check->count * sizeof(int16_t)) {
+        mqd_log(r, 3, check->connection, UINT32_MAX, "the acceptor answered a check of %u partitions with %u bytes", check->count, size_bytes);
+        error = MQD_KAFKA_NOT_ENOUGH_REPLICAS;
+    }
+    while ((node = mqd_list_pop(&check->parked))) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        int16_t own = (int16_t)error;
+        if (!error)
+            memcpy(&own, payload + append->check_index * sizeof own, sizeof own);
+        if (own)
+            refuse(r, append, own);
+        else
+            resume(r, append, &walk);
+    }
+}
+
+static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t error, const uint8_t *payload, uint32_t size_bytes)
+{
+    struct topic_walk walk = {0};
+    struct mqd_check_refusal head;
+    int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
+    if (!error) {
+        resume(r, append, &walk);
+        return;
+    }
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    bool whole = size_bytes >= sizeof head;
+    if (whole)
+        memcpy(&head, payload, sizeof head);
+    whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX && size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
+    if (!whole) {
+        append->message = "the batch's records could not be looked at";
+        mqd_append_done(r, append, (int16_t)error);
+    } else if (head.index_count) {
+        memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
+        refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
+    } else {
+        struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+        if (refusal)
+            memcpy(refusal->message, payload + sizeof head, head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
+        mqd_append_done(r, append, (int16_t)error);
+    }
+}
+
+void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    if (from != mqd_control_worker_count(r->options.control))
+        return;
+    struct mqd_check *check = mqd_check_of(r, descriptor->token);
+    uint64_t arena_bytes = r->options.arena_bytes[from];
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    const uint8_t *payload = inside && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
+    uint32_t size_bytes = inside ? descriptor->size_bytes : 0;
+    if (check && check->sent) {
+        struct mqd_node *node;
+        if (check->kind == MQD_CHECK_TRANSACTION)
+            on_transaction(r, check, descriptor->error, payload, size_bytes);
+        else if ((node = mqd_list_pop(&check->parked)))
+            on_records(r, MQD_CONTAINER(node, struct mqd_append, node), descriptor->error, payload, size_bytes);
+        mqd_check_end(r, check);
+    }
+    if (descriptor->size_bytes) {
+        struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+        mqd_forward_send(r, from, &release);
+    }
+}

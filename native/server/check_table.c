@@ -1,0 +1,120 @@
+/* The table of checks under way: what their payloads hold of the arenas, the queue to the acceptor, its death. Their meaning: server/check.c.
+ *
+ * Invariants
+ *   T1  a payload is lent from the moment it is sent until CHECKED, or the acceptor's death; its appends may end before (time-out, client gone).
+ *   T2  checks are idempotent: after the acceptor's death they are asked again, under another token; what nobody waits for is not.
+ *   T3  a token is the index and the entry's sequence: a late answer finds another sequence.
+ * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for batches that stay where they are (a single one may be larger).
+ */
+#include "server/check.h"
+
+#define CONTROL_SHARE 2
+#define FRAME_SHARE 4
+#define NO_CHECK UINT32_MAX
+
+struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)
+{
+    uint32_t index = token & 0xffff;
+    if (index >= r->check_used || !r->checks[index].used || r->checks[index].sequence != (uint32_t)(token >> 16))
+        return NULL;
+    return &r->checks[index];
+}
+
+struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes)
+{
+    control_bytes = (control_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES * MQD_CONTROL_EXTENT_BYTES;
+    uint64_t control_max = (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE;
+    uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE;
+    if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) || r->check_control_bytes + control_bytes > control_max ||
+        (frame_bytes && r->check_frame_bytes && r->check_frame_bytes + frame_bytes > frame_max))
+        return NULL;
+    int64_t offset = control_bytes ? mqd_arena_allocate(r->control_arena, control_bytes) : 0;
+    if (offset < 0)
+        return NULL;
+    uint32_t index = r->check_free;
+    if (index != NO_CHECK) {
+        r->check_free = r->checks[index].next_free;
+    } else {
+        index = r->check_used++;
+        r->checks[index].sequence = (uint32_t)(r->generation << 20);
+    }
+    struct mqd_check *check = &r->checks[index];
+    *check = (struct mqd_check){.sequence = check->sequence, .used = 1, .offset = r->control_arena_base + (uint64_t)offset, .control_bytes = (uint32_t)control_bytes,
+                                .frame_bytes = (uint32_t)frame_bytes};
+    mqd_list_init(&check->node);
+    mqd_list_init(&check->parked);
+    r->check_control_bytes += control_bytes;
+    r->check_frame_bytes += frame_bytes;
+    return check;
+}
+
+void mqd_check_end(struct mqd_reactor *r, struct mqd_check *check)
+{
+    if (check->control_bytes)
+        mqd_arena_release(r->control_arena, check->offset - r->control_arena_base);
+    else
+        mqd_arena_release(r->arena, check->offset);
+    r->check_control_bytes -= check->control_bytes;
+    r->check_frame_bytes -= check->frame_bytes;
+    mqd_list_remove(&check->node);
+    check->used = 0;
+    check->sequence++;
+    check->next_free = r->check_free;
+    r->check_free = (uint32_t)(check - r->checks);
+}
+
+static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
+{
+    uint32_t acceptor = mqd_control_worker_count(r->options.control);
+    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    uint64_t generation = mqd_load_acquire(&slot->generation); /* before the state: its successor drops what was sent to it */
+    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
+        r->overflow_head[acceptor] != r->overflow_count[acceptor])
+        return false;
+    struct mqd_descriptor ask = {.kind = MQD_LINK_CHECK, .flags = check->kind, .slot = check->slot, .token = (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks),
+                                 .offset = check->offset, .size_bytes = check->size_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = check->version,
+                                 .b = (int64_t)check->connection};
+    mqd_forward_send(r, acceptor, &ask);
+    check->sent = 1;
+    check->acceptor_generation = generation;
+    return true;
+}
+
+void mqd_check_send_queued(struct mqd_reactor *r)
+{
+    while (!mqd_list_empty(&r->check_queue)) {
+        struct mqd_check *check = MQD_CONTAINER(r->check_queue.next, struct mqd_check, node);
+        if (!send_one(r, check))
+            return;
+        mqd_list_remove(&check->node);
+    }
+}
+
+void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
+{
+    int64_t timeout_ms = request->order.timeout_ms, limit_ms = timeout_ms < 1 ? 1 : timeout_ms > MQD_CHECK_MS_MAX ? MQD_CHECK_MS_MAX : timeout_ms;
+    if (!request->timer_armed || r->now_ms + limit_ms < request->deadline_ms)
+        mqd_timer_arm(r, request, r->now_ms + limit_ms);
+    check->version = request->version;
+    check->connection = request->connection->id;
+    mqd_list_append(&r->check_queue, &check->node);
+    mqd_check_send_queued(r);
+}
+
+void mqd_check_acceptor_died(struct mqd_reactor *r)
+{
+    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    for (uint32_t index = 0; index < r->check_used; index++) {
+        struct mqd_check *check = &r->checks[index];
+        if (!check->used || !check->sent || check->acceptor_generation == generation)
+            continue;
+        check->sent = 0;
+        if (mqd_list_empty(&check->parked)) {
+            mqd_check_end(r, check);
+            continue;
+        }
+        check->sequence++; /* T2 */
+        mqd_list_append(&r->check_queue, &check->node);
+    }
+    mqd_check_send_queued(r);
+}

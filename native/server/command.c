@@ -1,0 +1,504 @@
+/* Commands of the worker's main thread, events back to it: the only state of the reactor that two threads touch, under one mutex held for a few stores.
+ *
+ * A command is answered by exactly one MQD_EVENT_DONE with its token, also when the reactor has been stopped: then the caller's thread carries it out.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "log/compaction/api.h"
+#include "server/reactor.h"
+#include "server/redirect.h"
+
+/* ---- events ---- */
+
+#define NEWS_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* of what answers no command */
+#define LAST_NEWS_COUNT 1024                                         /* places that are left to what nobody tells again and nobody finds out */
+
+/* How many may wait before this one is dropped. A command's answer never is: no more than MQD_COMMAND_COUNT_MAX are taken before their answers are. First to give way are log lines, news
+ * that retention finds out by itself, and what is told again: proposals, and where a leader's log starts. Last are ends of connections to other hosts, which would never be dialled again, and
+ * of log directories: there are few of these. */
+static uint32_t places_for(const struct mqd_event *event)
+{
+    switch (event->kind) {
+    case MQD_EVENT_DONE:
+        return MQD_EVENT_COUNT_MAX;
+    case MQD_EVENT_LOG: case MQD_EVENT_ROLLED: case MQD_EVENT_PROPOSE_IN_SYNC: case MQD_EVENT_LOG_START:
+        return NEWS_COUNT_MAX / 4;
+    case MQD_EVENT_FETCHER_ENDED: case MQD_EVENT_RELAY_ENDED: case MQD_EVENT_LOG_DIR_FAILED: case MQD_EVENT_LOG_DIR_FULL:
+        return NEWS_COUNT_MAX;
+    default:
+        return NEWS_COUNT_MAX - LAST_NEWS_COUNT;
+    }
+}
+
+bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
+{
+    pthread_mutex_lock(&r->mutex);
+    bool fits = r->event_count < places_for(event);
+    if (!fits) {
+        r->events_dropped++;
+        mqd_proposal_free(event->proposal);
+    } else {
+        r->events[(r->event_head + r->event_count++) % MQD_EVENT_COUNT_MAX] = *event;
+        if (r->event_count == 1)
+            eventfd_write(r->event_fd, 1);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return fits;
+}
+
+int mqd_reactor_event_fd(struct mqd_reactor *r)
+{
+    return r->event_fd;
+}
+
+int mqd_reactor_next_event(struct mqd_reactor *r, struct mqd_event *out)
+{
+    pthread_mutex_lock(&r->mutex);
+    int got = r->event_count > 0;
+    if (got) {
+        *out = r->events[r->event_head];
+        r->event_head = (r->event_head + 1) % MQD_EVENT_COUNT_MAX;
+        r->event_count--;
+        r->unanswered_count -= out->kind == MQD_EVENT_DONE;
+    } else {
+        eventfd_t value;
+        eventfd_read(r->event_fd, &value);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return got;
+}
+
+void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset, struct mqd_partition *partition, const char *text)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_DONE, .slot = slot, .token = token, .error = error, .offset = offset, .partition = partition};
+    snprintf(event.text, sizeof event.text, "%s", text ? text : "");
+    mqd_reactor_emit(r, &event);
+}
+
+/* ---- carrying out ---- */
+
+static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_log_directory *dir = &r->log_dirs[command->number];
+    free(dir->path);
+    dir->path = strdup(command->text);
+    if (dir->fd >= 0)
+        close(dir->fd);
+    dir->fd = open(command->text, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = dir->fd < 0 ? errno : 0;
+    mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
+}
+
+static void partition_open(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_owned *owned = r->owned[command->slot] ? NULL : calloc(1, sizeof *owned);
+    if (!owned) {
+        mqd_command_done(r, command->token, r->owned[command->slot] ? EEXIST : ENOMEM, command->slot, 0, command->partition, "the slot is already served by this worker");
+        return;
+    }
+    owned->partition = command->partition;
+    owned->slot = command->slot;
+    owned->log_dir = command->number;
+    owned->high_watermark = -1;
+    mqd_list_init(&owned->staged);
+    mqd_list_init(&owned->waiting);
+    mqd_list_init(&owned->write_node);
+    mqd_list_init(&owned->publish_node);
+    mqd_list_init(&owned->sync_node);
+    mqd_leading_opened(r, owned);
+    r->owned[command->slot] = owned;
+    r->owned_count++;
+    mqd_store_relaxed(&r->slot->partition_count, r->owned_count);
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+    mqd_fetch_add(&slot->segments_generation, 1);
+    mqd_store_release(&slot->owner_generation, r->generation);
+    mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
+    mqd_store_release(&slot->compacted, (uint8_t)mqd_partition_options(owned->partition)->compacted);
+    mqd_store_release(&slot->validation, mqd_partition_options(owned->partition)->validation);
+    mqd_redirect_opened(r, owned);
+    mqd_owner_publish(r, owned);
+    mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
+    if (mqd_partition_dirty(owned->partition))
+        mqd_flush_want(r, owned);
+    mqd_command_done(r, command->token, 0, command->slot, mqd_partition_log_end_offset(owned->partition), NULL, "");
+}
+
+static void partition_close(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_owned *owned = r->owned[command->slot];
+    if (!owned || owned->closing) {
+        mqd_command_done(r, command->token, ENOENT, command->slot, 0, NULL, "the slot is not served by this worker");
+        return;
+    }
+    mqd_owner_write_all(r);
+    owned->closing = 1;
+    owned->close_token = command->token;
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+    mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_OFFLINE);
+    mqd_fetch_add(&slot->segments_generation, 1);
+    mqd_fetch_add(&r->header->segments_generation, 1);
+    mqd_owner_wake_slot(r, command->slot);
+    mqd_owned_maybe_close(r, owned);
+}
+
+/* Readers of all workers list the partition's segments again, and let go of what is gone. */
+static void look_anew(struct mqd_reactor *r, uint32_t number)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, number);
+    mqd_fetch_add(&slot->segments_generation, 1);
+    mqd_fetch_add(&r->header->segments_generation, 1);
+    for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
+        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number}; /* wakes it: it drops descriptors of deleted segments */
+        if (worker != r->options.self)
+            mqd_forward_send(r, worker, &note);
+    }
+}
+
+/* Compaction: the files are in place (offset == last_offset: those of the segments that went are deleted). */
+static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    int gone = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
+    if (gone >= 0)
+        look_anew(r, command->slot);
+    mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL, gone < 0 ? mqd_error_message() : "");
+}
+
+/* Compaction: from here on no cut begins, or cuts may begin again. A cut that was under way is over, for commands wait for it. */
+static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    if (command->offset >= 0)
+        owned->held = command->offset > 0;
+    mqd_command_done(r, command->token, 0, command->slot, owned->cut_count, NULL, "");
+    if (!owned->held)
+        mqd_truncation_maybe(r, owned);
+}
+
+static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    int64_t offset = command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
+    bool again = offset == positions.log_start_offset; /* the files are gone now: descriptors that readers kept, or opened meanwhile, go too */
+    int dropped = mqd_partition_advance_start(owned->partition, offset);
+    mqd_owner_publish(r, owned);
+    if (dropped > 0 || again)
+        look_anew(r, command->slot);
+    mqd_partition_positions(owned->partition, &positions);
+    mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
+}
+
+/* A failure that fences came after the new segment was begun: readers list the segments again in either case. */
+static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    mqd_owner_write_all(r);
+    bool was_fenced = mqd_partition_fenced(owned->partition);
+    int error = mqd_partition_roll(owned->partition, r->wall_ms) < 0 ? mqd_error_code() : 0;
+    bool fenced = error && !was_fenced && mqd_partition_fenced(owned->partition);
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    if (!error || fenced) {
+        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+        mqd_fetch_add(&slot->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+    }
+    if (fenced)
+        mqd_owner_fence_dir(r, owned->log_dir, error, "roll");
+    if (!error) {
+        mqd_stat(r, MQD_COUNT_ROLLS, 1);
+        mqd_owner_publish(r, owned);
+        if (mqd_partition_dirty(owned->partition))
+            mqd_flush_want(r, owned);
+        mqd_snapshot_maybe(r, owned);
+    }
+    mqd_command_done(r, command->token, error, command->slot, positions.log_end_segment, NULL, error ? strerror(error) : "");
+}
+
+static void endpoint_died(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    if (command->number == mqd_control_worker_count(r->options.control))
+        mqd_control_acceptor_died(r);
+    else if (command->number < mqd_control_worker_count(r->options.control) && command->number != r->options.self)
+        mqd_forward_endpoint_died(r, command->number);
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_owned *owned = r->owned[command->slot];
+    if (!owned || owned->closing) {
+        mqd_command_done(r, command->token, ENOENT, command->slot, 0, NULL, "the slot is not served by this worker");
+        return;
+    }
+    switch (command->kind) {
+    case MQD_COMMAND_ADVANCE_START:
+        advance_start(r, owned, command);
+        return;
+    case MQD_COMMAND_ROLL:
+        roll(r, owned, command);
+        return;
+    case MQD_COMMAND_SEGMENTS_REPLACED:
+        segments_replaced(r, owned, command);
+        return;
+    case MQD_COMMAND_SEGMENTS_HOLD:
+        segments_hold(r, owned, command);
+        return;
+    case MQD_COMMAND_REPLICA_SET:
+        mqd_replication_set(r, owned, command);
+        return;
+    case MQD_COMMAND_IN_SYNC_ANSWER:
+        mqd_replication_in_sync_answer(r, owned, command);
+        return;
+    case MQD_COMMAND_SET_OPTIONS:
+        mqd_partition_set_options(owned->partition, &command->options);
+        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->compacted, command->options.compacted);
+        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->validation, command->options.validation);
+        mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
+        if (mqd_partition_dirty(owned->partition))
+            mqd_flush_want(r, owned);
+        break;
+    default:
+        mqd_partition_set_leader_epoch(owned->partition, (int32_t)command->offset);
+    }
+    mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
+}
+
+static void run_one(struct mqd_reactor *r, struct mqd_command *command)
+{
+    switch (command->kind) {
+    case MQD_COMMAND_LOG_DIR:
+        set_log_dir(r, command);
+        break;
+    case MQD_COMMAND_LOG_DIR_FULL:
+        r->log_dirs[command->number].full = r->log_dirs[command->number].full_told = command->offset != 0;
+        mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+        break;
+    case MQD_COMMAND_TOPIC_PUT:
+        mqd_topic_command_put(r, command);
+        break;
+    case MQD_COMMAND_TOPIC_REMOVE:
+        mqd_topic_command_remove(r, command);
+        break;
+    case MQD_COMMAND_BROKERS_PUT:
+        mqd_topic_command_brokers(r, command);
+        break;
+    case MQD_COMMAND_PARTITION_OPEN:
+        partition_open(r, command);
+        break;
+    case MQD_COMMAND_PARTITION_CLOSE:
+        partition_close(r, command);
+        break;
+    case MQD_COMMAND_ENDPOINT_DIED:
+        endpoint_died(r, command);
+        break;
+    case MQD_COMMAND_FETCHER_PUT:
+    case MQD_COMMAND_FETCHER_REMOVE:
+    case MQD_COMMAND_FETCHER_RATE:
+        mqd_fetcher_command(r, command);
+        break;
+    case MQD_COMMAND_RELAY_PUT:
+    case MQD_COMMAND_RELAY_REFUSE:
+    case MQD_COMMAND_RELAY_REMOVE:
+        mqd_relay_command(r, command);
+        break;
+    default:
+        with_owned(r, command);
+    }
+}
+
+/* A partition at rest is touched by nobody but its truncation; what is wanted of it meanwhile waits, in order. true: it waits. */
+static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL && command->kind != MQD_COMMAND_TOPIC_PUT &&
+                        command->kind != MQD_COMMAND_TOPIC_REMOVE && command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED && command->kind < MQD_COMMAND_FETCHER_PUT;
+    struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
+    if (owned && owned->held && owned->resting == MQD_REST_DUE && (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
+        return false; /* the cut waits for these */
+    struct mqd_command *kept = owned && owned->resting ? malloc(sizeof *kept) : NULL;
+    if (!kept) {
+        if (owned && owned->resting)
+            abort(); /* no memory for a few words: nothing sensible can be done */
+        return false;
+    }
+    *kept = *command;
+    kept->next = NULL;
+    struct mqd_command **link = &owned->deferred;
+    while (*link)
+        link = &(*link)->next;
+    *link = kept;
+    return true;
+}
+
+void mqd_command_free(struct mqd_command *command)
+{
+    free(command->text);
+    free(command->list);
+    free(command->assignment);
+    free(command->fetcher);
+    free(command->relay);
+}
+
+void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_command *command = owned->deferred;
+    owned->deferred = NULL;
+    while (command) {
+        struct mqd_command *next = command->next;
+        if (!defer(r, command)) { /* it may rest again */
+            run_one(r, command);
+            mqd_command_free(command);
+        }
+        free(command);
+        command = next;
+    }
+}
+
+void mqd_commands_deferred_free(struct mqd_owned *owned)
+{
+    while (owned->deferred) {
+        struct mqd_command *command = owned->deferred;
+        owned->deferred = command->next;
+        mqd_command_free(command);
+        free(command);
+    }
+}
+
+void mqd_commands_run(struct mqd_reactor *r)
+{
+    while (mqd_load_acquire(&r->command_waiting)) {
+        struct mqd_command command;
+        pthread_mutex_lock(&r->mutex);
+        command = r->commands[r->command_head];
+        r->command_head = (r->command_head + 1) % MQD_COMMAND_COUNT_MAX;
+        r->command_count--;
+        mqd_store_release(&r->command_waiting, r->command_count);
+        pthread_mutex_unlock(&r->mutex);
+        if (defer(r, &command))
+            continue;
+        run_one(r, &command);
+        mqd_command_free(&command);
+    }
+}
+
+/* ---- posting ---- */
+
+int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command)
+{
+    pthread_mutex_lock(&r->mutex);
+    bool run_here = r->stopped || !r->started;
+    bool fits = r->unanswered_count < MQD_COMMAND_COUNT_MAX;
+    r->unanswered_count += fits;
+    if (!run_here && fits) {
+        r->commands[(r->command_head + r->command_count++) % MQD_COMMAND_COUNT_MAX] = *command;
+        mqd_store_release(&r->command_waiting, r->command_count);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    if (!fits) {
+        mqd_command_free(command);
+        return mqd_error_set(MQD_E_FULL, "%d commands are under way; wait for their events", MQD_COMMAND_COUNT_MAX);
+    }
+    if (run_here) {
+        mqd_reactor_refresh_clock(r);
+        run_one(r, command);
+        mqd_command_free(command);
+        return 0;
+    }
+    eventfd_write(r->command_fd, 1);
+    return 0;
+}
+
+static int check_slot(uint32_t slot)
+{
+    return slot < MQD_PARTITION_SLOT_COUNT ? 0 : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+}
+
+static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint32_t slot, int64_t offset)
+{
+    struct mqd_command command = {.kind = kind, .token = token, .slot = slot, .offset = offset};
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
+}
+
+int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, const char *path)
+{
+    if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+    struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR, .token = token, .number = log_dir, .text = strdup(path)};
+    return command.text ? mqd_command_post(r, &command) : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
+}
+
+int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
+{
+    if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+    struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR_FULL, .token = token, .number = log_dir, .offset = full};
+    return mqd_command_post(r, &command);
+}
+
+int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint32_t log_dir, struct mqd_partition *partition)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_PARTITION_OPEN, .token = token, .slot = slot, .number = log_dir, .partition = partition};
+    if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
+}
+
+int mqd_reactor_partition_close(struct mqd_reactor *r, uint64_t token, uint32_t slot)
+{
+    return post_slot(r, MQD_COMMAND_PARTITION_CLOSE, token, slot, 0);
+}
+
+int mqd_reactor_set_options(struct mqd_reactor *r, uint64_t token, uint32_t slot, const struct mqd_log_options *options)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_SET_OPTIONS, .token = token, .slot = slot, .options = *options};
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
+}
+
+int mqd_reactor_advance_start(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t offset)
+{
+    return post_slot(r, MQD_COMMAND_ADVANCE_START, token, slot, offset);
+}
+
+int mqd_reactor_roll(struct mqd_reactor *r, uint64_t token, uint32_t slot)
+{
+    return post_slot(r, MQD_COMMAND_ROLL, token, slot, 0);
+}
+
+int mqd_reactor_segments_replaced(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t first, int64_t last)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
+}
+
+int mqd_reactor_segments_hold(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t hold)
+{
+    return post_slot(r, MQD_COMMAND_SEGMENTS_HOLD, token, slot, hold);
+}
+
+int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t leader_epoch)
+{
+    return post_slot(r, MQD_COMMAND_SET_LEADER_EPOCH, token, slot, leader_epoch);
+}
+
+int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t endpoint)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_ENDPOINT_DIED, .token = token, .number = endpoint};
+    return mqd_command_post(r, &command);
+}
+
+/* A single word: no event. Connections above a lowered budget stay; new ones are refused. */
+int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t size_bytes)
+{
+    mqd_store_relaxed(&r->local_count_max, count < MQD_LOCAL_COUNT_MAX ? count : MQD_LOCAL_COUNT_MAX);
+    mqd_store_relaxed(&r->local_bytes_max, size_bytes);
+    return 0;
+}
+
+int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t count)
+{
+    mqd_store_relaxed(&r->connection_count_max, count < r->connection_capacity ? count : r->connection_capacity);
+    return 0;
+}

@@ -1,0 +1,520 @@
+/* Connections: reading frames, closing. How they come: server/handoff.c.
+ *
+ * Receiving. Bytes are received into the window, one hot extent of the arena that all connections share within a turn; whole frames are handled where they lie.
+ * What is left of a frame that is not whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a quiet client.
+ *
+ * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent
+ * bytes, heap_bytes_max for everything on the heap. At a bound a connection is not read.
+ */
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/local/local.h"
+#include "server/reactor.h"
+
+#define LARGE_FRAME_BYTES 32768
+#define READ_BYTES_MIN 16384
+#define PARTIAL_BYTES_MIN 64
+#define EVICT_MS 200       /* while others wait for room in the arena, or for memory */
+#define RELIEVE_MS 10
+#define PROBE_S 5
+#define PROBE_COUNT 6
+#define HANGUP_PROBED 2
+#define GONE_MS 2000       /* a stop of those who answer that is shorter costs nothing that was sent */
+#define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
+#define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
+
+/* ---- closing ---- */
+
+static void partial_drop(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (c->partial) {
+        mqd_heap_give(r, c->partial_capacity);
+        r->partial_bytes -= c->partial_capacity;
+        free(c->partial);
+    }
+    c->partial = NULL;
+    c->partial_bytes = c->partial_capacity = 0;
+}
+
+void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
+{
+    if (c->fd < 0)
+        return;
+    mqd_log(r, 7, c->id, UINT32_MAX, "connection closed: %s", reason ? reason : "done");
+    if (c->local)
+        mqd_local_close(r, c);
+    mqd_poll_remove(r->poll, c->fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index));
+    close(c->fd);
+    c->fd = -1;
+    mqd_list_remove(&c->ready_node);
+    mqd_list_remove(&c->stall_node);
+    mqd_list_remove(&c->answer_node);
+    mqd_throttle_forget(r, c);
+    mqd_output_clear(r, c);
+    partial_drop(r, c);
+    if (c->run_offset >= 0)
+        mqd_arena_release(r->arena, (uint64_t)c->run_offset);
+    c->run_offset = -1;
+    if (r->run_first == c)
+        r->run_first = NULL;
+    for (struct mqd_request *request = c->head, *next; request; request = next) {
+        next = request->next;
+        mqd_request_orphan(r, request);
+    }
+    c->head = c->tail = NULL;
+    r->free_indexes[r->free_index_count++] = c->index;
+    r->connection_count--;
+    mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
+    mqd_stat(r, MQD_COUNT_CONNECTIONS_CLOSED, 1);
+}
+
+void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
+{
+    mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
+    mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s", reason);
+    mqd_connection_close(r, c, reason);
+}
+
+/* ---- when to read ---- */
+
+bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
+        return false;
+    return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r)); /* its own answers make it readable again */
+}
+
+void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (c->readable && !mqd_list_linked(&c->ready_node) && !mqd_list_linked(&c->stall_node) && mqd_connection_may_read(r, c))
+        mqd_list_append(&r->ready, &c->ready_node);
+}
+
+static void stall(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    mqd_stat(r, MQD_COUNT_ARENA_STALLS, 1);
+    if (!mqd_list_linked(&c->stall_node))
+        mqd_list_append(&r->stalled, &c->stall_node);
+}
+
+/* ---- frames ---- */
+
+static uint32_t read_length(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+}
+
+static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32_t length)
+{
+    if (length >= FRAME_BYTES_MIN && length <= r->options.request_bytes_max)
+        return true;
+    char reason[160];
+    if ((int32_t)length < 0 || length < FRAME_BYTES_MIN)
+        snprintf(reason, sizeof reason, "a frame says it has %d bytes: not the Kafka protocol (TLS against a plain port?)", (int32_t)length);
+    else
+        snprintf(reason, sizeof reason, "a frame of %u bytes is larger than socket.request.max.bytes=%u", length, r->options.request_bytes_max);
+    mqd_connection_fail(r, c, reason);
+    return false;
+}
+
+/* A quarter of the heap is for requests that are whole: those who send halves and leave it at that must not take what everybody else's answers need. */
+static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
+{
+    return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
+}
+
+/* The rest of a request that it has begun is awaited for so long. Not who is not read, or has more in its socket: its rest may be there. */
+static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node) ? r->now_ms - c->last_active_ms : 0;
+}
+
+/* Halves hold all that is theirs, and another comes, perhaps of a request whose rest is a moment behind: those that are awaited longest leave, about in that
+ * order, but nobody who has sent something just now. */
+static void shed_halves(struct mqd_reactor *r, uint32_t capacity)
+{
+    int64_t age_ms = 0;
+    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        int64_t own_ms = awaited_ms(r, r->connections[i]);
+        age_ms = own_ms > age_ms ? own_ms : age_ms;
+    }
+    for (; age_ms >= EVICT_MS; age_ms /= 2)
+        for (uint32_t i = 0; i < r->connection_capacity; i++) {
+            if (partials_have_room(r, capacity))
+                return;
+            if (awaited_ms(r, r->connections[i]) >= age_ms)
+                mqd_connection_fail(r, r->connections[i], "others need the memory of its half-received request (queued.max.request.bytes)");
+        }
+}
+
+static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
+{
+    if (c->partial_capacity < capacity) {
+        partial_drop(r, c);
+        if (!partials_have_room(r, capacity) || !mqd_heap_take(r, capacity)) {
+            mqd_connection_fail(r, c, "no memory for another half-received request (queued.max.request.bytes)");
+            return false;
+        }
+        if (!(c->partial = malloc(capacity))) {
+            mqd_heap_give(r, capacity);
+            mqd_connection_fail(r, c, "out of memory for another half-received request");
+            return false;
+        }
+        r->partial_bytes += capacity;
+        c->partial_capacity = capacity;
+    }
+    memcpy(c->partial, bytes, size_bytes);
+    c->partial_bytes = size_bytes;
+    return true;
+}
+
+/* Some extents stay for windows: large frames that do not end must not stop the small ones. -1: none now. */
+static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
+{
+    if (r->run_first && r->run_first != c)
+        return -1; /* a short run now would be taken from a long one that waits */
+    uint32_t extents = mqd_arena_extents_total(r->arena), wanted = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
+    if (mqd_arena_extents_used(r->arena) + wanted > extents - extents / WINDOW_SHARE)
+        return -1;
+    return mqd_arena_allocate(r->arena, total);
+}
+
+/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. */
+static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
+{
+    int64_t offset = run_allocate(r, c, total);
+    if (offset < 0)
+        return false;
+    memcpy(r->options.arenas[r->options.self] + offset, bytes, size_bytes);
+    c->run_offset = offset;
+    c->run_bytes = total;
+    c->run_filled = size_bytes;
+    c->run_began_ms = r->now_ms;
+    r->run_first = NULL;
+    return true;
+}
+
+/* Others wait for room: large frames that have had their time move from the arena to the heap with what they have. By their age, for a client that sends a
+ * byte now and then is never idle. Where the heap is full too, the active ones stay and the idle ones go. */
+static void evict_runs(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        struct mqd_connection *c = r->connections[i];
+        if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->run_began_ms < EVICT_MS)
+            continue;
+        if (r->now_ms - c->last_active_ms < EVICT_MS && (!partials_have_room(r, c->run_filled) || r->heap_bytes + c->run_filled > r->options.heap_bytes_max))
+            continue;
+        int64_t offset = c->run_offset;
+        c->run_offset = -1;
+        if (partial_keep(r, c, r->options.arenas[r->options.self] + offset, c->run_filled, c->run_filled))
+            mqd_log(r, 7, c->id, UINT32_MAX, "a half-received frame of %u bytes moved to the heap", c->run_bytes);
+        mqd_arena_release(r->arena, (uint64_t)offset);
+    }
+}
+
+/* What can be done for the stalled: old runs leave, and the empty window moves to the low end. Where it stood it may have cut the free extents in two, and the
+ * largest frame needs nearly all of them in one piece. */
+static void relieve(struct mqd_reactor *r)
+{
+    if (r->now_ms - r->relieved_ms < RELIEVE_MS)
+        return;
+    r->relieved_ms = r->now_ms;
+    evict_runs(r);
+    if (r->window_offset >= 0)
+        mqd_arena_release(r->arena, (uint64_t)r->window_offset);
+    r->window_offset = -1;
+    mqd_arena_settle(r->arena);
+}
+
+void mqd_connections_resume_stalled(struct mqd_reactor *r)
+{
+    relieve(r);
+    if (mqd_arena_extents_used(r->arena) == mqd_arena_extents_total(r->arena))
+        return;
+    struct mqd_node stalled;
+    mqd_list_init(&stalled);
+    mqd_list_move_all(&stalled, &r->stalled);
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&stalled))) {
+        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, stall_node);
+        mqd_connection_resume(r, c);
+        if (r->run_first == c && !mqd_list_linked(&c->ready_node))
+            r->run_first = NULL; /* it takes its replies first */
+    }
+}
+
+static bool window_ready(struct mqd_reactor *r, uint32_t need)
+{
+    if (r->window_offset >= 0 && MQD_EXTENT_BYTES - r->window_used >= need)
+        return true;
+    if (r->window_offset >= 0)
+        mqd_arena_release(r->arena, (uint64_t)r->window_offset);
+    r->window_offset = mqd_arena_allocate(r->arena, MQD_EXTENT_BYTES);
+    r->window_used = 0;
+    return r->window_offset >= 0;
+}
+
+bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need)
+{
+    if (window_ready(r, need))
+        return true;
+    stall(r, c);
+    return false;
+}
+
+int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+{
+    int64_t offset = run_allocate(r, c, size_bytes);
+    if (offset < 0) {
+        if (!r->run_first)
+            r->run_first = c;
+        stall(r, c);
+    } else if (r->run_first == c) {
+        r->run_first = NULL;
+    }
+    return offset;
+}
+
+/* 1: got bytes, 0: none now, -1: closed. */
+static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
+{
+    ssize_t n = recv(c->fd, at, capacity, MSG_DONTWAIT);
+    if (n > 0) {
+        *got = (uint32_t)n;
+        if (*got < capacity && !c->hangup)
+            c->readable = 0; /* drained: the next byte makes an edge */
+        c->last_active_ms = r->now_ms;
+        mqd_stat(r, MQD_COUNT_BYTES_IN, (uint64_t)n);
+        r->turn_bytes += *got;
+        return 1;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        c->readable = errno == EINTR;
+        return 0;
+    }
+    mqd_connection_close(r, c, n == 0 ? "closed by the client" : strerror(errno));
+    return -1;
+}
+
+void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+{
+    if (r->quota_kinds)
+        mqd_throttle_frame_on(r, c, frame, size_bytes, arena_offset);
+    else
+        mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+}
+
+static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
+    uint32_t got;
+    if (receive(r, c, frame + c->run_filled, c->run_bytes - c->run_filled, &got) != 1)
+        return;
+    if (c->run_filled + got == c->run_bytes && c->readable == 0)
+        c->readable = 1; /* the read was limited by the frame, not by what had come */
+    c->run_filled += got;
+    if (c->run_filled < c->run_bytes)
+        return;
+    int64_t offset = c->run_offset;
+    c->run_offset = -1;
+    mqd_connection_frame(r, c, frame + 4, c->run_bytes - 4, offset + 4);
+    mqd_arena_release(r->arena, (uint64_t)offset);
+}
+
+/* Room for what has come of a small frame and as much again: a length word alone takes no memory for what it promises. */
+static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
+{
+    uint32_t capacity = PARTIAL_BYTES_MIN;
+    while (capacity < size_bytes)
+        capacity *= 2;
+    return capacity < total ? capacity : total;
+}
+
+static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
+{
+    uint32_t more = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
+    if (more && !partials_have_room(r, more))
+        shed_halves(r, more);
+    return partial_keep(r, c, bytes, size_bytes, capacity);
+}
+
+/* What remains after the whole frames of a window. */
+static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *rest, uint32_t rest_bytes)
+{
+    if (rest_bytes < 4) {
+        if (rest_bytes)
+            keep(r, c, rest, rest_bytes, PARTIAL_BYTES_MIN);
+        return;
+    }
+    uint32_t total = 4 + read_length(rest);
+    if (total > LARGE_FRAME_BYTES && run_begin(r, c, total, rest, rest_bytes)) {
+        c->expects_large = 1;
+        return;
+    }
+    /* A large frame that met a full arena waits with what it has; the rest of it stays in the socket. */
+    keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
+}
+
+/* Whole frames beyond the connection's bounds wait until their turn comes. */
+static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
+{
+    if (keep(r, c, frames, size_bytes, size_bytes))
+        c->readable = 1; /* there is something to be read, here if not in the socket */
+}
+
+static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t begin, uint32_t size_bytes)
+{
+    uint8_t *arena = r->options.arenas[r->options.self] + r->window_offset;
+    int64_t window = r->window_offset;
+    uint32_t at = begin, end = begin + size_bytes;
+    c->partial_bytes = 0;
+    while (end - at >= 4) {
+        uint32_t length = read_length(arena + at);
+        if (!length_valid(r, c, length))
+            return;
+        if (end - at - 4 < length)
+            break;
+        if (!mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, arena + at + 4, length)) {
+            keep_frames(r, c, arena + at, end - at);
+            return;
+        }
+        c->expects_large = length + 4 > LARGE_FRAME_BYTES;
+        r->window_used = at + 4 + length; /* whatever becomes of the connection: a staged batch lies here until it is written */
+        mqd_connection_frame(r, c, arena + at + 4, length, window + at + 4);
+        if (c->fd < 0)
+            return;
+        at += 4 + length;
+    }
+    keep_rest(r, c, arena + at, end - at);
+    if (c->fd >= 0 && c->partial_bytes == 0 && c->partial_capacity)
+        partial_drop(r, c);
+}
+
+/* The frame in `partial` is known to be large and has no run yet: try again. */
+static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
+{
+    if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
+        if (!r->run_first)
+            r->run_first = c;
+        stall(r, c);
+        return false;
+    }
+    partial_drop(r, c);
+    return true;
+}
+
+static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!window_ready(r, c->partial_bytes)) {
+        stall(r, c);
+        return;
+    }
+    c->last_active_ms = r->now_ms;
+    memcpy(r->options.arenas[r->options.self] + r->window_offset + r->window_used, c->partial, c->partial_bytes);
+    handle_window(r, c, r->window_used, c->partial_bytes);
+}
+
+void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
+        if (r->run_first == c)
+            r->run_first = NULL; /* its debt may be paid in minutes: nobody waits behind it */
+        return;
+    }
+    if (c->local) {
+        mqd_local_read(r, c);
+        if (r->run_first == c && !mqd_list_linked(&c->stall_node))
+            r->run_first = NULL; /* its client has made something smaller of it */
+        return;
+    }
+    uint32_t total = 0;
+    if (c->run_offset < 0 && c->partial_bytes >= 4) {
+        total = 4 + read_length(c->partial);
+        if (c->partial_bytes >= total) {
+            read_kept(r, c);
+            return;
+        }
+        if (total > LARGE_FRAME_BYTES && !revive_large(r, c, total))
+            return;
+    }
+    if (c->run_offset >= 0) {
+        read_run(r, c);
+        return;
+    }
+    uint32_t need = c->partial_bytes + READ_BYTES_MIN > total ? c->partial_bytes + READ_BYTES_MIN : total;
+    if (!window_ready(r, need)) {
+        stall(r, c);
+        return;
+    }
+    uint32_t begin = r->window_used, got;
+    uint8_t *at = r->options.arenas[r->options.self] + r->window_offset + begin;
+    if (c->partial_bytes)
+        memcpy(at, c->partial, c->partial_bytes);
+    uint32_t room = MQD_EXTENT_BYTES - begin - c->partial_bytes;
+    uint32_t limit = c->expects_large && c->partial_bytes < 4 ? 4 - c->partial_bytes : room;
+    if (receive(r, c, at + c->partial_bytes, limit, &got) != 1)
+        return;
+    if (c->expects_large && limit < room)
+        c->readable = 1;
+    handle_window(r, c, begin, c->partial_bytes + got);
+}
+
+static bool writes(const struct mqd_connection *c)
+{
+    for (const struct mqd_request *request = c->head; request; request = request->next)
+        if (request->kind == MQD_REQUEST_PRODUCE && !request->complete)
+            return true;
+    return false;
+}
+
+/* Both ways hung up, and its bytes have not been taken for a while: what it waits for may come in minutes, and then for nobody. Not while it is read, for what it sent without acks counts; nor
+ * behind a Produce: that ends in its time, and what was not looked at yet would not be written. */
+static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) && !writes(c);
+}
+
+/* It has said that it sends no more, and its answers take long. Who still takes these answers to the kernel's probes; who has closed does so no more after a minute, and is `broken` then. */
+static void probe(struct mqd_connection *c)
+{
+    int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(c->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    c->hangup = HANGUP_PROBED;
+}
+
+/* Once a second. */
+static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
+        probe(c);
+    if (gone(r, c))
+        mqd_connection_close(r, c, "the client is gone");
+    else
+        mqd_connection_resume(r, c); /* it may have found the heap pressed, and nobody tells when that is over */
+}
+
+void mqd_connections_sweep(struct mqd_reactor *r)
+{
+    int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
+    for (uint32_t i = r->local_count; i-- > 0;) /* closing takes the last one's place */
+        if (mqd_local_overdue(r->locals[i]))
+            mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
+    for (uint32_t i = 0; i < r->connection_capacity; i++)
+        if (r->connections[i] && r->connections[i]->fd >= 0)
+            look_again(r, r->connections[i]);
+    if (!r->options.connection_idle_ms_max)
+        return;
+    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        struct mqd_connection *c = r->connections[i];
+        if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
+            mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
+    }
+}

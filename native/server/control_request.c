@@ -1,0 +1,371 @@
+/* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come, cached where the answer may be given again.
+ *
+ * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the receive window: a request that Python takes long over
+ * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again; of one that takes long (MQD_LINK_PARKED: a JoinGroup
+ * waits for other members) what must be kept goes back to the heap. Requests are sent in
+ * order; one that could not be sent even into an empty arena would stop all behind it, so it is refused.
+ *
+ * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated) are asked again, a connection with any other request pending is closed, for nobody knows whether
+ * the change was made.
+ *
+ * Whose client has gone is forgotten as soon as its frame is not read any more (MQD_LINK_ABANDON).
+ *
+ * A token is the index in `control` and the entry's sequence: a late answer to a request that has ended finds another sequence and is dropped.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/local/local.h"
+#include "server/reactor.h"
+
+#define CONTROL_SHARE 2 /* of the control arena, for one request */
+#define JOIN_GROUP 11
+#define SYNC_GROUP 14
+
+static bool is_question(int16_t api_key)
+{
+    switch (api_key) {
+    case 2: case 3: case 8: case 9: case 10: case 12: case 14: case 15: case 16: case 18: case 23: case 29: case 32: case 35: case 46: case 48: case 50: case 55: case 60: case 61: case 65: case 66: case 69: case 74: case 75:
+        return true; /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and what may be said twice: OffsetCommit, Heartbeat, SyncGroup */
+    default:
+        return false;
+    }
+}
+
+/* ---- the table of requests under way ---- */
+
+static struct mqd_request *request_of(struct mqd_reactor *r, uint64_t token)
+{
+    uint32_t index = (uint32_t)token & 0xffff;
+    if (index >= MQD_CONTROL_REQUEST_COUNT_MAX || r->control[index].sequence != (uint32_t)(token >> 16))
+        return NULL;
+    return r->control[index].request;
+}
+
+static uint64_t token_of(const struct mqd_reactor *r, const struct mqd_request *request)
+{
+    return (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index;
+}
+
+static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (r->control_free == UINT32_MAX)
+        return false;
+    uint32_t index = r->control_free;
+    r->control_free = r->control[index].next_free;
+    r->control[index].request = request;
+    request->control_index = index;
+    return true;
+}
+
+void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
+{
+    mqd_list_remove(&request->control_node);
+    if (request->control_offset >= 0)
+        mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
+    request->control_offset = -1;
+    if (request->control_index == UINT32_MAX)
+        return;
+    struct mqd_control_entry *entry = &r->control[request->control_index];
+    free(entry->key);
+    entry->key = NULL;
+    entry->request = NULL;
+    entry->sequence++;
+    entry->next_free = r->control_free;
+    r->control_free = request->control_index;
+    request->control_index = UINT32_MAX;
+}
+
+/* ---- asking ---- */
+
+static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
+{
+    uint32_t acceptor = mqd_control_worker_count(r->options.control);
+    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    uint64_t generation = mqd_load_acquire(&slot->generation); /* before the state: what is sent is for this one, and its successor drops it */
+    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
+        r->overflow_head[acceptor] != r->overflow_count[acceptor]) /* what waits there outlives an acceptor */
+        return false;
+    if (request->control_offset < 0) {
+        int64_t offset = mqd_arena_allocate(r->control_arena, request->frame_bytes);
+        if (offset < 0)
+            return false;
+        request->control_offset = offset;
+        memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame, request->frame_bytes);
+        mqd_heap_give(r, request->frame_bytes);
+        free(request->frame);
+        request->frame = NULL;
+    }
+    struct mqd_connection *c = request->connection;
+    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = token_of(r, request), .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
+                                 .b = (int64_t)c->id, .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
+    if (c->local) { /* listener MQD_LISTENER_LOCAL: who it is, instead of where */
+        ask.slot = (uint32_t)c->local->pid;
+        ask.c = (int64_t)((uint64_t)c->local->uid << 32);
+    }
+    mqd_forward_send(r, acceptor, &ask);
+    request->sent = 1;
+    request->control_generation = generation;
+    return true;
+}
+
+void mqd_control_send_queued(struct mqd_reactor *r)
+{
+    while (!mqd_list_empty(&r->control_queue)) {
+        struct mqd_request *request = MQD_CONTAINER(r->control_queue.next, struct mqd_request, control_node);
+        if (!send_one(r, request))
+            return;
+        mqd_list_remove(&request->control_node);
+        mqd_list_append(&r->control_sent, &request->control_node);
+    }
+}
+
+void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
+{
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
+    if (!request || !entry_take(r, request)) {
+        mqd_connection_fail(r, c, "too many control requests are under way on this worker; the client may connect again");
+        return;
+    }
+    if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
+        mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
+        return;
+    }
+    if (!mqd_heap_take(r, size_bytes)) {
+        mqd_connection_fail(r, c, "no memory for another control request (queued.max.request.bytes)");
+        return;
+    }
+    request->frame_bytes = size_bytes;
+    if (!(request->frame = malloc(size_bytes))) {
+        mqd_heap_give(r, size_bytes);
+        mqd_connection_fail(r, c, "out of memory for another control request");
+        return;
+    }
+    memcpy(request->frame, frame, size_bytes);
+    mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
+    if (header->api_key == MQD_API_METADATA && mqd_request_hold(r, request, size_bytes)) {
+        struct mqd_control_entry *entry = &r->control[request->control_index];
+        entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
+    }
+    mqd_list_append(&r->control_queue, &request->control_node);
+    mqd_control_send_queued(r);
+}
+
+/* ---- answers ---- */
+
+static void finish(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_control_entry *entry = &r->control[request->control_index];
+    if ((descriptor->flags & MQD_RESPONSE_CACHEABLE) && entry->key && request->reply.size_bytes >= 4) {
+        mqd_reply_cache_put(r, entry->key, entry->key_bytes, entry->key_hash, (uint64_t)descriptor->a, request->reply.bytes, request->reply.size_bytes);
+        entry->key = NULL;
+    }
+    request->no_reply = (descriptor->flags & MQD_RESPONSE_NONE) != 0;
+    mqd_control_forget(r, request);
+    if (request->connection)
+        mqd_request_complete(r, request);
+    else
+        mqd_request_free(r, request);
+}
+
+void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    struct mqd_request *request = request_of(r, descriptor->token);
+    uint64_t arena_bytes = r->options.arena_bytes[from];
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    bool good = inside && (!request || mqd_request_reply(r, request, r->options.arenas[from] + descriptor->offset, descriptor->size_bytes));
+    struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+    if (!(descriptor->flags & MQD_RESPONSE_NONE))
+        mqd_forward_send(r, from, &release);
+    if (!request)
+        return;
+    if (!good && request->connection) {
+        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
+        if (!request_of(r, descriptor->token))
+            return; /* it was parked: it went with its connection. Another one stays, for it was sent */
+    }
+    if (!(descriptor->flags & MQD_RESPONSE_MORE))
+        finish(r, request, descriptor);
+}
+
+void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_request *request = request_of(r, descriptor->token);
+    if (!request)
+        return;
+    struct mqd_connection *c = request->connection;
+    request->sent = 0; /* it is answered: orphaning frees it */
+    if (c)
+        mqd_connection_close(r, c, "closed by the acceptor");
+    else
+        mqd_request_free(r, request);
+}
+
+/* Its client has gone, and the acceptor has read it: whoever connects, asks and leaves again must not take the table's entries from the others. What is still said
+ * about the request finds another sequence. One that waits for other members may wait for minutes: the acceptor is told that it need not. */
+static void abandon(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->api_key == JOIN_GROUP || request->api_key == SYNC_GROUP) {
+        struct mqd_descriptor gone = {.kind = MQD_LINK_ABANDON, .token = token_of(r, request), .error = (int32_t)(request->control_generation & 0x7fffffff)};
+        mqd_forward_send(r, mqd_control_worker_count(r->options.control), &gone);
+    }
+    mqd_request_free(r, request);
+}
+
+void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->control_offset < 0)
+        abandon(r, request);
+    /* else the acceptor may still read the frame: until it answers, or says that it takes long */
+}
+
+/* Ten thousand members of a group may wait for one that is late: their requests must not fill the arena that everybody else's need. */
+void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_request *request = request_of(r, descriptor->token);
+    if (!request || !request->sent || request->control_offset < 0)
+        return;
+    if (request->connection && is_question(request->api_key)) {
+        if (!mqd_heap_take(r, request->frame_bytes))
+            return; /* it stays where it is */
+        if (!(request->frame = malloc(request->frame_bytes))) {
+            mqd_heap_give(r, request->frame_bytes);
+            return;
+        }
+        memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset, request->frame_bytes);
+    }
+    mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
+    request->control_offset = -1;
+    if (!request->connection)
+        abandon(r, request);
+    mqd_control_send_queued(r);
+}
+
+/* A connection's requests keep their order: those that are sent again come in the order in which they were sent, before
+ * what was never sent. Otherwise an older OffsetCommit could overwrite a newer one. */
+void mqd_control_acceptor_died(struct mqd_reactor *r)
+{
+    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    struct mqd_node again, refused;
+    mqd_list_init(&again);
+    mqd_list_init(&refused);
+    MQD_LIST_EACH(node, next, &r->control_sent) {
+        struct mqd_request *request = MQD_CONTAINER(node, struct mqd_request, control_node);
+        if (request->control_generation == generation)
+            continue;
+        request->sent = 0;
+        r->control[request->control_index].sequence++; /* a late answer from the dead acceptor finds another sequence */
+        request->reply.size_bytes = 0;
+        mqd_list_remove(node);
+        mqd_list_append(request->connection && is_question(request->api_key) ? &again : &refused, node);
+    }
+    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests, here and in `again` */
+        struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);
+        if (!request->connection) {
+            mqd_request_free(r, request);
+        } else {
+            mqd_log(r, 4, request->connection->id, UINT32_MAX, "closing the connection: the acceptor restarted while request %d was under way", request->api_key);
+            mqd_connection_close(r, request->connection, "acceptor restarted");
+        }
+    }
+    mqd_list_move_all(&again, &r->control_queue);
+    mqd_list_move_all(&r->control_queue, &again);
+    mqd_control_send_queued(r);
+    mqd_check_acceptor_died(r);
+    mqd_describe_acceptor_died(r);
+}
+
+/* ---- cache ---- */
+
+/* Key: where the client is connected (advertised addresses depend on it), the api and version, the body. Client ids differ and do not matter. */
+uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
+{
+    uint32_t body_bytes = size_bytes - header->header_bytes;
+    *key_bytes = 12 + body_bytes;
+    *key = malloc(*key_bytes);
+    if (!*key)
+        return 0;
+    uint16_t api[2] = {(uint16_t)header->api_key, (uint16_t)header->api_version};
+    memcpy(*key, api, 4);
+    memcpy(*key + 4, &c->local_ipv4, 4);
+    memcpy(*key + 8, &c->local_port, 2);
+    memcpy(*key + 10, &c->listener_id, 2);
+    memcpy(*key + 12, frame + header->header_bytes, body_bytes);
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (uint32_t i = 0; i < *key_bytes; i++)
+        hash = (hash ^ (*key)[i]) * 0x100000001b3ull;
+    return hash ? hash : 1;
+}
+
+static void cached_drop(struct mqd_reactor *r, struct mqd_cached_reply *cached)
+{
+    r->cached_bytes -= cached->key_bytes + cached->size_bytes;
+    free(cached->key);
+    free(cached->bytes);
+    memset(cached, 0, sizeof *cached);
+}
+
+void mqd_reply_cache_clear(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++)
+        if (r->cached[i].bytes)
+            cached_drop(r, &r->cached[i]);
+}
+
+/* Not while this host is without its lease: it tells clients that it leads nothing, which the acceptor knows. What is kept stays: an answer that the lease changes has an error then and is
+ * never cacheable, so each of these is right again when the lease is back and the version is the same, also one that came meanwhile. */
+bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
+{
+    uint8_t *key;
+    uint32_t key_bytes;
+    if (!r->cached_bytes || r->lease_lost)
+        return false;
+    uint64_t hash = mqd_reply_key(c, header, frame, size_bytes, &key, &key_bytes);
+    uint64_t version = mqd_load_acquire(&r->header->metadata_version);
+    struct mqd_cached_reply *found = NULL;
+    for (uint32_t i = 0; key && i < MQD_REPLY_CACHE_COUNT && !found; i++) {
+        struct mqd_cached_reply *cached = &r->cached[i];
+        if (cached->bytes && cached->hash == hash && cached->version == version && cached->key_bytes == key_bytes && memcmp(cached->key, key, key_bytes) == 0)
+            found = cached;
+    }
+    free(key);
+    struct mqd_request *request;
+    if (!found || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
+        return false;
+    if (!mqd_request_reply(r, request, found->bytes, found->size_bytes)) {
+        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
+        return true;
+    }
+    uint32_t id = (uint32_t)header->correlation_id;
+    request->reply.bytes[0] = (uint8_t)(id >> 24);
+    request->reply.bytes[1] = (uint8_t)(id >> 16);
+    request->reply.bytes[2] = (uint8_t)(id >> 8);
+    request->reply.bytes[3] = (uint8_t)id;
+    found->last_used = ++r->cache_clock;
+    mqd_stat(r, MQD_COUNT_REQUESTS_CACHED, 1);
+    mqd_request_complete(r, request);
+    return true;
+}
+
+/* Takes the key over. */
+void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version, const uint8_t *bytes, uint32_t size_bytes)
+{
+    struct mqd_cached_reply *place = &r->cached[0];
+    for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++) {
+        struct mqd_cached_reply *cached = &r->cached[i];
+        if (cached->bytes && cached->version != version)
+            cached_drop(r, cached);
+        if (!cached->bytes || (place->bytes && cached->last_used < place->last_used))
+            place = cached;
+    }
+    if (place->bytes)
+        cached_drop(r, place);
+    uint8_t *copy = r->cached_bytes + key_bytes + size_bytes > MQD_REPLY_CACHE_BYTES_MAX ? NULL : malloc(size_bytes);
+    if (!copy) {
+        free(key);
+        return;
+    }
+    memcpy(copy, bytes, size_bytes);
+    *place = (struct mqd_cached_reply){version, hash, key, key_bytes, copy, size_bytes, ++r->cache_clock};
+    r->cached_bytes += key_bytes + size_bytes;
+}

@@ -1,0 +1,74 @@
+/* A frame is whole: who answers it. Hot requests are answered here, the others go to the acceptor. */
+#include <string.h>
+
+#include "server/reactor.h"
+
+static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+{
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_READY);
+    if (!request) {
+        mqd_connection_close(r, c, "out of memory");
+        return;
+    }
+    uint32_t id = (uint32_t)header->correlation_id;
+    uint8_t correlation_id[4] = {(uint8_t)(id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8), (uint8_t)id};
+    if (!mqd_request_reply(r, request, correlation_id, 4) || !mqd_request_reply(r, request, body, size_bytes)) {
+        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
+        return;
+    }
+    mqd_request_complete(r, request);
+}
+
+/* Ready-made by the acceptor in the control segment, so that a client can connect while the acceptor is down. Copy 7 answers versions we do not know. */
+static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header)
+{
+    uint8_t body[MQD_BLOB_BYTES_MAX];
+    uint32_t version = header->api_version >= 0 && header->api_version <= 4 ? (uint32_t)header->api_version : 7;
+    int size_bytes = mqd_blob_read(mqd_control_api_versions(r->options.control, version), body, sizeof body);
+    if (size_bytes < 0)
+        return false;
+    ready_reply(r, c, header, body, (uint32_t)size_bytes);
+    return true;
+}
+
+void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+{
+    struct mqd_request_header header;
+    bool known;
+    if (mqd_request_header_parse(frame, size_bytes, &header, &known) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    const uint8_t *body = frame + header.header_bytes;
+    uint32_t body_bytes = size_bytes - header.header_bytes;
+    switch (header.api_key) {
+    case MQD_API_PRODUCE:
+        if (header.api_version < 3 || header.api_version > 13)
+            break;
+        mqd_stat(r, MQD_COUNT_REQUESTS_PRODUCE, 1);
+        mqd_produce_on(r, c, &header, frame, size_bytes, arena_offset);
+        return;
+    case MQD_API_FETCH:
+        if (header.api_version < 4 || header.api_version > 18)
+            break;
+        mqd_stat(r, MQD_COUNT_REQUESTS_FETCH, 1);
+        mqd_fetch_on(r, c, &header, body, body_bytes);
+        return;
+    case MQD_API_LIST_OFFSETS:
+        if (header.api_version >= 1 && header.api_version <= 11 && mqd_list_offsets_on(r, c, &header, body, body_bytes))
+            return;
+        break;
+    case MQD_API_METADATA:
+        if (mqd_reply_cache_find(r, c, &header, frame, size_bytes))
+            return;
+        break;
+    case MQD_API_API_VERSIONS:
+        if (api_versions_on(r, c, &header))
+            return;
+        break;
+    default:
+        break;
+    }
+    if (c->fd >= 0)
+        mqd_control_on(r, c, &header, frame, size_bytes);
+}

@@ -1,0 +1,116 @@
+/* The answer to a Fetch: headers in memory, ranges of segment files as they are. Small ones are copied, the others leave by sendfile. See server/fetch/fetch.c. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/reactor.h"
+
+static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint64_t *file_bytes)
+{
+    struct mqd_buffer *out = &r->scratch;
+    uint32_t size_bytes = entry->range.size_bytes;
+    if (size_bytes < r->options.sendfile_bytes_min) {
+        mqd_buffer_reserve(out, size_bytes);
+        ssize_t n = out->failed ? -1 : pread(mqd_segment_ref_fd(entry->range.segment), out->bytes + out->size_bytes, size_bytes, entry->range.position);
+        mqd_range_release(r->reader, &entry->range);
+        if (n != (ssize_t)size_bytes)
+            return false;
+        out->size_bytes += size_bytes;
+        return true;
+    }
+    if (r->scratch_chunk_count == r->scratch_chunk_capacity) {
+        uint32_t capacity = r->scratch_chunk_capacity ? r->scratch_chunk_capacity * 2 : 64;
+        struct mqd_chunk *chunks = realloc(r->scratch_chunks, sizeof *chunks * capacity);
+        if (!chunks)
+            return false;
+        r->scratch_chunks = chunks;
+        r->scratch_chunk_capacity = capacity;
+    }
+    r->scratch_chunks[r->scratch_chunk_count++] = (struct mqd_chunk){out->size_bytes, entry->range};
+    entry->range.segment = NULL; /* the reference moves to the chunk */
+    *file_bytes += size_bytes;
+    return true;
+}
+
+static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version, uint64_t *file_bytes, struct mqd_told_nodes *nodes)
+{
+    struct mqd_current_leader leader;
+    bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER || entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
+    bool told = other && version >= 12 && mqd_topics_tell_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
+    entry->outcome.current_leader = told ? &leader : NULL;
+    entry->outcome.aborted = entry->aborted.entries;
+    entry->outcome.aborted_count = entry->aborted.count;
+    mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
+    bool good = !entry->range.size_bytes || put_range(r, entry, file_bytes);
+    mqd_fetch_response_partition_tags(&r->scratch, version, &entry->outcome);
+    entry->outcome.current_leader = NULL;
+    entry->sent_once = 1;
+    entry->sent_error = entry->outcome.error;
+    entry->sent_high_watermark = entry->outcome.high_watermark;
+    entry->sent_last_stable = entry->outcome.last_stable_offset;
+    entry->sent_log_start = entry->outcome.log_start_offset;
+    return good;
+}
+
+static bool same_topic(const struct mqd_fetch_entry *a, const struct mqd_fetch_entry *b)
+{
+    if (a->topic || b->topic)
+        return a->topic == b->topic;
+    if (a->key.by_id)
+        return memcmp(a->key.topic_id, b->key.topic_id, 16) == 0;
+    return a->key.name.size_bytes == b->key.name.size_bytes && memcmp(a->key.name.bytes, b->key.name.bytes, (size_t)a->key.name.size_bytes) == 0;
+}
+
+static uint32_t run_length(const struct mqd_fetch_set *set, uint32_t from)
+{
+    uint32_t end = from + 1;
+    while (end < set->included_count && same_topic(set->included[from], set->included[end]))
+        end++;
+    return end - from;
+}
+
+static void charge(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_fetch_set *set)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < set->included_count; i++)
+        bytes += set->included[i]->range.size_bytes;
+    mqd_throttle_charge(r, c, MQD_QUOTA_FETCH, bytes);
+}
+
+void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_buffer *out = &r->scratch;
+    struct mqd_fetch_set *set = request->set;
+    int16_t version = request->version;
+    uint64_t file_bytes = 0;
+    bool good = true;
+    struct mqd_told_nodes nodes;
+    nodes.count = 0;
+    out->size_bytes = 0;
+    r->scratch_chunk_count = 0;
+    mqd_response_begin(out, MQD_API_FETCH, version, request->correlation_id);
+    if (request->fetch_error || !set) {
+        mqd_fetch_response_begin(out, version, 0, request->fetch_error, 0, 0);
+    } else {
+        int32_t topic_count = 0;
+        if (r->quota_kinds)
+            charge(r, request->connection, set);
+        for (uint32_t i = 0; i < set->included_count; i += run_length(set, i))
+            topic_count++;
+        mqd_fetch_response_begin(out, version, mqd_throttle_time_ms(r, request->connection), 0, set->session_id, topic_count);
+        for (uint32_t i = 0; i < set->included_count;) {
+            uint32_t count = run_length(set, i);
+            mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
+            for (uint32_t end = i + count; i < end; i++)
+                good &= encode_partition(r, set->included[i], version, &file_bytes, &nodes);
+            mqd_fetch_response_topic_end(out, version);
+        }
+    }
+    mqd_fetch_response_end_nodes(out, version, nodes.nodes, nodes.count);
+    mqd_response_finish(out, file_bytes);
+    if (!good) {
+        mqd_log(r, 3, request->connection->id, UINT32_MAX, "a segment could not be read while answering a fetch; closing the connection");
+        out->failed = true; /* what is written is not a whole answer: output closes the connection instead */
+    }
+    mqd_output_scratch(r, request->connection);
+}

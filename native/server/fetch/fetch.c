@@ -1,0 +1,470 @@
+/* Fetch: finds what a consumer may read, parks it without polling while there is too little, answers with ranges of segment files.
+ *
+ * Any worker serves any partition: positions come from the partition table, bytes from the files. A parked fetch sets this worker's bit in each slot it
+ * waits on, then looks at the high watermark once more; the owner publishes, then looks at the bits. One of the two sees the other.
+ *
+ *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) -> (cold ranges: read ahead) -> encode (server/fetch/answer.c)
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/reactor.h"
+
+#define CLUSTER_AUTHORIZATION_FAILED 31
+#define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
+#define HW_PUSH_MS 10 /* a parked follower is told of a new high watermark after so long, unless records come with it before (KIP-392 reads there) */
+#define LEADER_ONLY_VERSION 10 /* up to it clients read from leaders alone (KIP-392) */
+
+/* ---- arrival ---- */
+
+static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetch, struct mqd_fetch_set *set)
+{
+    for (int32_t t = 0; t < fetch->topic_count; t++) {
+        struct mqd_fetch_topic topic;
+        if (mqd_fetch_next_topic(fetch, &topic) < 0)
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            struct mqd_fetch_partition partition;
+            if (mqd_fetch_next_partition(fetch, &partition) < 0)
+                return -1;
+            if (!mqd_fetch_set_put(r, set, &topic.key, &partition))
+                return -1;
+        }
+    }
+    int32_t forgotten_count;
+    if (mqd_fetch_forgotten(fetch, &forgotten_count) < 0)
+        return -1;
+    for (int32_t t = 0; t < forgotten_count; t++) {
+        struct mqd_fetch_topic topic;
+        if (mqd_fetch_next_forgotten_topic(fetch, &topic) < 0)
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            int32_t partition_index;
+            if (mqd_fetch_next_forgotten_partition(fetch, &partition_index) < 0)
+                return -1;
+            mqd_fetch_set_forget(set, &topic.key, partition_index);
+        }
+    }
+    if (mqd_fetch_end(fetch) < 0)
+        return -1;
+    if (forgotten_count)
+        mqd_fetch_set_compact(r, set);
+    return 0;
+}
+
+/* A follower is whom its connection has proven to be; nobody else reads as one. */
+static bool may_fetch_as(const struct mqd_connection *c, int32_t replica_id)
+{
+    return replica_id == -1 || (replica_id >= 0 && c->peer_node == replica_id);
+}
+
+static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_request *fetch)
+{
+    struct mqd_fetch_set *set;
+    bool full, create;
+    request->fetch_error = may_fetch_as(request->connection, fetch->replica_id) ? mqd_session_find(r, fetch, &set, &full, &create) : CLUSTER_AUTHORIZATION_FAILED;
+    if (request->fetch_error)
+        return 0;
+    if (!set && !(set = mqd_fetch_set_new(r)))
+        return mqd_error_set(ENOMEM, "out of memory for a fetch");
+    request->set = set;
+    set->request_count++;
+    request->full = full;
+    set->by_id = fetch->version >= 13;
+    set->leader_only = fetch->version <= LEADER_ONLY_VERSION;
+    set->local = request->connection->local != NULL;
+    set->replica_id = fetch->replica_id;
+    set->replica_epoch = fetch->replica_epoch;
+    set->rack = request->connection->local ? 0 : mqd_nearest_rack(r, fetch);
+    if (take_partitions(r, fetch, set) < 0)
+        return -1;
+    if (create)
+        mqd_session_create(r, set);
+    if (set->replica_id >= 0) {
+        request->isolation_level = 0;
+        mqd_leading_note(r, set);
+    }
+    return 0;
+}
+
+void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+{
+    struct mqd_fetch_request fetch;
+    if (mqd_fetch_parse(body, size_bytes, header->api_version, &fetch) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_FETCH);
+    if (!request) {
+        mqd_connection_close(r, c, "out of memory");
+        return;
+    }
+    request->wait_ms = fetch.wait_ms_max;
+    request->bytes_min = fetch.bytes_min;
+    request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max : fetch.bytes_max;
+    request->positions_only = c->local && fetch.bytes_max == 0;
+    if (r->quota_kinds && !request->positions_only && c->peer_node < 0) {
+        request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, request->bytes_max);
+        request->bytes_min = request->bytes_min < request->bytes_max ? request->bytes_min : request->bytes_max > 0 ? request->bytes_max : 1;
+    }
+    request->isolation_level = fetch.isolation_level;
+    if (fetch_accept(r, request, &fetch) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    if (request->fetch_error)
+        mqd_request_complete(r, request);
+    if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
+        mqd_fetch_evaluate(r, c->head, true); /* a follower that has more to ask does not want to wait */
+    if (c->head == request && !mqd_list_linked(&c->answer_node))
+        mqd_list_append(&r->to_answer, &c->answer_node); /* evaluated when the connection is answered, in this turn */
+}
+
+/* ---- one entry ---- */
+
+int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
+{
+    memset(positions, 0xff, sizeof *positions);
+    if ((!entry->topic || entry->topic->removed) && !mqd_fetch_entry_resolve(r, entry))
+        return entry->key.by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    const struct mqd_topic *topic = entry->topic;
+    if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
+        return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    *slot_index = topic->slots[entry->partition_index];
+    bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->places[entry->partition_index]);
+    if (*slot_index == MQD_SLOT_NONE)
+        return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (entry->set->replica_id >= 0)
+        return mqd_leading_fetch(r, entry, *slot_index, positions);
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
+    uint8_t state = mqd_load_acquire(&slot->state);
+    if (state == MQD_SLOT_OFFLINE && away)
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
+    if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (mqd_load_acquire(&slot->version) == 0)
+        return MQD_KAFKA_STORAGE_ERROR; /* its log could not be opened */
+    uint8_t role = mqd_load_acquire(&slot->role);
+    if (role != MQD_ROLE_LEADS && (role == MQD_ROLE_NONE || entry->set->leader_only))
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    int32_t leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
+    if (entry->current_leader_epoch >= 0 && entry->current_leader_epoch != leader_epoch)
+        return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+    mqd_slot_positions(slot, positions);
+    if (away && mqd_load_acquire(&slot->lagging) && (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
+    bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS; /* a follower may be behind */
+    if (beyond && r->lease_lost)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may have been told to lead */
+    if (beyond || entry->fetch_offset < positions->log_start_offset)
+        return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+    return 0;
+}
+
+/* Waits on the slot. False when what may be read, or who may read it, has changed while it was put there: look again. */
+static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot_index, const struct mqd_positions *seen)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
+    if (entry->set->replica_id >= 0) { /* on its owner, which this worker is: nothing moves meanwhile */
+        if (!mqd_list_linked(&entry->waiter))
+            mqd_list_append(&r->owned[slot_index]->followers_waiting, &entry->waiter);
+        return true;
+    }
+    if (!mqd_list_linked(&entry->waiter))
+        mqd_list_append(&r->waiting[slot_index], &entry->waiter);
+    mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
+    struct mqd_positions positions;
+    uint32_t slot_now;
+    if (mqd_fetch_entry_check(r, entry, &slot_now, &positions) || slot_now != slot_index)
+        return false;
+    return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, seen);
+}
+
+static void ready_again(struct mqd_fetch_entry *entry)
+{
+    mqd_list_remove(&entry->waiter);
+    if (!mqd_list_linked(&entry->ready))
+        mqd_list_append(&entry->set->ready, &entry->ready);
+}
+
+/* ---- evaluation ---- */
+
+/* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled since, are listed first: a guess would answer too early. */
+static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *published)
+{
+    struct mqd_positions positions = *published;
+    int64_t end_offset = mqd_fetch_readable_end(request, published);
+    uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+    const struct mqd_fetch_count *counted = &entry->counted;
+    if (counted->bytes && counted->offset == entry->fetch_offset && counted->end_offset == end_offset && counted->generation == generation && counted->slot == slot)
+        return counted->bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)counted->bytes;
+    if (end_offset < positions.high_watermark) {
+        mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
+        if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
+            return entry->bytes_max; /* the look for the range tells why */
+    }
+    uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
+    if (bytes == UINT64_MAX) {
+        struct mqd_range none; /* of no bytes, so it holds no segment */
+        mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
+        if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
+            bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
+    }
+    entry->counted = (struct mqd_fetch_count){.offset = entry->fetch_offset, .end_offset = end_offset, .generation = generation, .bytes = bytes == UINT64_MAX ? 0 : bytes, .slot = slot};
+    return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
+}
+
+/* What one entry has towards bytes_min, and makes it wait on its slot. When its high watermark moved while it was put there, its owner may have looked before:
+ * look again. An error has to be told now, whatever else there is. */
+static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, int64_t bytes_min)
+{
+    for (int tries = 0; tries < 4; tries++) {
+        struct mqd_positions positions;
+        uint32_t slot;
+        if (mqd_fetch_entry_check(r, entry, &slot, &positions))
+            return bytes_min;
+        bool at_end = entry->fetch_offset >= mqd_fetch_readable_end(request, &positions);
+        if (entry->set->rack && mqd_nearest_replica(r, entry->set, slot) >= 0)
+            return bytes_min; /* to be told at once */
+        if (!at_end && bytes_min == 1)
+            return 1;
+        int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
+        if (entry_wait(r, request, entry, slot, &positions)) {
+            if (at_end)
+                mqd_list_remove(&entry->ready);
+            return bytes;
+        }
+    }
+    return bytes_min; /* records arrive faster than they can be counted */
+}
+
+/* The same for a follower, which waits for any record. What it was not told otherwise keeps it ready, for a while. */
+static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
+{
+    struct mqd_positions positions;
+    uint32_t slot;
+    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.diverges || entry->fetch_offset < positions.high_watermark)
+        return 1;
+    bool news = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark || positions.log_start_offset != entry->sent_log_start;
+    entry_wait(r, request, entry, slot, &positions);
+    if (news)
+        entry->set->news = true;
+    else
+        mqd_list_remove(&entry->ready);
+    return 0;
+}
+
+/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the bytes there are to send. */
+static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
+    set->news = false;
+    MQD_LIST_EACH(node, spare, &set->ready) {
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
+        available += set->replica_id >= 0 ? follower_survey(r, request, entry) : entry_survey(r, request, entry, bytes_min);
+    }
+    return available;
+}
+
+static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
+{
+    if (set->included_count == set->included_capacity) {
+        uint32_t capacity = set->included_capacity ? set->included_capacity * 2 : 16;
+        struct mqd_fetch_entry **included = realloc(set->included, sizeof *included * capacity);
+        if (!included)
+            return false;
+        set->included = included;
+        set->included_capacity = capacity;
+    }
+    set->included[set->included_count++] = entry;
+    return true;
+}
+
+static void collect_one(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, int64_t *budget, bool *first)
+{
+    struct mqd_positions positions;
+    uint32_t slot = UINT32_MAX;
+    entry->outcome = (struct mqd_fetch_outcome){.partition_index = entry->partition_index};
+    entry->range = (struct mqd_range){0};
+    entry->outcome.committed = request->isolation_level != 0;
+    entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
+    int32_t nearest = entry->outcome.error == 0 && request->set->rack ? mqd_nearest_replica(r, request->set, slot) : -1;
+    if (nearest >= 0) {
+        entry->outcome.has_preferred = true;
+        entry->outcome.preferred_read_replica = nearest;
+    }
+    bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.diverges && entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
+    if (has_data && request->positions_only && request->isolation_level)
+        mqd_fetch_find_aborted(r, request, entry, slot, &positions);
+    else if (has_data && !request->positions_only && (*budget > 0 || *first))
+        mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
+    bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+    entry->outcome.high_watermark = bare ? -1 : request->set->replica_id >= 0 ? entry->high_watermark : positions.high_watermark;
+    entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
+    entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
+    bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
+                   entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
+    bool tell = request->full || entry->outcome.diverges || entry->outcome.has_preferred || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
+    if (tell && !include(request->set, entry))
+        mqd_fetch_entry_release(r, entry);
+    if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))
+        mqd_list_remove(&entry->ready);
+}
+
+static int by_topic(const void *left, const void *right)
+{
+    const struct mqd_fetch_entry *a = *(struct mqd_fetch_entry *const *)left, *b = *(struct mqd_fetch_entry *const *)right;
+    if (a->topic != b->topic)
+        return (uintptr_t)a->topic < (uintptr_t)b->topic ? -1 : 1;
+    return a->order < b->order ? -1 : a->order > b->order;
+}
+
+static void collect(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    int64_t budget = request->bytes_max;
+    bool first = true;
+    set->included_count = 0;
+    if (request->full) {
+        for (uint32_t i = 0; i < set->entry_count; i++)
+            collect_one(r, request, set->entries[i], &budget, &first);
+        return;
+    }
+    struct mqd_node looked_at;
+    mqd_list_init(&looked_at);
+    mqd_list_move_all(&looked_at, &set->ready);
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&looked_at))) { /* each goes back to the end: the next fetch begins with those that got nothing */
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
+        mqd_list_append(&set->ready, &entry->ready);
+        collect_one(r, request, entry, &budget, &first);
+        if (budget <= 0 && !first)
+            break;
+    }
+    struct mqd_node served;
+    mqd_list_init(&served);
+    mqd_list_move_all(&served, &set->ready);
+    mqd_list_move_all(&set->ready, &looked_at);
+    mqd_list_move_all(&set->ready, &served);
+    if (set->included_count > 1)
+        qsort(set->included, set->included_count, sizeof *set->included, by_topic);
+}
+
+/* sendfile of a page that is not in memory would stop every connection of this worker: have it read first. */
+static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    for (uint32_t i = 0; i < set->included_count; i++) {
+        struct mqd_fetch_entry *entry = set->included[i];
+        if (!entry->range.size_bytes)
+            continue;
+        struct mqd_positions positions;
+        mqd_leading_positions(r, set, entry->topic->slots[entry->partition_index], &positions);
+        if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) || mqd_range_cached(&entry->range))
+            continue;
+        if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) { /* flushes need their places too: the client asks again for this one */
+            entry->outcome.records_bytes = 0;
+            entry->cursor.valid = false;
+            mqd_fetch_entry_release(r, entry);
+            continue;
+        }
+        if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position, entry->range.size_bytes,
+                                mqd_token(MQD_TOKEN_READ_AHEAD, (uint64_t)(uintptr_t)request)) == 0) {
+            request->pending++;
+            r->cold_read_count++;
+            mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
+        }
+    }
+}
+
+static void park(struct mqd_reactor *r, struct mqd_request *request)
+{
+    int64_t deadline_ms = request->started_ns / 1000000 + request->wait_ms;
+    if (!request->timer_armed)
+        mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
+    if (request->set->news && r->now_ms + HW_PUSH_MS < deadline_ms)
+        deadline_ms = r->now_ms + HW_PUSH_MS;
+    if (!request->timer_armed || deadline_ms < request->deadline_ms)
+        mqd_timer_arm(r, request, deadline_ms);
+}
+
+void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired)
+{
+    struct mqd_fetch_set *set = request->set;
+    if (!set || request->complete || request->evaluated)
+        return;
+    if (set->request != request) { /* not its turn yet; when it comes there is no more waiting */
+        request->wait_ms = 0;
+        return;
+    }
+    int64_t bytes_min = request->bytes_min > 0 && set->replica_id < 0 ? request->bytes_min : 1;
+    if (!expired && request->wait_ms > 0 && request->bytes_min > 0 && survey(r, request) < bytes_min) {
+        park(r, request);
+        return;
+    }
+    mqd_timer_disarm(r, request);
+    collect(r, request);
+    request->evaluated = 1;
+    read_cold(r, request);
+    if (!request->pending)
+        mqd_request_complete(r, request);
+}
+
+void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
+{
+    struct mqd_request *request = (struct mqd_request *)(uintptr_t)id;
+    if (result < 0)
+        mqd_log(r, 4, request->connection ? request->connection->id : 0, UINT32_MAX, "reading ahead failed: %s", strerror(-result));
+    r->cold_read_count--;
+    if (--request->pending)
+        return;
+    if (request->connection)
+        mqd_request_complete(r, request);
+    else
+        mqd_request_free(r, request);
+}
+
+static void wake_entry(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+{
+    ready_again(entry);
+    if (entry->set->request && !mqd_list_linked(&entry->set->woken))
+        mqd_list_append(&r->woken, &entry->set->woken);
+}
+
+void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    MQD_LIST_EACH(node, spare, &r->waiting[slot])
+        wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
+}
+
+void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    MQD_LIST_EACH(node, spare, &owned->followers_waiting)
+        wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
+}
+
+void mqd_fetch_run_woken(struct mqd_reactor *r)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->woken))) {
+        struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, woken);
+        if (set->request)
+            mqd_fetch_evaluate(r, set->request, false);
+    }
+}
+
+/* The request ends (answered or its client is gone): a session lives on, a set of one request does not. */
+void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    request->set = NULL;
+    for (uint32_t i = 0; request->evaluated && i < set->included_count; i++)
+        mqd_fetch_entry_release(r, set->included[i]);
+    if (set->request == request)
+        set->request = NULL;
+    if (--set->request_count == 0 && !set->session_id)
+        mqd_fetch_set_free(r, set);
+}

@@ -1,0 +1,57 @@
+/* Consumers that say in which rack they are read from a replica there (KIP-392): the leader names it, they go.
+ *
+ * The owner of a partition tells in its slot which followers are in sync; any worker that serves a Fetch looks there, and at the racks of the brokers that clients may be sent to.
+ * A set that is torn, or a moment old, sends a consumer to a replica that sends it back or lets it wait: nothing worse.
+ */
+#include <string.h>
+
+#include "server/reactor.h"
+
+static uint64_t rack_hash(const uint8_t *rack, size_t size_bytes)
+{
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < size_bytes; i++)
+        hash = (hash ^ rack[i]) * 0x100000001b3ull;
+    return hash | 1; /* 0 = none */
+}
+
+static uint64_t broker_rack(const struct mqd_broker_address *broker)
+{
+    return broker && broker->has_rack ? rack_hash((const uint8_t *)broker->rack, strnlen(broker->rack, sizeof broker->rack)) : 0;
+}
+
+/* By its owner, after an assignment. */
+void mqd_nearest_tell(struct mqd_reactor *r, const struct mqd_owned *owned)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+    const struct mqd_replica *replica = owned->replica;
+    uint32_t count = 0;
+    for (uint32_t i = 0; replica && replica->role == MQD_REPLICA_LEADER && i < replica->follower_count && count < MQD_SLOT_FOLLOWER_COUNT_MAX; i++) {
+        const struct mqd_replica_member *member = &replica->followers[i].member;
+        if (member->in_sync && member->eligible && member->node_id != replica->node_id)
+            mqd_store_relaxed(&slot->in_sync_followers[count++], member->node_id);
+    }
+    mqd_store_release(&slot->in_sync_follower_count, count);
+}
+
+uint64_t mqd_nearest_rack(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch)
+{
+    if (fetch->rack_id_bytes <= 0 || !r->topics.broker_count || fetch->replica_id >= 0)
+        return 0;
+    uint64_t rack = rack_hash(fetch->rack_id, (size_t)fetch->rack_id_bytes);
+    return rack == broker_rack(mqd_topics_broker(&r->topics, r->topics.node_id)) ? 0 : rack;
+}
+
+int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot_index)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
+    uint32_t count = mqd_load_acquire(&slot->in_sync_follower_count);
+    if (mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS || mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE)
+        return -1;
+    for (uint32_t i = 0; i < count && i < MQD_SLOT_FOLLOWER_COUNT_MAX; i++) {
+        int32_t node_id = mqd_load_relaxed(&slot->in_sync_followers[i]);
+        if (broker_rack(mqd_topics_broker(&r->topics, node_id)) == set->rack)
+            return node_id;
+    }
+    return -1;
+}

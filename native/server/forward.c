@@ -1,0 +1,281 @@
+/* Between workers: batches to their owner, outcomes back, notes about moved high watermarks.
+ *
+ * A batch travels by descriptor; its bytes stay in the arena of the worker that received them until the owner has written them (RELEASE or PRODUCED).
+ *
+ * Order: descriptors to one peer leave in the order they were given; what meets a full ring waits in `overflow` and is never overtaken.
+ * Bound of `overflow`: every entry stands for an append of an inflight-bounded connection or for one slot's note.
+ * Generations: a PRODUCE names the owner's generation (`c`): its successor ignores it, the sender ends it when it hears of the death.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/reactor.h"
+#include "server/redirect.h"
+
+static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
+{
+    if (r->overflow_head[to] == r->overflow_count[to])
+        r->overflow_head[to] = r->overflow_count[to] = 0;
+    if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) { /* never quite empty: use the front again */
+        r->overflow_count[to] -= r->overflow_head[to];
+        memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to], r->overflow_count[to] * sizeof *r->overflow[to]);
+        r->overflow_head[to] = 0;
+    }
+    if (r->overflow_count[to] == r->overflow_capacity[to]) {
+        uint32_t capacity = r->overflow_capacity[to] ? r->overflow_capacity[to] * 2 : 256;
+        struct mqd_descriptor *grown = realloc(r->overflow[to], sizeof *grown * capacity);
+        if (!grown)
+            return false;
+        r->overflow[to] = grown;
+        r->overflow_capacity[to] = capacity;
+    }
+    r->overflow[to][r->overflow_count[to]++] = *descriptor;
+    return true;
+}
+
+void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
+{
+    if (r->overflow_head[to] == r->overflow_count[to] && mqd_endpoint_send(r->endpoint, to, descriptor) == 0)
+        return;
+    mqd_stat(r, MQD_COUNT_LINK_STALLS, 1);
+    if (!overflow_push(r, to, descriptor)) {
+        fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self, r->overflow_count[to], to);
+        abort(); /* a lost descriptor would be a lost acknowledgement or a leaked extent */
+    }
+}
+
+void mqd_forward_flush(struct mqd_reactor *r)
+{
+    for (uint32_t to = 0; to < r->options.endpoint_count; to++) {
+        while (r->overflow_head[to] < r->overflow_count[to] && mqd_endpoint_send(r->endpoint, to, &r->overflow[to][r->overflow_head[to]]) == 0)
+            r->overflow_head[to]++;
+    }
+    mqd_endpoint_flush(r->endpoint);
+}
+
+bool mqd_forward_pending(const struct mqd_reactor *r)
+{
+    for (uint32_t to = 0; to < r->options.endpoint_count; to++)
+        if (r->overflow_head[to] < r->overflow_count[to])
+            return true;
+    return false;
+}
+
+/* ---- sender's side ---- */
+
+/* A token names an entry of `forwards` (24 bits), its sequence (24) and our generation (16): an answer to a request that has timed out since, or to our
+ * predecessor, finds nothing. */
+static uint32_t forward_take(struct mqd_reactor *r)
+{
+    if (r->forward_free == UINT32_MAX) {
+        uint32_t capacity = r->forward_capacity ? r->forward_capacity * 2 : 1024;
+        struct mqd_forward_entry *grown = capacity > 0xffffff ? NULL : realloc(r->forwards, sizeof *grown * capacity);
+        if (!grown)
+            return UINT32_MAX; /* millions of tiny batches in one arena */
+        for (uint32_t i = r->forward_capacity; i < capacity; i++)
+            grown[i] = (struct mqd_forward_entry){NULL, 0, i + 1 < capacity ? i + 1 : UINT32_MAX};
+        r->forwards = grown;
+        r->forward_free = r->forward_capacity;
+        r->forward_capacity = capacity;
+    }
+    uint32_t index = r->forward_free;
+    r->forward_free = r->forwards[index].next_free;
+    return index;
+}
+
+void mqd_forward_forget(struct mqd_reactor *r, struct mqd_append *append)
+{
+    if (append->forward_index == UINT32_MAX)
+        return;
+    struct mqd_forward_entry *entry = &r->forwards[append->forward_index];
+    entry->append = NULL;
+    entry->sequence = (entry->sequence + 1) & 0xffffff;
+    entry->next_free = r->forward_free;
+    r->forward_free = append->forward_index;
+    append->forward_index = UINT32_MAX;
+}
+
+static struct mqd_append *append_of(const struct mqd_reactor *r, uint64_t token)
+{
+    uint32_t index = token & 0xffffff;
+    if (token >> 48 != (r->generation & 0xffff) || index >= r->forward_capacity || r->forwards[index].sequence != (token >> 24 & 0xffffff))
+        return NULL;
+    return r->forwards[index].append;
+}
+
+void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16_t owner, uint64_t owner_generation, uint64_t offset, uint32_t size_bytes, int32_t leader_epoch)
+{
+    append->peer = owner;
+    append->peer_generation = owner_generation;
+    append->forward_index = forward_take(r);
+    if (append->forward_index == UINT32_MAX) {
+        append->message = "too many batches are on their way to other workers";
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER); /* retriable; nothing was written */
+        return;
+    }
+    struct mqd_forward_entry *entry = &r->forwards[append->forward_index];
+    entry->append = append;
+    mqd_list_append(&r->forwarded_to[owner], &append->node);
+    struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0, .slot = append->slot,
+                                     .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 | append->forward_index,
+                                     .offset = offset, .size_bytes = size_bytes, .a = leader_epoch, .b = append->guard, .c = (int64_t)owner_generation};
+    if (__builtin_expect(append->handed_on, 0)) {
+        produce.flags |= MQD_PRODUCE_REDIRECTED | (append->control & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
+        produce.error = append->partition_index;
+    }
+    mqd_forward_send(r, owner, &produce);
+    mqd_stat(r, MQD_COUNT_BATCHES_FORWARDED, 1);
+}
+
+static void on_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    if (from == mqd_control_worker_count(r->options.control))
+        mqd_describe_release(r, descriptor);
+    if (from >= mqd_control_worker_count(r->options.control))
+        return;
+    struct mqd_append *append = append_of(r, descriptor->token);
+    if (!append)
+        return;
+    mqd_append_unpin(r, append);
+    mqd_check_decided(r, append);
+}
+
+static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_append *append = append_of(r, descriptor->token);
+    if (!append)
+        return;
+    if (descriptor->error == MQD_STAGE_VERIFY) {
+        mqd_forward_forget(r, append);
+        mqd_list_remove(&append->node);
+        mqd_check_verify(r, append, descriptor->a);
+        return;
+    }
+    if (descriptor->error == MQD_STAGE_REDIRECT) {
+        mqd_forward_forget(r, append);
+        mqd_list_remove(&append->node);
+        mqd_redirect_hand_on(r, append, (uint32_t)descriptor->offset, (int16_t)descriptor->b, descriptor->a);
+        return;
+    }
+    append->base_offset = descriptor->a;
+    append->log_append_time_ms = descriptor->b;
+    append->log_start_offset = descriptor->c;
+    if (descriptor->error)
+        append->message = descriptor->error == MQD_KAFKA_STORAGE_ERROR ? "the disk of this partition is full or has failed" : NULL;
+    mqd_append_done(r, append, (int16_t)descriptor->error);
+}
+
+/* ---- owner's side ---- */
+
+static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    if ((uint64_t)descriptor->c != r->generation)
+        return; /* meant for the process before us; its sender has ended it */
+    struct mqd_append *append = r->free_appends;
+    if (append)
+        r->free_appends = (struct mqd_append *)append->node.next;
+    else if (!(append = malloc(sizeof *append)))
+        abort(); /* out of memory: the sender's bytes would be lent for ever */
+    memset(append, 0, sizeof *append);
+    mqd_list_init(&append->node);
+    append->slot = descriptor->slot;
+    append->peer = (uint16_t)from;
+    append->peer_token = descriptor->token;
+    append->peer_generation = descriptor->generation;
+    append->forward_index = UINT32_MAX;
+    append->acks_all = (descriptor->flags & MQD_PRODUCE_ACKS_ALL) != 0;
+    append->control = descriptor->flags & MQD_PRODUCE_CONTROL ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0) : 0;
+    append->guard = descriptor->b;
+    append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
+    const struct mqd_owned *owned = append->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[append->slot] : NULL;
+    if (owned && descriptor->a >= 0 && descriptor->a != mqd_partition_leader_epoch(owned->partition)) { /* a coordinator of another time */
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
+    struct mqd_batch batch;
+    uint64_t arena_bytes = r->options.arena_bytes[from];
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset &&
+                  descriptor->size_bytes >= MQD_BATCH_HEADER_BYTES;
+    uint8_t *bytes = inside ? r->options.arenas[from] + descriptor->offset : NULL;
+    if (!inside || mqd_batch_decode(bytes, descriptor->size_bytes, &batch) < 0 || (uint32_t)batch.size_bytes != descriptor->size_bytes) {
+        mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
+        return;
+    }
+    if (__builtin_expect(descriptor->flags & MQD_PRODUCE_REDIRECTED, 0)) {
+        append->control = MQD_STAGE_REDIRECTED | (descriptor->flags & MQD_PRODUCE_KNOWN ? MQD_STAGE_KNOWN : 0);
+        batch.producer_id = mqd_redirect_producer(batch.producer_id, descriptor->error);
+    }
+    mqd_owner_stage(r, append, &batch, bytes, false);
+}
+
+/* ---- both ---- */
+
+static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    if (descriptor->generation != mqd_load_acquire(&mqd_control_worker(r->options.control, from)->generation))
+        return; /* its sender is dead: what it lent is void */
+    switch (descriptor->kind) {
+    case MQD_LINK_PRODUCE:
+        on_produce(r, descriptor, from);
+        break;
+    case MQD_LINK_RELEASE:
+        on_release(r, descriptor, from);
+        break;
+    case MQD_LINK_PRODUCED:
+        on_produced(r, descriptor);
+        break;
+    case MQD_LINK_HW_CHANGED:
+        if (descriptor->slot < MQD_PARTITION_SLOT_COUNT)
+            mqd_fetch_wake_slot(r, descriptor->slot);
+        break;
+    case MQD_LINK_RESPONSE:
+        mqd_control_on_response(r, descriptor, from);
+        break;
+    case MQD_LINK_CLOSE:
+        mqd_control_on_close(r, descriptor);
+        break;
+    case MQD_LINK_PARKED:
+        mqd_control_on_parked(r, descriptor);
+        break;
+    case MQD_LINK_CHECKED:
+        mqd_check_on_answer(r, descriptor, from);
+        break;
+    case MQD_LINK_DESCRIBE:
+        mqd_describe_on(r, descriptor, from);
+        break;
+    case MQD_LINK_CACHE_DROP:
+        mqd_reply_cache_clear(r);
+        break;
+    default:
+        mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not take", from, descriptor->kind);
+    }
+}
+
+void mqd_links_drain(struct mqd_reactor *r)
+{
+    struct mqd_descriptor descriptors[256];
+    uint32_t from[256];
+    for (int round = 0; round < 8; round++) {
+        int count = mqd_endpoint_drain(r->endpoint, descriptors, from, 256);
+        for (int i = 0; i < count; i++)
+            on_descriptor(r, &descriptors[i], from[i]);
+        if (count < 256)
+            return;
+    }
+}
+
+/* The keeper has proved the death: what was with that process has an unknown outcome, which REQUEST_TIMED_OUT tells the client; its loans come back. */
+void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
+{
+    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
+    MQD_LIST_EACH(node, spare, &r->forwarded_to[endpoint]) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        if (append->peer_generation >= generation)
+            continue; /* sent to its successor already */
+        append->message = "the process that owns the partition ended; whether the batch was written is unknown";
+        mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
+    }
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
+        mqd_fetch_wake_slot(r, slot); /* all set their bits anew: the dead one may have taken them, and the slot may have another owner by now */
+    mqd_control_send_queued(r);
+}

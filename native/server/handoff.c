@@ -1,0 +1,150 @@
+/* Connections: taking them over from the acceptor, and finding them again by the token of their events. What is done with them then: server/connection.c. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/local/local.h"
+#include "server/reactor.h"
+
+#define HANDOFF_MAGIC 0x31434e4fu
+#define MQD_HANDOFF_PEER 2u /* flag: a connection of another host, from the listener between hosts */
+struct handoff {
+    uint32_t magic;
+    uint16_t listener_id, flags;
+    uint8_t peer_ip[16];
+    uint16_t peer_port, local_port;
+    uint8_t local_ip[16];
+    int32_t peer_node; /* with MQD_HANDOFF_PEER: the host that has proven who it is */
+    uint8_t pad[16];
+};
+_Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
+
+static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
+{
+    struct mqd_connection *c = NULL;
+    if (r->connection_count >= mqd_load_relaxed(&r->connection_count_max) || !r->free_index_count) {
+        mqd_error_set(MQD_E_FULL, "%u connections are open, the limit is %u", r->connection_count, r->connection_count_max);
+        return NULL;
+    }
+    uint32_t index = r->free_indexes[--r->free_index_count];
+    c = r->connections[index];
+    if (!c) {
+        c = calloc(1, sizeof *c);
+        if (!c) {
+            r->free_index_count++;
+            mqd_error_set(ENOMEM, "out of memory");
+            return NULL;
+        }
+        r->connections[index] = c;
+    }
+    uint32_t generation = c->generation + 1;
+    memset(c, 0, sizeof *c);
+    c->generation = generation & 0xffffff;
+    c->fd = fd;
+    c->index = index;
+    c->id = ++r->next_connection_id * MQD_WORKER_COUNT_MAX + r->options.self;
+    mqd_list_init(&c->ready_node);
+    mqd_list_init(&c->output_node);
+    mqd_list_init(&c->stall_node);
+    mqd_list_init(&c->answer_node);
+    mqd_list_init(&c->mute_node);
+    c->run_offset = -1;
+    c->peer_node = -1;
+    c->writable = c->readable = 1;
+    c->last_active_ms = r->now_ms;
+    return c;
+}
+
+/* NULL with the reason; fd stays the caller's then. */
+struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16_t listener_id)
+{
+    struct mqd_connection *c = connection_new(r, fd);
+    if (!c) {
+        mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
+        return NULL;
+    }
+    c->listener_id = listener_id;
+    if (mqd_poll_add(r->poll, fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index)) < 0) {
+        r->free_indexes[r->free_index_count++] = c->index;
+        c->fd = -1;
+        return NULL;
+    }
+    r->connection_count++;
+    mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
+    mqd_stat(r, MQD_COUNT_CONNECTIONS_ACCEPTED, 1);
+    mqd_log(r, 7, c->id, UINT32_MAX, "connection opened");
+    mqd_list_append(&r->ready, &c->ready_node); /* bytes may have come before the edge was armed */
+    return c;
+}
+
+static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
+{
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) { /* sendfile knows no other way not to wait for a client that does not read */
+        mqd_log(r, 3, 0, UINT32_MAX, "connection refused: it cannot be made non-blocking: %s", strerror(errno));
+        close(fd);
+        return;
+    }
+    struct mqd_connection *c = mqd_connection_open(r, fd, handoff->listener_id);
+    if (!c) {
+        mqd_log(r, 4, 0, UINT32_MAX, "connection refused (max.connections): %s", mqd_error_message());
+        close(fd);
+        return;
+    }
+    c->local_port = handoff->local_port;
+    if (handoff->flags & MQD_HANDOFF_PEER && handoff->peer_node >= 0)
+        c->peer_node = handoff->peer_node;
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    if (memcmp(handoff->local_ip, mapped, 12) == 0)
+        memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
+    if (memcmp(handoff->peer_ip, mapped, 12) == 0)
+        memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
+}
+
+/* Not before the process is ready: it would say of every topic that it does not exist. Connections wait in the channel meanwhile. */
+void mqd_handoff_accept(struct mqd_reactor *r)
+{
+    if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)
+        return;
+    r->serving = true;
+    for (;;) { /* to the end: the socket is edge-triggered; its buffer bounds what can wait */
+        union { struct handoff tcp; struct mqd_local_handoff local; } handoff;
+        union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control;
+        struct iovec iov = {&handoff, sizeof handoff};
+        struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n < 0) {
+            r->serving = errno == EAGAIN; /* else no edge will tell of what is still there: looked at again in the next turn */
+            return;
+        }
+        int fd = -1;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int)))
+            memcpy(&fd, CMSG_DATA(header), sizeof fd);
+        if (n == 0 && fd < 0)
+            return; /* the keeper is gone; its pidfd tells the main thread */
+        if (fd >= 0 && (n != sizeof handoff || handoff.tcp.magic != HANDOFF_MAGIC)) {
+            close(fd);
+            mqd_log(r, 3, 0, UINT32_MAX, "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
+        } else if (fd >= 0 && handoff.tcp.flags & MQD_HANDOFF_LOCAL) {
+            mqd_local_adopt(r, fd, &handoff.local);
+        } else if (fd >= 0) {
+            adopt(r, fd, &handoff.tcp);
+        } else if (message.msg_flags & MSG_CTRUNC) {
+            mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
+            mqd_log(r, 4, 0, UINT32_MAX, "connection refused: this process has no descriptor left for it (ulimit -n)");
+        }
+    }
+}
+
+struct mqd_connection *mqd_connection_by_token(struct mqd_reactor *r, uint64_t value)
+{
+    uint32_t index = value & 0xffffff, generation = (uint32_t)(value >> 24);
+    if (index >= r->connection_capacity)
+        return NULL;
+    struct mqd_connection *c = r->connections[index];
+    return c && c->fd >= 0 && c->generation == generation ? c : NULL;
+}

@@ -1,0 +1,189 @@
+/* Questions of local clients, on the socket: where does an offset lie? Answered with the segment's file, which the client maps and reads by itself.
+ *
+ * The descriptor is a description of its own, opened read-only: what the client does to it (flags, locks, position) is not ours to feel. It stays good whatever becomes
+ * of the file's name, so a client may go on reading what retention or compaction have replaced meanwhile.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/local/local.h"
+#include "server/reactor.h"
+
+#define ASKS_PER_TURN 16
+#define TRIES 4
+#define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below; nothing beyond is mapped to be read */
+
+/* ---- one question ---- */
+
+static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_topic **topic, uint32_t *slot_index)
+{
+    struct mqd_topic_key key = {.by_id = true};
+    memcpy(key.topic_id, ask->topic_id, sizeof key.topic_id);
+    *topic = mqd_topics_find(&r->topics, &key);
+    if (!*topic)
+        return MQD_KAFKA_UNKNOWN_TOPIC_ID;
+    if (ask->partition_index < 0 || (uint32_t)ask->partition_index >= (*topic)->partition_count)
+        return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    *slot_index = (*topic)->slots[ask->partition_index];
+    bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->places[ask->partition_index]);
+    if (*slot_index == MQD_SLOT_NONE)
+        return elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
+    uint8_t state = mqd_load_acquire(&slot->state);
+    if (state == MQD_SLOT_OFFLINE && elsewhere)
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed, its leader's has not */
+    if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;
+}
+
+static int open_again(int fd)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Fills the answer from `place`. The descriptor, or -1. */
+static int answer_with(struct mqd_local_segment *answer, const struct mqd_segment_place *place, uint64_t generation)
+{
+    answer->base_offset = place->base_offset;
+    answer->next_base_offset = place->next_base_offset;
+    answer->segments_generation = generation;
+    answer->position = place->position;
+    answer->size_bytes = place->readable_bytes;
+    answer->map_bytes = place->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX : place->readable_bytes ? place->readable_bytes : 1;
+    return open_again(mqd_segment_ref_fd(place->segment));
+}
+
+static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_local_segment *answer)
+{
+    struct mqd_topic *topic;
+    int16_t code = find_slot(r, ask, &topic, &answer->slot);
+    int fd = -1;
+    if (code == 0) {
+        mqd_fetch_ensure_path(r, topic, ask->partition_index, answer->slot);
+        code = -1;
+    }
+    for (int tries = 0; tries < TRIES && code == -1; tries++) {
+        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, answer->slot);
+        struct mqd_positions positions;
+        struct mqd_segment_place place;
+        uint64_t generation = mqd_load_acquire(&slot->segments_generation);
+        mqd_slot_positions(slot, &positions);
+        if (mqd_load_acquire(&slot->lagging) && (ask->offset < positions.log_start_offset || ask->offset >= positions.high_watermark)) {
+            code = MQD_KAFKA_REPLICA_NOT_AVAILABLE;
+            break;
+        }
+        if (ask->offset < positions.log_start_offset || ask->offset > positions.high_watermark) {
+            bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS || mqd_load_acquire(&slot->latest_pending); /* this replica, not the client: to be asked again */
+            code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+            break;
+        }
+        code = mqd_reader_place(r->reader, answer->slot, &positions, generation, ask->offset, &place);
+        if (code)
+            continue;
+        fd = answer_with(answer, &place, generation);
+        if (fd < 0) {
+            code = MQD_KAFKA_STORAGE_ERROR;
+            mqd_error_system(errno, "cannot open a segment again through /proc");
+        }
+        mqd_segment_place_release(r->reader, &place);
+    }
+    if (code == MQD_KAFKA_STORAGE_ERROR)
+        mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)ask->offset, mqd_error_message());
+    answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code; /* segments keep changing: to be asked again */
+    return fd;
+}
+
+/* ---- the socket ---- */
+
+/* False: the socket does not take it now. */
+static bool send_answer(struct mqd_local *local)
+{
+    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control = {0};
+    struct iovec iov = {&local->answer, sizeof local->answer};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (local->answer_fd >= 0) {
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(&control.header), &local->answer_fd, sizeof(int));
+    }
+    ssize_t sent;
+    do
+        sent = sendmsg(local->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS); /* no memory, or the user has too many descriptors on their way to others */
+    if (sent < 0 && (errno == EAGAIN || local->answer_refused))
+        return false;
+    mqd_local_ask_close(local); /* sent, or the socket has ended and says so itself */
+    return true;
+}
+
+void mqd_local_ask_close(struct mqd_local *local)
+{
+    if (local->answer_fd >= 0)
+        close(local->answer_fd);
+    local->answer_fd = -1;
+    local->answer_waits = false;
+}
+
+/* One question and its answer. False: no more now, or the connection is closed (*closed). */
+static bool answer_one(struct mqd_reactor *r, struct mqd_local *local, bool *closed)
+{
+    struct mqd_connection *c = local->connection;
+    struct mqd_local_ask ask;
+    *closed = false;
+    if (local->answer_waits && !send_answer(local))
+        return false;
+    ssize_t n;
+    do
+        n = recv(c->fd, &ask, sizeof ask, MSG_DONTWAIT | MSG_TRUNC);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && errno == EAGAIN)
+        return false;
+    if (n <= 0) {
+        mqd_local_on_end(r, c);
+        return false;
+    }
+    if (n != sizeof ask || ask.kind != MQD_LOCAL_ASK_SEGMENT) {
+        *closed = true;
+        mqd_connection_fail(r, c, "a local client asked what is no question of this version");
+        return false;
+    }
+    mqd_stat(r, MQD_COUNT_LOCAL_ASKS, 1);
+    c->last_active_ms = r->now_ms;
+    local->answer = (struct mqd_local_segment){.kind = ask.kind, .number = ask.number, .slot = UINT32_MAX};
+    local->answer_fd = answer_segment(r, &ask, &local->answer);
+    local->answer_waits = true;
+    return send_answer(local);
+}
+
+void mqd_local_ask_on(struct mqd_reactor *r, struct mqd_local *local)
+{
+    if (!mqd_list_linked(&local->ask_node))
+        mqd_list_append(&r->asking, &local->ask_node);
+}
+
+void mqd_locals_answer(struct mqd_reactor *r)
+{
+    struct mqd_node asking, *node;
+    mqd_list_init(&asking);
+    mqd_list_move_all(&asking, &r->asking);
+    while ((node = mqd_list_pop(&asking))) {
+        struct mqd_local *local = MQD_CONTAINER(node, struct mqd_local, ask_node);
+        bool closed = false, more = true;
+        for (int i = 0; i < ASKS_PER_TURN && more; i++)
+            more = answer_one(r, local, &closed);
+        if (!closed && more)
+            mqd_local_ask_on(r, local); /* the rest in the next turn: others wait too */
+        else if (!closed && local->answer_waits && local->answer_refused)
+            mqd_list_append(&r->asking_later, &local->ask_node);
+    }
+}

@@ -1,0 +1,334 @@
+/* The life of an attachment: its memory, its descriptors, its place among the connections. See server/local/local.h. */
+#include "server/local/local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/reactor.h"
+
+#define PAGE_BYTES 4096u
+#define SUBMISSION_COUNT_MIN 16u
+#define SOCKET_SEND_BYTES 4096 /* the kernel doubles it: some answers with a descriptor each, not hundreds in flight for a client that does not take them */
+#define OVERDUE_LOOKS 2
+#define UNMAP_BYTES_MAX (1u << 20) /* more than this is unmapped by the pool */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+/* What is made for an attachment before it is one. */
+struct making {
+    struct mqd_local *local;
+    int memory_fd, read_end; /* the client's alone */
+};
+
+static uint64_t round_up(uint64_t bytes)
+{
+    return (bytes + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
+}
+
+static uint32_t power_of_two(uint32_t wanted, uint32_t least, uint32_t most)
+{
+    uint32_t value = least;
+    while (value < wanted && value < most)
+        value *= 2;
+    return value;
+}
+
+/* ---- refusing ---- */
+
+static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, int error, const char *format, ...) __attribute__((format(printf, 5, 6)));
+static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, int error, const char *format, ...)
+{
+    struct mqd_local_welcome welcome = {.magic = MQD_LOCAL_MAGIC, .worker = r->options.self, .error = error};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(welcome.reason, sizeof welcome.reason, format, arguments);
+    va_end(arguments);
+    send(fd, &welcome, sizeof welcome, MSG_DONTWAIT | MSG_NOSIGNAL);
+    close(fd);
+    mqd_stat(r, MQD_COUNT_LOCAL_REFUSED, 1);
+    mqd_log(r, 4, 0, UINT32_MAX, "local client %.31s (pid %d, uid %u) refused: %s", handoff->client_id, handoff->pid, handoff->uid, welcome.reason);
+}
+
+/* ---- memory ---- */
+
+/* What the client wanted, within the limits and what is left of the budget. False: too little is left. */
+static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
+{
+    local->submission_count = power_of_two(handoff->submission_count, SUBMISSION_COUNT_MIN, MQD_LOCAL_SUBMISSION_COUNT_MAX);
+    local->reply_bytes = power_of_two(handoff->reply_bytes, MQD_LOCAL_REPLY_BYTES_MIN, MQD_LOCAL_REPLY_BYTES_MAX);
+    uint64_t wanted = handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX : round_up(handoff->data_bytes);
+    if (wanted < MQD_LOCAL_DATA_BYTES_MIN)
+        wanted = MQD_LOCAL_DATA_BYTES_MIN;
+    uint64_t most = mqd_load_relaxed(&r->local_bytes_max), left = r->local_bytes < most ? most - r->local_bytes : 0;
+    for (;;) { /* a client that wants long rings from a nearly spent budget gets shorter ones */
+        uint64_t rest = sizeof(struct mqd_local_header) + round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) + round_up(local->reply_bytes);
+        if (rest + MQD_LOCAL_DATA_BYTES_MIN <= left) {
+            local->data_bytes = wanted <= left - rest ? wanted : (left - rest) & ~(uint64_t)(PAGE_BYTES - 1);
+            local->total_bytes = rest + local->data_bytes;
+            return true;
+        }
+        if (local->submission_count == SUBMISSION_COUNT_MIN && local->reply_bytes == MQD_LOCAL_REPLY_BYTES_MIN)
+            return false;
+        local->submission_count = local->submission_count > SUBMISSION_COUNT_MIN ? local->submission_count / 2 : SUBMISSION_COUNT_MIN;
+        local->reply_bytes = local->reply_bytes > MQD_LOCAL_REPLY_BYTES_MIN ? local->reply_bytes / 2 : MQD_LOCAL_REPLY_BYTES_MIN;
+    }
+}
+
+static int memory_create(void)
+{
+    int fd = memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    return fd < 0 && errno == EINVAL ? memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd; /* kernels before 6.3 */
+}
+
+static bool memory_open(const struct mqd_reactor *r, struct making *making)
+{
+    struct mqd_local *local = making->local;
+    making->memory_fd = memory_create();
+    if (making->memory_fd < 0 || ftruncate(making->memory_fd, (off_t)local->total_bytes) < 0)
+        return false;
+    uint64_t replies_offset = sizeof(struct mqd_local_header) + round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
+    uint64_t data_offset = replies_offset + round_up(local->reply_bytes);
+    if (fallocate(making->memory_fd, 0, 0, (off_t)data_offset) < 0) /* what we write: a page that cannot be had is an error now, not SIGBUS later */
+        return false;
+    if (fcntl(making->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return false;
+    void *memory = mmap(NULL, local->total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, making->memory_fd, 0);
+    if (memory == MAP_FAILED)
+        return false;
+    struct mqd_local_header *header = local->header = memory;
+    header->layout_version = MQD_LOCAL_LAYOUT_VERSION;
+    header->worker = r->options.self;
+    header->abi_hash = mqd_local_abi_hash();
+    header->total_bytes = local->total_bytes;
+    header->submissions_offset = sizeof *header;
+    header->replies_offset = replies_offset;
+    header->data_offset = data_offset;
+    header->data_bytes = local->data_bytes;
+    header->submission_count = local->submission_count;
+    header->reply_bytes = local->reply_bytes;
+    local->submissions = (const struct mqd_local_submission *)(header + 1);
+    local->replies = (uint8_t *)memory + replies_offset;
+    local->data = (const uint8_t *)memory + data_offset;
+    mqd_store_release(&header->magic, MQD_LOCAL_MAGIC);
+    return true;
+}
+
+/* ---- descriptors ---- */
+
+static bool descriptors_open(struct mqd_reactor *r, struct making *making, int fd)
+{
+    struct mqd_local *local = making->local;
+    int ends[2], one_page = PAGE_BYTES, socket_bytes = SOCKET_SEND_BYTES;
+    socklen_t size_bytes = sizeof local->pidfd;
+    local->to_worker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (local->to_worker < 0 || pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
+        return false;
+    making->read_end = ends[0];
+    local->to_client = ends[1];
+    fcntl(local->to_client, F_SETPIPE_SZ, one_page); /* a wish: the default takes more of the user's share */
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof socket_bytes);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &local->pidfd, &size_bytes) < 0) {
+        local->pidfd = -1;
+        return errno == ENOPROTOOPT; /* kernels before 6.5 have none; else the process has ended already, or descriptors have */
+    }
+    return mqd_poll_add(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
+}
+
+static bool welcome_send(const struct mqd_reactor *r, const struct making *making, int fd)
+{
+    const struct mqd_local *local = making->local;
+    struct mqd_local_welcome welcome = {.magic = MQD_LOCAL_MAGIC, .total_bytes = local->total_bytes, .worker = r->options.self};
+    int fds[MQD_LOCAL_FD_COUNT] = {making->memory_fd, local->to_worker, making->read_end, r->options.control_fd};
+    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof fds)]; } control = {0};
+    struct iovec iov = {&welcome, sizeof welcome};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof fds);
+    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof welcome;
+}
+
+/* ---- adopting ---- */
+
+struct unmapping { void *memory; uint64_t size_bytes; };
+
+static int unmap(void *argument)
+{
+    struct unmapping *unmapping = argument;
+    munmap(unmapping->memory, unmapping->size_bytes);
+    free(unmapping);
+    return 0;
+}
+
+/* The client may be gone: then the kernel frees the pages too, a tenth of a second for a gigabyte. Not on this thread. */
+static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_bytes)
+{
+    struct unmapping *unmapping = size_bytes > UNMAP_BYTES_MAX ? malloc(sizeof *unmapping) : NULL;
+    if (unmapping) {
+        *unmapping = (struct unmapping){memory, size_bytes};
+        if (mqd_poll_run(r->poll, -1, unmap, unmapping, mqd_token(MQD_TOKEN_WAKE, 0)) == 0)
+            return;
+        free(unmapping);
+    }
+    munmap(memory, size_bytes);
+}
+
+static void local_free(struct mqd_reactor *r, struct mqd_local *local)
+{
+    if (local->to_worker >= 0) {
+        mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)); /* before close: the client's copy keeps it alive */
+        close(local->to_worker);
+    }
+    if (local->pidfd >= 0) {
+        if (local->connection)
+            mqd_poll_remove(r->poll, local->pidfd, 0);
+        close(local->pidfd);
+    }
+    if (local->to_client >= 0)
+        close(local->to_client);
+    if (local->header)
+        memory_close(r, local->header, local->total_bytes);
+    mqd_local_ask_close(local);
+    free(local);
+}
+
+static void gauges(struct mqd_reactor *r)
+{
+    mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, r->local_count);
+    mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, r->local_bytes);
+}
+
+static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_local *local)
+{
+    c->local = local;
+    local->connection = c;
+    local->place = r->local_count;
+    r->locals[r->local_count++] = local;
+    r->local_bytes += local->total_bytes;
+    gauges(r);
+    if (local->pidfd >= 0 && mqd_poll_add(r->poll, local->pidfd, mqd_token(MQD_TOKEN_LOCAL_END, (uint64_t)c->generation << 24 | c->index)) < 0) {
+        close(local->pidfd);
+        local->pidfd = -1; /* the socket still tells */
+    }
+}
+
+static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, struct making *making)
+{
+    struct mqd_local *local = making->local;
+    if (!choose_sizes(r, local, handoff)) {
+        refuse(r, fd, handoff, MQD_E_FULL, "the memory for local clients is spent (local.memory.max.bytes): close some, raise it, or connect by TCP");
+        goto discard;
+    }
+    if (!memory_open(r, making) || !descriptors_open(r, making, fd)) {
+        refuse(r, fd, handoff, errno, "the worker cannot make the shared memory: %s; connect by TCP", strerror(errno));
+        goto discard;
+    }
+    struct mqd_connection *c = mqd_connection_open(r, fd, MQD_LISTENER_LOCAL);
+    if (!c) {
+        refuse(r, fd, handoff, MQD_E_FULL, "the worker takes no more connections (max.connections): %s", mqd_error_message());
+        goto discard;
+    }
+    local->uid = handoff->uid;
+    local->pid = handoff->pid;
+    local->watched = mqd_local_memory_watch(r, making->memory_fd, local->total_bytes);
+    enlist(r, c, local);
+    if (!welcome_send(r, making, fd)) {
+        mqd_connection_close(r, c, "the local client left before it was welcomed");
+        return;
+    }
+    mqd_stat(r, MQD_COUNT_LOCAL_ATTACHED, 1);
+    mqd_log(r, 6, c->id, UINT32_MAX, "local client %.31s attached: pid %d, uid %u, %llu KiB", handoff->client_id, handoff->pid, handoff->uid,
+            (unsigned long long)(local->total_bytes >> 10));
+    return;
+discard:
+    local_free(r, local);
+}
+
+void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *given)
+{
+    struct mqd_local_handoff handoff = *given;
+    handoff.client_id[sizeof handoff.client_id - 1] = 0;
+    uint32_t count_max = mqd_load_relaxed(&r->local_count_max);
+    if (r->options.control_fd <= 0 || count_max == 0) {
+        refuse(r, fd, &handoff, MQD_E_INVALID, "this broker serves no local clients (local.attachments.max is 0); connect by TCP");
+        return;
+    }
+    if (r->local_count >= count_max || r->local_count >= MQD_LOCAL_COUNT_MAX) {
+        refuse(r, fd, &handoff, MQD_E_FULL, "worker %u serves %u local clients already (local.attachments.max); connect by TCP", r->options.self, r->local_count);
+        return;
+    }
+    struct making making = {.local = calloc(1, sizeof *making.local), .memory_fd = -1, .read_end = -1};
+    if (!making.local) {
+        refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect by TCP");
+        return;
+    }
+    making.local->to_worker = making.local->to_client = making.local->pidfd = making.local->answer_fd = -1;
+    mqd_list_init(&making.local->ask_node);
+    attach(r, fd, &handoff, &making);
+    if (making.memory_fd >= 0)
+        close(making.memory_fd);
+    if (making.read_end >= 0)
+        close(making.read_end);
+}
+
+/* ---- ending ---- */
+
+void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes)
+{
+    r->local_bytes -= size_bytes;
+    gauges(r);
+}
+
+void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_local *local = c->local;
+    struct mqd_local *last = r->locals[--r->local_count];
+    r->locals[local->place] = last;
+    last->place = local->place;
+    if (!local->watched)
+        r->local_bytes -= local->total_bytes;
+    gauges(r);
+    mqd_list_remove(&local->ask_node);
+    mqd_log(r, 6, c->id, UINT32_MAX, "local client detached: pid %d, uid %u", local->pid, local->uid);
+    local_free(r, local);
+    c->local = NULL;
+}
+
+/* What was submitted is still taken, as bytes are that TCP has received; but no more than a client can have meant, for nobody watches the memory any more. */
+void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_local *local = c->local;
+    if (!c->hangup || !local->drain_bytes)
+        local->drain_bytes = local->data_bytes;
+    c->hangup = c->readable = c->writable = 1;
+    mqd_throttle_forget(r, c);
+    if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
+        mqd_list_append(&r->to_send, &c->output_node); /* to nowhere: what waits behind it goes on */
+    mqd_connection_resume(r, c);
+}
+
+void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags)
+{
+    if (flags & (MQD_POLL_READABLE | MQD_POLL_WRITABLE))
+        mqd_local_ask_on(r, c->local);
+    if (flags & MQD_POLL_HANGUP)
+        mqd_local_on_end(r, c);
+}
+
+bool mqd_local_overdue(struct mqd_local *local)
+{
+    return local->connection->hangup && ++local->ended_looks >= OVERDUE_LOOKS;
+}

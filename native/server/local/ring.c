@@ -1,0 +1,250 @@
+/* Requests in, answers out, through the memory of an attachment. See server/local/local.h, and shm/local_layout.h for who may believe what.
+ *
+ * A request is copied once, from the client's memory into the receive window (or a run of extents, when it is larger): what the client writes there afterwards changes
+ * nothing. Each shared word is loaded once and checked before it is used.
+ */
+#include "server/local/local.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/reactor.h"
+
+#define FRAME_BYTES_MIN 8             /* api key, version, correlation id */
+#define TAKE_BYTES (64u << 10)        /* of one attachment at a time, then the next one's turn */
+#define TAKE_COUNT 64
+#define FRAME_ALIGN 64u
+#define FILE_STEP_BYTES (256u << 10)
+
+/* ---- looking ---- */
+
+static bool has_submitted(const struct mqd_local *local)
+{
+    return !local->connection->readable && mqd_load_acquire(&local->header->submission_tail) != local->submission_head;
+}
+
+static bool has_room(const struct mqd_local *local)
+{
+    return !local->connection->writable && mqd_load_acquire(&local->header->reply_head) != local->reply_head_seen;
+}
+
+bool mqd_locals_waiting(const struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < r->local_count; i++)
+        if (has_submitted(r->locals[i]) || has_room(r->locals[i]))
+            return true;
+    return false;
+}
+
+void mqd_locals_look(struct mqd_reactor *r)
+{
+    mqd_list_move_all(&r->asking, &r->asking_later);
+    for (uint32_t i = 0; i < r->local_count; i++) {
+        struct mqd_local *local = r->locals[i];
+        struct mqd_connection *c = local->connection;
+        if (has_submitted(local)) {
+            c->readable = 1;
+            mqd_connection_resume(r, c);
+        }
+        if (has_room(local)) {
+            c->writable = 1;
+            if (!mqd_list_linked(&c->output_node))
+                mqd_list_append(&r->to_send, &c->output_node);
+        }
+    }
+}
+
+/* ---- waking ---- */
+
+static void wake(struct mqd_local *local)
+{
+    static const uint64_t token = 1;
+    ssize_t written;
+    if (!mqd_exchange(&local->header->client_sleeping, 0u))
+        return;
+    do /* EAGAIN: wake-ups enough lie there unread; EPIPE: the client is gone */
+        written = write(local->to_client, &token, sizeof token);
+    while (written < 0 && errno == EINTR);
+}
+
+static void heads_publish(struct mqd_local *local)
+{
+    mqd_store_release(&local->header->submission_head, local->submission_head);
+    mqd_fence_full(); /* A4 */
+    if (mqd_load_relaxed(&local->header->client_sleeping) == MQD_LOCAL_SLEEP_ROOM)
+        wake(local);
+}
+
+void mqd_local_publish(struct mqd_local *local)
+{
+    if (local->reply_tail == local->reply_tail_published)
+        return;
+    local->reply_tail_published = local->reply_tail;
+    mqd_store_release(&local->header->reply_tail, local->reply_tail);
+    mqd_fence_full(); /* A4 */
+    if (mqd_load_relaxed(&local->header->client_sleeping))
+        wake(local);
+}
+
+/* ---- requests in ---- */
+
+/* Where a request of size_bytes is copied to: an offset in the arena, or -1: stalled until there is room. *run: it is a run of its own. */
+static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
+{
+    uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
+    *run = size_bytes > MQD_EXTENT_BYTES;
+    if (*run)
+        return mqd_connection_run(r, c, size_bytes);
+    if (!mqd_connection_window(r, c, (at - r->window_used) + size_bytes > MQD_EXTENT_BYTES ? MQD_EXTENT_BYTES : (at - r->window_used) + size_bytes))
+        return -1;
+    at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1); /* the window may be another one now */
+    return r->window_offset + at;
+}
+
+/* The request at the head. Bytes taken; 0: not now; -1: the connection is closed. */
+static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_local *local = c->local;
+    const struct mqd_local_submission *submission = &local->submissions[local->submission_head & (local->submission_count - 1)];
+    uint64_t offset = mqd_load_relaxed(&submission->offset);
+    uint32_t size_bytes = mqd_load_relaxed(&submission->size_bytes);
+    if (size_bytes < FRAME_BYTES_MIN || size_bytes > r->options.request_bytes_max || size_bytes > local->data_bytes || offset > local->data_bytes - size_bytes) {
+        char reason[192];
+        snprintf(reason, sizeof reason, "the local client (pid %d) submitted a request of %u bytes at %llu: outside its memory, or larger than socket.request.max.bytes=%u", local->pid,
+                 size_bytes, (unsigned long long)offset, r->options.request_bytes_max);
+        mqd_connection_fail(r, c, reason);
+        return -1;
+    }
+    bool run;
+    int64_t at = place_for(r, c, size_bytes, &run);
+    if (at < 0)
+        return 0;
+    uint8_t *frame = r->options.arenas[r->options.self] + at;
+    memcpy(frame, local->data + offset, size_bytes);
+    if (!mqd_throttle_admit(r, c, frame, size_bytes)) {
+        if (run)
+            mqd_arena_release(r->arena, (uint64_t)at);
+        return 0; /* it stays submitted */
+    }
+    if (!run)
+        r->window_used = (uint32_t)(at - r->window_offset) + size_bytes;
+    local->submission_head++;
+    mqd_connection_frame(r, c, frame, size_bytes, at); /* may close the connection */
+    if (run)
+        mqd_arena_release(r->arena, (uint64_t)at);
+    mqd_stat(r, MQD_COUNT_LOCAL_REQUESTS, 1);
+    mqd_stat(r, MQD_COUNT_BYTES_IN, size_bytes);
+    r->turn_bytes += size_bytes;
+    return c->fd >= 0 ? (int64_t)size_bytes : -1;
+}
+
+void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_local *local = c->local;
+    uint64_t tail = mqd_load_acquire(&local->header->submission_tail), taken_bytes = 0;
+    uint32_t taken_count = 0;
+    if (tail - local->submission_head > local->submission_count) {
+        mqd_connection_fail(r, c, "a local client says that it has submitted more than its ring holds");
+        return;
+    }
+    while (local->submission_head != tail && taken_bytes < TAKE_BYTES && taken_count < TAKE_COUNT) {
+        int64_t bytes = mqd_connection_may_read(r, c) ? take_one(r, c) : 0;
+        if (bytes < 0)
+            return;
+        if (bytes == 0)
+            break;
+        taken_count++;
+        taken_bytes += (uint64_t)bytes;
+    }
+    if (taken_count) {
+        heads_publish(local);
+        c->last_active_ms = r->now_ms;
+    }
+    if (c->hangup && (local->submission_head == tail || taken_bytes >= local->drain_bytes))
+        mqd_connection_close(r, c, "closed by the local client");
+    else if (c->hangup)
+        local->drain_bytes -= taken_bytes;
+    else if (local->submission_head == tail)
+        c->readable = 0;
+}
+
+/* ---- answers out ---- */
+
+/* Room in the reply ring, after which the ring's end is not looked at; -1: the client's word is impossible. */
+static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
+{
+    uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;
+    if (used > local->reply_bytes) {
+        mqd_log(r, 4, local->connection->id, UINT32_MAX, "closing the connection: the local client (pid %d) says that it has read answers that were not written", local->pid);
+        mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
+        return -1;
+    }
+    local->reply_head_seen = head;
+    return local->reply_bytes - (int64_t)used;
+}
+
+static void want_room(struct mqd_local *local, bool wanted)
+{
+    if (local->wants_room == wanted)
+        return;
+    local->wants_room = wanted;
+    mqd_store_release(&local->header->worker_wants_room, (uint32_t)wanted);
+}
+
+/* As reply_room, but 0 only after the client was told to tell. */
+static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
+{
+    int64_t room = reply_room(r, local);
+    if (room)
+        return room;
+    mqd_local_publish(local);
+    want_room(local, true);
+    mqd_fence_full(); /* A4: the client moves reply_head, then looks at the word; we store the word, then look at reply_head */
+    return reply_room(r, local);
+}
+
+int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint64_t size_bytes)
+{
+    struct mqd_local *local = c->local;
+    if (c->hangup)
+        return (int64_t)size_bytes;
+    for (uint64_t sent = 0;;) {
+        int64_t room = room_or_wait(r, local);
+        if (room <= 0)
+            return room < 0 ? -1 : (int64_t)sent;
+        want_room(local, false);
+        uint64_t left = size_bytes - sent, count = left < (uint64_t)room ? left : (uint64_t)room;
+        uint64_t at = local->reply_tail & (local->reply_bytes - 1), first = local->reply_bytes - at < count ? local->reply_bytes - at : count;
+        memcpy(local->replies + at, bytes + sent, first);
+        memcpy(local->replies, bytes + sent + first, count - first);
+        local->reply_tail += count;
+        sent += count;
+        if (sent == size_bytes)
+            return (int64_t)sent;
+    }
+}
+
+int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
+{
+    struct mqd_local *local = c->local;
+    *file_end = false;
+    if (c->hangup)
+        return range->size_bytes;
+    int64_t room = room_or_wait(r, local);
+    if (room <= 0)
+        return room;
+    want_room(local, false);
+    uint64_t at = local->reply_tail & (local->reply_bytes - 1), count = range->size_bytes < FILE_STEP_BYTES ? range->size_bytes : FILE_STEP_BYTES;
+    count = count < (uint64_t)room ? count : (uint64_t)room;
+    count = count < local->reply_bytes - at ? count : local->reply_bytes - at;
+    ssize_t got;
+    do
+        got = pread(mqd_segment_ref_fd(range->segment), local->replies + at, count, range->position);
+    while (got < 0 && errno == EINTR);
+    *file_end = got == 0;
+    if (got <= 0)
+        return got;
+    local->reply_tail += (uint64_t)got;
+    return got;
+}

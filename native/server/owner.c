@@ -1,0 +1,312 @@
+/* The owner of a partition: the single writer. Stages appends in arrival order, writes them once a turn, publishes, acknowledges.
+ *
+ *   staged   in the order of their offsets; covered by the next mqd_partition_write
+ *   waiting  written and visible in the log, not yet below the high watermark; ordered by end_offset
+ *
+ * Order within a turn: every write, then every publish, then one fence, then the look at who waits: a reader that parks either sees the new high
+ * watermark or is seen.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/reactor.h"
+#include "server/redirect.h"
+
+static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
+{
+    struct mqd_owned *owned = slot < MQD_PARTITION_SLOT_COUNT ? r->owned[slot] : NULL;
+    return owned && !owned->closing ? owned : NULL;
+}
+
+static void release_peer_bytes(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .slot = append->slot, .token = append->peer_token};
+    mqd_forward_send(r, append->peer, &release);
+}
+
+/* Written: the bytes are no longer needed. Acknowledge now or wait for the high watermark. */
+static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_positions *positions)
+{
+    append->log_start_offset = positions->log_start_offset;
+    mqd_list_remove(&append->node);
+    if (!append->acks_all || append->end_offset <= positions->high_watermark) {
+        mqd_append_done(r, append, append->error);
+        return;
+    }
+    if (append->request)
+        mqd_append_unpin(r, append);
+    else
+        release_peer_bytes(r, append);
+    struct mqd_node *after = owned->waiting.previous; /* nearly always the end; a repeated batch has an older offset */
+    while (after != &owned->waiting && MQD_CONTAINER(after, struct mqd_append, node)->end_offset > append->end_offset)
+        after = after->previous;
+    mqd_list_append(after->next, &append->node); /* append "before next" */
+}
+
+static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
+{
+    mqd_list_append(&owned->staged, &append->node);
+    if (!mqd_list_linked(&owned->write_node))
+        mqd_list_append(&r->to_write, &owned->write_node);
+}
+
+/* A marker that this log has already. Its coordinator takes the refusal for the end of the transaction here: so it leaves when all that the log holds now is below the high
+ * watermark, like an acknowledgement. The next leader may not have what is above. */
+static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
+{
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    append->error = MQD_KAFKA_INVALID_PRODUCER_EPOCH;
+    append->end_offset = mqd_partition_staged_end(owned->partition);
+    await_write(r, owned, append);
+}
+
+void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place)
+{
+    struct mqd_owned *owned = owned_of(r, append->slot);
+    struct mqd_stage_result result;
+    if (!owned) {
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
+    int16_t error = 0;
+    if (__builtin_expect(owned->replicated | owned->retiring | r->lease_lost, 0)) {
+        error = mqd_leading_may_append(r, owned, append);
+        if (!error && owned->retiring && mqd_redirect_take(r, owned, append, batch))
+            return;
+    }
+    if (error) {
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        mqd_append_done(r, append, error);
+        return;
+    }
+    struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
+    if (dir->failed || dir->full) {
+        append->message = dir->failed ? "a log directory has failed" : "the disk is full; space must be freed (retention, DeleteRecords, DeleteTopics)";
+        mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
+        return;
+    }
+    error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result);
+    if (error == MQD_STAGE_FULL) { /* as many as one write takes */
+        mqd_owner_write_all(r);
+        owned = owned_of(r, append->slot);
+        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
+    }
+    if (error == MQD_STAGE_VERIFY) {
+        if (append->request) {
+            mqd_check_verify(r, append, result.guard);
+        } else { /* the sender's to ask */
+            append->base_offset = result.guard;
+            mqd_append_done(r, append, MQD_STAGE_VERIFY);
+        }
+        return;
+    }
+    if (error == MQD_KAFKA_INVALID_PRODUCER_EPOCH && append->control & MQD_STAGE_MARKER_BUMPED) {
+        refuse_when_replicated(r, owned, append);
+        return;
+    }
+    if (error) {
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        mqd_append_done(r, append, error > 0 || error == MQD_STAGE_UNKNOWN ? error : MQD_KAFKA_STORAGE_ERROR);
+        return;
+    }
+    append->base_offset = result.base_offset;
+    append->log_append_time_ms = result.log_append_time_ms;
+    append->end_offset = result.base_offset + batch->last_offset_delta + 1;
+    if (result.duplicate)
+        mqd_stat(r, MQD_COUNT_DUPLICATES, 1);
+    mqd_stat(r, MQD_COUNT_BATCHES_APPENDED, !result.duplicate);
+    mqd_stat(r, MQD_COUNT_RECORDS_APPENDED, result.duplicate ? 0 : (uint64_t)batch->record_count);
+    mqd_stat(r, MQD_COUNT_BYTES_APPENDED, result.duplicate ? 0 : (uint64_t)batch->size_bytes);
+    await_write(r, owned, append); /* a duplicate too: its original may be staged in this very turn */
+    if (append->ordered)
+        mqd_check_decided(r, append);
+}
+
+/* A sender that died while its bytes were being written may have scribbled over them: nothing of this write is published yet, so the process ends and its
+ * successor cuts the log at the published end. */
+static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
+{
+    for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
+        const struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        if (!append->request && mqd_load_acquire(&mqd_control_worker(r->options.control, append->peer)->generation) != append->peer_generation) {
+            fprintf(stderr, "mqd-worker-%u: endpoint %u died while its batch was written; restarting to cut the unpublished tail\n", r->options.self, append->peer);
+            abort();
+        }
+    }
+}
+
+/* No disk's fault, and over as soon as somebody closes a connection. */
+static bool out_of_descriptors(const struct mqd_owned *owned, int error)
+{
+    return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
+}
+
+void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
+    snprintf(event.text, sizeof event.text, "%.180s", text);
+    struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
+    dir->full = true;
+    if (!dir->full_told)
+        dir->full_told = mqd_reactor_emit(r, &event);
+}
+
+static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
+{
+    bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition); /* fenced: cutting the half-written back met it too; no space heals that */
+    if (owned->followed)
+        mqd_fetcher_written(r, owned, error);
+    MQD_LIST_EACH(node, spare, &owned->staged) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        append->message = full ? "the disk is full" : "writing to the log failed";
+        append->base_offset = -1;
+        mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
+    }
+    if (full) {
+        mqd_owner_dir_full(r, owned, error, mqd_error_message());
+    } else if (out_of_descriptors(owned, error)) {
+        mqd_log(r, 3, 0, owned->slot, "a batch could not be written, its producer tries again: %s; raise the limit of open files (ulimit -n)", mqd_error_message());
+    } else {
+        mqd_owner_fence_dir(r, owned->log_dir, error, "write");
+    }
+}
+
+static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    bool rolled = false;
+    if (mqd_partition_staged_count(owned->partition) && mqd_partition_write(owned->partition, r->wall_ms, &rolled) < 0) {
+        write_failed(r, owned, mqd_error_code());
+        return;
+    }
+    if (r->log_dirs[owned->log_dir].failed) { /* duplicates alone were staged; no flush will ever answer them */
+        write_failed(r, owned, EIO);
+        return;
+    }
+    check_senders(r, owned);
+    bool created = mqd_partition_take_created(owned->partition);
+    if (rolled || created) { /* before the positions are published: who reads up to them looks for the files */
+        mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+    }
+    if (rolled) {
+        mqd_stat(r, MQD_COUNT_ROLLS, 1);
+        struct mqd_positions positions;
+        mqd_partition_positions(owned->partition, &positions);
+        struct mqd_event event = {.kind = MQD_EVENT_ROLLED, .slot = owned->slot, .log_dir = owned->log_dir, .offset = positions.log_end_segment};
+        mqd_reactor_emit(r, &event);
+        mqd_snapshot_maybe(r, owned);
+    }
+    if (owned->followed)
+        mqd_fetcher_written(r, owned, 0);
+    mqd_owner_publish(r, owned);
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    struct mqd_node staged;
+    mqd_list_init(&staged);
+    mqd_list_move_all(&staged, &owned->staged);
+    MQD_LIST_EACH(node, spare, &staged)
+        append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
+    if (mqd_partition_dirty(owned->partition))
+        mqd_flush_want(r, owned);
+    mqd_preallocate_maybe(r, owned);
+}
+
+void mqd_owner_write_all(struct mqd_reactor *r)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->to_write)))
+        write_one(r, MQD_CONTAINER(node, struct mqd_owned, write_node));
+}
+
+/* Makes the partition's positions visible and acknowledges what the high watermark has passed. */
+void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_positions positions;
+    if (owned->resting == MQD_REST_UNDER_WAY)
+        return; /* published when it is over */
+    if (owned->replica)
+        mqd_replication_log(r, owned);
+    mqd_partition_positions(owned->partition, &positions);
+    mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
+    if (owned->replicated)
+        mqd_leading_published(r, owned, &positions);
+    if (positions.high_watermark == owned->high_watermark && positions.last_stable_offset == owned->last_stable_offset)
+        return;
+    owned->high_watermark = positions.high_watermark;
+    owned->last_stable_offset = positions.last_stable_offset;
+    if (!mqd_list_linked(&owned->publish_node))
+        mqd_list_append(&r->to_wake, &owned->publish_node);
+    MQD_LIST_EACH(node, spare, &owned->waiting) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        if (append->end_offset > positions.high_watermark)
+            break;
+        __builtin_prefetch(spare, 1); /* the next one has waited long enough to have left the cache */
+        __builtin_prefetch(&MQD_CONTAINER(spare, struct mqd_append, node)->end_offset, 1);
+        mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : append->error);
+    }
+}
+
+static void wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
+    if (mqd_load_relaxed(&shared->waiters) == 0)
+        return;
+    uint64_t waiters = mqd_exchange(&shared->waiters, 0);
+    for (; waiters; waiters &= waiters - 1) {
+        uint32_t worker = (uint32_t)__builtin_ctzll(waiters);
+        if (worker == r->options.self) {
+            mqd_fetch_wake_slot(r, slot);
+        } else {
+            struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = slot};
+            mqd_forward_send(r, worker, &note);
+        }
+    }
+}
+
+void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    mqd_fence_full(); /* what they are to see, before the look at who waits */
+    wake_slot(r, slot);
+}
+
+void mqd_owner_wake_all(struct mqd_reactor *r)
+{
+    if (mqd_list_empty(&r->to_wake))
+        return;
+    mqd_fence_full(); /* all publishes before any look at waiters */
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->to_wake)))
+        wake_slot(r, MQD_CONTAINER(node, struct mqd_owned, publish_node)->slot);
+}
+
+void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error)
+{
+    MQD_LIST_EACH(node, spare, &owned->waiting)
+        mqd_append_done(r, MQD_CONTAINER(node, struct mqd_append, node), error);
+}
+
+/* A write or flush failed for good: nobody may believe this directory any more. Reading goes on below the high watermark. */
+void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what)
+{
+    struct mqd_log_directory *dir = &r->log_dirs[log_dir];
+    if (dir->failed)
+        return;
+    dir->failed = true;
+    struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FAILED, .slot = UINT32_MAX, .error = error, .log_dir = log_dir};
+    snprintf(event.text, sizeof event.text, "%s failed in %s: %s; its partitions are offline until the broker is restarted on a sound disk", what, dir->path ? dir->path : "?",
+             strerror(error));
+    mqd_reactor_emit(r, &event);
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
+        struct mqd_owned *owned = r->owned[slot];
+        if (!owned || owned->log_dir != log_dir)
+            continue;
+        mqd_fetcher_leave(r, owned);
+        if (owned->resting != MQD_REST_UNDER_WAY) /* else when it is back */
+            mqd_partition_fence(owned->partition);
+        mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
+        mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);
+        mqd_owner_wake_slot(r, slot);
+        mqd_fetch_wake_followers(r, owned);
+    }
+}

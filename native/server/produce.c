@@ -1,0 +1,345 @@
+/* Produce, on the worker that received it: parse, check each batch while it is in the cache, give it to its partition's owner, answer.
+ *
+ * Stateless checks (framing, CRC) happen here, where the bytes are hot; everything that needs the partition's state happens in its owner alone, in arrival
+ * order (server/owner.c), which may be this worker or another (server/forward.c).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/reactor.h"
+#include "server/redirect.h"
+
+#define ZSTD_SINCE_VERSION 7 /* KIP-110 */
+#define ATTRIBUTE_TRANSACTIONAL 0x10
+#define ATTRIBUTE_CONTROL 0x20
+
+static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count, uint32_t append_count)
+{
+    uint64_t bytes = (append_count > 1 ? sizeof *request->appends * append_count : 0) + (topic_count > 1 ? sizeof *request->topics * topic_count : 0);
+    request->appends = &request->inline_append;
+    request->topics = &request->inline_topic;
+    if (bytes && !mqd_request_hold(r, request, bytes))
+        return false;
+    if (append_count > 1 && !(request->appends = malloc(sizeof *request->appends * append_count)))
+        return false;
+    if (topic_count > 1 && !(request->topics = malloc(sizeof *request->topics * topic_count))) {
+        if (append_count > 1)
+            free(request->appends);
+        request->appends = &request->inline_append;
+        return false;
+    }
+    return true;
+}
+
+/* First pass: the frame is well-formed to its end; how many topics and partitions it names. */
+static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce, uint32_t *append_count)
+{
+    if (mqd_produce_parse(body, size_bytes, version, produce) < 0)
+        return -1;
+    struct mqd_produce_request walk = *produce;
+    *append_count = 0;
+    if (produce->topic_count > MQD_PARTITION_SLOT_COUNT)
+        return mqd_error_set(MQD_E_INVALID, "a Produce of %d topics, which is more than a broker can have", produce->topic_count);
+    for (int32_t t = 0; t < produce->topic_count; t++) {
+        struct mqd_produce_topic topic;
+        if (mqd_produce_next_topic(&walk, &topic) < 0)
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            struct mqd_produce_partition partition;
+            if (mqd_produce_next_partition(&walk, &partition) < 0)
+                return -1;
+        }
+        *append_count += (uint32_t)topic.partition_count;
+        if (*append_count > MQD_PARTITION_SLOT_COUNT)
+            return mqd_error_set(MQD_E_INVALID, "a Produce of more than %d partitions, which is more than a broker can have", MQD_PARTITION_SLOT_COUNT);
+    }
+    return mqd_produce_end(&walk);
+}
+
+static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_partition *partition, struct mqd_request *request, struct mqd_batch *batch, const char **message)
+{
+    if (partition->size_bytes <= 0) {
+        *message = "the partition came without a record batch";
+        return MQD_KAFKA_INVALID_RECORD;
+    }
+    int16_t error = mqd_batch_validate(partition->records, (uint64_t)partition->size_bytes, batch, message);
+    if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
+        *message = "clients may not write control batches";
+        return MQD_KAFKA_INVALID_RECORD;
+    }
+    if (error == 0 && (batch->attributes & ATTRIBUTE_TRANSACTIONAL))
+        error = mqd_check_transaction(r, request, batch, message);
+    if (error == 0 && request->version < ZSTD_SINCE_VERSION && (batch->attributes & 7) == 4) {
+        *message = "zstd needs Produce version 7 or newer";
+        return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
+    }
+    return error;
+}
+
+/* One partition's batch: refused at once, parked for a look at its records, or given to its owner. */
+static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append, struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id)
+{
+    struct mqd_batch batch;
+    if (!topic || partition->partition_index < 0 || (uint32_t)partition->partition_index >= topic->partition_count) {
+        mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
+        return;
+    }
+    if (mqd_topic_is_internal(topic)) { /* a client that could write here could commit offsets and transactions of others */
+        append->message = "only this broker's coordinators write to its internal topics";
+        mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
+        return;
+    }
+    if (__builtin_expect(request->connection->local != NULL && r->topics.broker_count, 0) && mqd_relay_append(r, append, topic, partition))
+        return;
+    if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* another host's, all of it */
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
+    int16_t error = check_batch(r, partition, request, &batch, &append->message);
+    if (error) {
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index], "batch refused: %s",
+                append->message ? append->message : "invalid");
+        mqd_append_done(r, append, error);
+        return;
+    }
+    append->slot = topic->slots[partition->partition_index];
+    append->offset = (uint64_t)(partition->records - r->options.arenas[r->options.self]);
+    append->size_bytes = (uint32_t)partition->size_bytes;
+    append->pinned = MQD_PIN_FRAME;
+    request->arena_pins++;
+    if (batch.attributes & ATTRIBUTE_TRANSACTIONAL)
+        mqd_check_order(r, append);
+    if (!mqd_check_records(r, append, &batch))
+        return;
+    mqd_append_deliver(r, append, &batch);
+}
+
+void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
+    uint16_t owner = mqd_load_relaxed(&slot->owner);
+    if (owner == r->options.self) {
+        mqd_owner_stage(r, append, batch, r->options.arenas[r->options.self] + append->offset, true);
+        return;
+    }
+    uint64_t owner_generation = mqd_load_acquire(&slot->owner_generation);
+    uint8_t state = mqd_load_acquire(&slot->state);
+    bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
+                   owner_generation == mqd_load_acquire(&mqd_control_worker(r->options.control, owner)->generation);
+    if (!serving) { /* the same error as from the owner itself: a fenced directory is no reason to look for another leader */
+        mqd_append_done(r, append, state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
+    mqd_forward_append(r, append, owner, owner_generation, append->offset, append->size_bytes, -1);
+}
+
+static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_produce_topic *topic)
+{
+    entry->key = topic->key;
+    entry->append_count = (uint32_t)topic->partition_count;
+    if (!topic->key.by_id) { /* the frame may be gone when the answer is written */
+        uint32_t bytes = topic->key.name.size_bytes > 0 ? (uint32_t)topic->key.name.size_bytes : 0;
+        if (bytes > MQD_TOPIC_NAME_BYTES_MAX)
+            bytes = MQD_TOPIC_NAME_BYTES_MAX;
+        if (bytes)
+            memcpy(entry->name, topic->key.name.bytes, bytes);
+        entry->key.name.size_bytes = (int32_t)bytes;
+    }
+}
+
+static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, struct mqd_produce_request *produce)
+{
+    bool acks_valid = produce->required_acks >= -1 && produce->required_acks <= 1;
+    for (int32_t t = 0; t < produce->topic_count; t++) {
+        struct mqd_produce_topic topic_header;
+        mqd_produce_next_topic(produce, &topic_header);
+        keep_topic(&request->topics[request->topic_count++], &topic_header);
+        struct mqd_topic *topic = mqd_topics_find(&r->topics, &topic_header.key);
+        for (int32_t p = 0; p < topic_header.partition_count; p++) {
+            struct mqd_produce_partition partition;
+            mqd_produce_next_partition(produce, &partition);
+            struct mqd_append *append = &request->appends[request->append_count++];
+            memset(append, 0, sizeof *append);
+            mqd_list_init(&append->node);
+            append->request = request;
+            append->slot = append->forward_index = UINT32_MAX;
+            append->partition_index = partition.partition_index;
+            append->acks_all = produce->required_acks == -1;
+            append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
+            if (acks_valid)
+                route(r, request, append, topic, &partition, topic_header.key.by_id);
+            else
+                mqd_append_done(r, append, MQD_KAFKA_INVALID_REQUIRED_ACKS);
+        }
+    }
+}
+
+static int64_t answer_by(const struct mqd_reactor *r, const struct mqd_produce_request *produce)
+{
+    return r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
+}
+
+/* A check may have armed it already. */
+static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
+{
+    if (!request->timer_armed || deadline_ms < request->deadline_ms)
+        mqd_timer_arm(r, request, deadline_ms);
+}
+
+void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+{
+    struct mqd_produce_request produce;
+    uint32_t append_count;
+    if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce, &append_count) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_PRODUCE);
+    if (!request || !request_size(r, request, (uint32_t)produce.topic_count, append_count)) {
+        mqd_connection_fail(r, c, "no memory for another Produce (queued.max.request.bytes)");
+        return;
+    }
+    request->no_reply = produce.required_acks == 0;
+    request->undecided = 1; /* as `pending` */
+    mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
+    mqd_arena_hold(r->arena, (uint64_t)arena_offset);
+    request->arena_offset = arena_offset;
+    request->pending = append_count + 1; /* + 1: not before all are routed */
+    request->arena_pins = 1;             /* an append that is refused at once must not release the bytes of those after it */
+    r->producing = &produce;
+    r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};
+    produce_topics(r, request, &produce);
+    r->producing = NULL;
+    if (--request->arena_pins == 0) {
+        mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
+        request->arena_offset = -1;
+    }
+    if (--request->pending == 0)
+        mqd_request_complete(r, request);
+    else if (produce.required_acks == -1)
+        arm_earlier(r, request, answer_by(r, &produce));
+    if (--request->undecided)
+        mqd_check_routed(r, request);
+}
+
+void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
+{
+    uint8_t pinned = append->pinned;
+    append->pinned = MQD_PIN_NONE;
+    if (pinned == MQD_PIN_CONTROL)
+        mqd_arena_release(r->control_arena, append->offset - r->control_arena_base);
+    if (pinned != MQD_PIN_FRAME)
+        return;
+    struct mqd_request *request = append->request;
+    if (--request->arena_pins == 0 && request->arena_offset >= 0) {
+        mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
+        request->arena_offset = -1;
+    }
+}
+
+void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error)
+{
+    if (append->done)
+        return;
+    append->done = 1;
+    append->error = __builtin_expect(append->handed_on && error, 0) ? mqd_redirect_outcome(append, error) : error;
+    mqd_list_remove(&append->node);
+    struct mqd_request *request = append->request;
+    if (!request) { /* a peer's: tell it; the sender may let go of the bytes */
+        struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED, .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0, .slot = append->slot, .token = append->peer_token,
+                                        .offset = append->home_slot, .size_bytes = append->redirect_index, .error = error, .a = append->base_offset,
+                                        .b = append->log_append_time_ms, .c = append->log_start_offset};
+        mqd_forward_send(r, append->peer, &answer);
+        append->node.next = (struct mqd_node *)r->free_appends;
+        r->free_appends = append;
+        return;
+    }
+    mqd_forward_forget(r, append);
+    if (append->relayed)
+        mqd_relay_forget(r, append);
+    if (append->ordered)
+        mqd_check_leave(r, append);
+    mqd_append_unpin(r, append);
+    if (--request->pending)
+        return;
+    if (request->connection)
+        mqd_request_complete(r, request);
+    else
+        mqd_request_free(r, request);
+}
+
+/* A check has taken too long, or the client asked to be answered by now. What is written may still become durable: the outcome is unknown, which
+ * REQUEST_TIMED_OUT says. */
+void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
+{
+    int64_t again_ms = INT64_MAX, answer_by_ms = request->order_known ? request->order.answer_by_ms : r->now_ms;
+    for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
+        struct mqd_append *append = &request->appends[i];
+        if (append->done || mqd_check_expire(r, append))
+            continue;
+        if (r->now_ms < answer_by_ms) {
+            again_ms = answer_by_ms < again_ms ? answer_by_ms : again_ms;
+        } else if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
+            again_ms = r->now_ms + 10;
+        } else {
+            append->message = append->relayed ? "the partition's leader, another host, has not answered within timeout.ms" : "not acknowledged by the disks within timeout.ms";
+            mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
+        }
+    }
+    if (again_ms != INT64_MAX && !request->complete)
+        mqd_timer_arm(r, request, again_ms);
+}
+
+bool mqd_produce_failed(const struct mqd_request *request)
+{
+    for (uint32_t i = 0; i < request->append_count; i++)
+        if (request->appends[i].error)
+            return true;
+    return false;
+}
+
+/* What to tell of a partition that is led elsewhere. */
+static const struct mqd_current_leader *current_leader(struct mqd_reactor *r, const struct mqd_produce_topic_entry *topic, const struct mqd_append *append,
+                                                       struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
+{
+    bool told = mqd_topics_tell_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index, out, nodes);
+    return told ? out : NULL;
+}
+
+void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_buffer *out = &r->scratch;
+    int16_t version = request->version;
+    out->size_bytes = 0;
+    r->scratch_chunk_count = 0;
+    mqd_response_begin(out, MQD_API_PRODUCE, version, request->correlation_id);
+    mqd_produce_response_topics(out, version, (int32_t)request->topic_count);
+    struct mqd_append *append = request->appends;
+    struct mqd_told_nodes nodes;
+    nodes.count = 0;
+    for (uint32_t t = 0; t < request->topic_count; t++) {
+        struct mqd_produce_topic_entry *topic = &request->topics[t];
+        if (!topic->key.by_id)
+            topic->key.name.bytes = topic->name;
+        mqd_produce_response_topic(out, version, &topic->key, (int32_t)topic->append_count);
+        for (uint32_t p = 0; p < topic->append_count; p++, append++) {
+            struct mqd_produce_outcome outcome = {.partition_index = append->partition_index, .error = append->error, .base_offset = append->error ? -1 : append->base_offset,
+                                                  .log_append_time_ms = append->log_append_time_ms, .log_start_offset = append->log_start_offset,
+                                                  .message = append->error ? append->message : NULL};
+            if (append->error && append->refusal) {
+                outcome.record_errors = append->refusal->index;
+                outcome.record_error_count = append->refusal->index_count;
+                outcome.record_message = append->refusal->record_message;
+            }
+            struct mqd_current_leader leader;
+            if (append->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && version >= 10)
+                outcome.current_leader = current_leader(r, topic, append, &leader, &nodes);
+            mqd_produce_response_partition(out, version, &outcome);
+        }
+        mqd_produce_response_topic_end(out, version);
+    }
+    mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes, nodes.count);
+    mqd_response_finish(out, 0);
+    mqd_output_scratch(r, request->connection);
+}

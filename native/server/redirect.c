@@ -1,0 +1,200 @@
+/* See server/redirect.h. */
+#include <string.h>
+
+#include "server/reactor.h"
+#include "server/redirect.h"
+
+#define VERDICT_DUPLICATE (-1)
+#define USED_MS 1000 /* how often it is told that a hidden partition is written to */
+#define OUT_OF_ORDER_SEQUENCE_NUMBER 45
+#define DUPLICATE_SEQUENCE_NUMBER 46
+#define INVALID_PRODUCER_EPOCH 47
+#define UNKNOWN_PRODUCER_ID 59
+#define ABOUT_SEQUENCES(error) ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
+#define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE) /* final, whatever the target knows */
+
+/* ---- what metadata say ---- */
+
+static void tell(struct mqd_owned *owned, const struct mqd_topic *topic, uint32_t index)
+{
+    const struct mqd_topic_partition *place = &topic->places[index];
+    bool known = place->redirect >= 0 && (uint32_t)place->redirect < topic->partition_count;
+    owned->redirect_index = known ? (uint32_t)place->redirect : 0;
+    owned->redirect_slot = known ? topic->slots[place->redirect] : MQD_SLOT_NONE;
+    owned->retired_epoch = place->leader_epoch;
+    owned->retiring = (uint8_t)(place->retiring > MQD_RETIRING_HIDDEN ? MQD_RETIRING_HIDDEN : place->retiring);
+    mqd_redirect_led(owned);
+}
+
+void mqd_redirect_led(struct mqd_owned *owned)
+{
+    if (owned->retiring)
+        owned->sealed_end = mqd_partition_staged_end(owned->partition);
+}
+
+void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic)
+{
+    for (uint32_t i = 0; i < topic->partition_count; i++) {
+        struct mqd_owned *owned = topic->slots[i] < MQD_PARTITION_SLOT_COUNT ? r->owned[topic->slots[i]] : NULL;
+        if (owned && (topic->places[i].retiring || owned->retiring))
+            tell(owned, topic, i);
+    }
+}
+
+void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+    uint8_t topic_id[16];
+    memcpy(topic_id, (const void *)slot->topic_id, sizeof topic_id);
+    const struct mqd_topic *topic = mqd_topics_find_id(&r->topics, topic_id);
+    int32_t index = slot->partition_index;
+    if (topic && index >= 0 && (uint32_t)index < topic->partition_count && topic->slots[index] == owned->slot && topic->places[index].retiring)
+        tell(owned, topic, (uint32_t)index);
+}
+
+/* ---- the owner of the retired partition ---- */
+
+static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
+{
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    append->message = message;
+    mqd_append_done(r, append, error);
+    return true;
+}
+
+/* D4. Without records of the transaction in p there is nothing to end: a marker would only keep p from becoming empty. Whether the one that ended it is safe is known when all that p
+ * has is below the high watermark: so this one is acknowledged like a batch at the log's end. */
+static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    if (owned->retiring < MQD_RETIRING_REDIRECTED)
+        return false;
+    append->redirected = 1;
+    append->redirect_index = owned->redirect_index;
+    if (mqd_partition_in_transaction(owned->partition, batch->producer_id))
+        return false;
+    append->end_offset = mqd_partition_staged_end(owned->partition);
+    mqd_list_append(&owned->staged, &append->node);
+    if (!mqd_list_linked(&owned->write_node))
+        mqd_list_append(&r->to_write, &owned->write_node);
+    return true;
+}
+
+static const char sealed[] = "the partition is being retired: its records go elsewhere soon";
+
+static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    bool duplicate = false;
+    int64_t offset;
+    int16_t error = batch->producer_id >= 0 ? mqd_partition_look(owned->partition, batch, &duplicate, &offset) : 0;
+    if (duplicate)
+        return false;
+    if (error == DUPLICATE_SEQUENCE_NUMBER || SEQUENCES_ARE_NOT_ALL(error))
+        return refuse(r, append, error, NULL);
+    if (batch->producer_id >= 0)
+        mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
+    return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, sealed);
+}
+
+static bool settled(const struct mqd_owned *owned) /* D1 */
+{
+    return mqd_partition_leader_epoch(owned->partition) >= owned->retired_epoch && owned->high_watermark >= owned->sealed_end;
+}
+
+int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct mqd_batch *batch, int64_t *offset)
+{
+    bool duplicate;
+    int16_t verdict = mqd_partition_look(partition, batch, &duplicate, offset);
+    if (duplicate)
+        return VERDICT_DUPLICATE;
+    return !verdict && mqd_partition_refused_before(partition, batch) ? OUT_OF_ORDER_SEQUENCE_NUMBER : verdict; /* D2 */
+}
+
+/* A library that never takes a smaller number of partitions for true (librdkafka) writes to it for as long as it lives: it does not go before. */
+static void tell_used(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
+    if (owned->retiring < MQD_RETIRING_HIDDEN || (owned->used_told_ms && r->now_ms - owned->used_told_ms < USED_MS))
+        return;
+    owned->used_told_ms = r->now_ms;
+    mqd_reactor_emit(r, &event);
+}
+
+static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    int64_t offset = -1;
+    int16_t verdict = 0;
+    tell_used(r, owned);
+    if (!settled(owned) || owned->redirect_slot == MQD_SLOT_NONE) {
+        if (batch->producer_id >= 0)
+            mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
+        return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, "the partition is retired: the one that takes its records is not here");
+    }
+    if (batch->producer_id >> MQD_REDIRECT_SHIFT > 0)
+        return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has given out this producer id");
+    if (batch->producer_id >= 0)
+        verdict = mqd_redirect_verdict(owned->partition, batch, &offset);
+    if (SEQUENCES_ARE_NOT_ALL(verdict))
+        return refuse(r, append, verdict, NULL);
+    mqd_stat(r, MQD_COUNT_BATCHES_REDIRECTED, 1);
+    if (append->request) {
+        mqd_redirect_hand_on(r, append, owned->redirect_slot, verdict, offset);
+        return true;
+    }
+    append->base_offset = offset;
+    append->log_append_time_ms = verdict;
+    append->home_slot = owned->redirect_slot; /* the answer's `offset` */
+    mqd_append_done(r, append, MQD_STAGE_REDIRECT);
+    return true;
+}
+
+bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    if (r->log_dirs[owned->log_dir].failed)
+        return false; /* as any other there */
+    if (append->control & MQD_STAGE_REDIRECTED) /* D3 */
+        return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, "the partition that takes the records is being retired itself");
+    if (append->control & MQD_STAGE_COORDINATOR)
+        return take_marker(r, owned, append, batch);
+    return owned->retiring == MQD_RETIRING_SEALED ? take_sealed(r, owned, append, batch) : give_on(r, owned, append, batch);
+}
+
+/* ---- the receiver ---- */
+
+void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict, int64_t offset)
+{
+    struct mqd_batch batch;
+    uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
+    memset(bytes, 0, 8); /* as where a batch is parked: what the client put there must not make the header look impossible */
+    if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT || mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {
+        mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
+        return;
+    }
+    append->handed_on = 1;
+    append->home_slot = append->slot;
+    append->slot = slot;
+    append->verdict = verdict;
+    append->verdict_offset = offset;
+    append->control = MQD_STAGE_REDIRECTED | (verdict ? MQD_STAGE_KNOWN : 0);
+    batch.producer_id = mqd_redirect_producer(batch.producer_id, append->partition_index);
+    mqd_append_deliver(r, append, &batch);
+}
+
+void mqd_redirect_take_back(struct mqd_append *append)
+{
+    append->handed_on = append->control = 0;
+    append->slot = append->home_slot;
+}
+
+int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error)
+{
+    if ((error == MQD_STAGE_UNKNOWN || ABOUT_SEQUENCES(error)) && append->verdict == VERDICT_DUPLICATE) {
+        append->base_offset = append->verdict_offset;
+        return 0;
+    }
+    if (error == MQD_STAGE_UNKNOWN)
+        return append->verdict;
+    if (error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER)
+        return error;
+    append->message = "the partition is retired: the one that takes its records is led elsewhere";
+    return MQD_KAFKA_NOT_ENOUGH_REPLICAS; /* the partition that the client knows is led here */
+}

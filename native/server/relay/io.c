@@ -1,0 +1,189 @@
+/* Relays: what is sent, what comes back, what has waited too long. See server/relay/relay.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/big_endian.h"
+#include "server/relay/state.h"
+
+#define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* of a buffer that is empty */
+#define FRAME_BYTES_MIN 8
+
+/* ---- sending -------------------------------------------------------------------------------------------------------- */
+
+static void left(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    while (relay->unsent && relay->unsent->end <= relay->out_sent)
+        mqd_relay_entry_sent(r, relay->unsent);
+    uint64_t sent = relay->out_sent - relay->out_base;
+    if (sent == relay->out.size_bytes) {
+        relay->out_base = relay->out_sent;
+        relay->out.size_bytes = 0;
+        if (relay->out.capacity_bytes > KEEP_BYTES)
+            mqd_buffer_free(&relay->out);
+    } else if (sent > relay->out.size_bytes / 2 && sent > MQD_RELAY_UNSENT_BYTES) {
+        relay->out.size_bytes -= (uint32_t)sent;
+        memmove(relay->out.bytes, relay->out.bytes + sent, relay->out.size_bytes);
+        relay->out_base = relay->out_sent;
+    }
+}
+
+static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    while (relay->writable && relay->out_sent < relay->out_base + relay->out.size_bytes) {
+        uint64_t at = relay->out_sent - relay->out_base;
+        ssize_t sent = send(relay->fd, relay->out.bytes + at, relay->out.size_bytes - at, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            relay->writable = 0;
+            break;
+        }
+        if (sent < 0) {
+            mqd_relay_end(r, relay, errno, strerror(errno));
+            return;
+        }
+        relay->out_sent += (uint64_t)sent;
+    }
+    left(r, relay);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------------------------------ */
+
+/* What the leader says about records goes to the client with the answer. */
+static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_answer *answer)
+{
+    struct mqd_refusal *refusal = answer->message.size_bytes > 0 || answer->record_error_count ? mqd_refusal_new(r, append) : NULL;
+    if (!refusal)
+        return;
+    refusal->index_count = answer->record_error_count;
+    memcpy(refusal->index, answer->record_errors, answer->record_error_count * sizeof *answer->record_errors);
+    snprintf(refusal->message, sizeof refusal->message, "%.*s", answer->message.size_bytes > 0 ? answer->message.size_bytes : 0, (const char *)answer->message.bytes);
+    snprintf(refusal->record_message, sizeof refusal->record_message, "%.*s", answer->record_message.size_bytes > 0 ? answer->record_message.size_bytes : 0,
+             (const char *)answer->record_message.bytes);
+}
+
+/* One whole answer. False: the relay has ended. */
+static bool on_answer(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
+{
+    struct mqd_relay_answer answer;
+    struct mqd_relayed *entry = mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
+    if (!entry || entry == relay->unsent || (int32_t)mqd_get_be32(frame) != entry->correlation_id) {
+        mqd_relay_end(r, relay, EPROTO, "an answer to another request than the oldest, or to none");
+        return false;
+    }
+    if (mqd_relay_parse(frame, size_bytes, entry->version, &answer) < 0) {
+        mqd_relay_end(r, relay, EPROTO, mqd_error_message());
+        return false;
+    }
+    if (answer.partition_index != entry->partition_index) {
+        mqd_relay_end(r, relay, EPROTO, "an answer about another partition");
+        return false;
+    }
+    struct mqd_append *append = mqd_relay_entry_take(r, relay);
+    if (!append)
+        return true;
+    append->base_offset = answer.base_offset;
+    append->log_append_time_ms = answer.log_append_time_ms;
+    append->log_start_offset = answer.log_start_offset;
+    if (answer.error && !append->request->no_reply)
+        keep_refusal(r, append, &answer);
+    mqd_relay_done(r, append, answer.error, NULL);
+    return true;
+}
+
+static bool take_answers(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    uint32_t at = 0;
+    while (relay->in_bytes - at >= 4) {
+        uint32_t size_bytes = mqd_get_be32(relay->in + at);
+        if (size_bytes < FRAME_BYTES_MIN || size_bytes > MQD_RELAY_ANSWER_BYTES_MAX - 4) {
+            mqd_relay_end(r, relay, EPROTO, "an answer of an impossible size");
+            return false;
+        }
+        if (relay->in_bytes - at - 4 < size_bytes)
+            break;
+        if (!on_answer(r, relay, relay->in + at + 4, size_bytes))
+            return false;
+        at += 4 + size_bytes;
+    }
+    relay->in_bytes -= at;
+    if (at)
+        memmove(relay->in, relay->in + at, relay->in_bytes);
+    return true;
+}
+
+static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    while (relay->fd >= 0 && relay->readable) {
+        ssize_t got = recv(relay->fd, relay->in + relay->in_bytes, MQD_RELAY_ANSWER_BYTES_MAX - relay->in_bytes, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            relay->readable = 0;
+            return;
+        }
+        if (got <= 0) {
+            mqd_relay_end(r, relay, got < 0 ? errno : ECONNRESET, got < 0 ? strerror(errno) : "the leader closed the connection");
+            return;
+        }
+        relay->in_bytes += (uint32_t)got;
+        if (!take_answers(r, relay))
+            return;
+    }
+}
+
+void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
+{
+    uint32_t index = value & 0xffff;
+    struct mqd_relay *relay = r->relays && index < r->relays->count ? r->relays->relay[index] : NULL;
+    if (!relay || relay->fd < 0 || relay->generation != (uint32_t)(value >> 16))
+        return;
+    if (flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
+        relay->readable = 1;
+    if (flags & MQD_POLL_WRITABLE)
+        relay->writable = 1;
+}
+
+void mqd_relays_read(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < r->relays->count; i++)
+        receive(r, r->relays->relay[i]);
+}
+
+/* ---- time ----------------------------------------------------------------------------------------------------------- */
+
+/* When what stands still is given up; INT64_MAX: nothing waits. */
+static int64_t due_ms(const struct mqd_relay *relay)
+{
+    if (mqd_list_empty(&relay->entries))
+        return relay->asked ? relay->connect_by_ms : INT64_MAX;
+    if (relay->fd < 0)
+        return relay->connect_by_ms;
+    return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->deadline_ms + relay->timeout_ms;
+}
+
+void mqd_relays_run(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < r->relays->count; i++) {
+        struct mqd_relay *relay = r->relays->relay[i];
+        if (r->now_ms > due_ms(relay))
+            mqd_relay_end(r, relay, relay->fd >= 0 ? ETIMEDOUT : -1, "the leader does not answer");
+        else if (relay->fd >= 0 && relay->out.size_bytes)
+            send_some(r, relay);
+    }
+}
+
+int64_t mqd_relays_next_ms(const struct mqd_reactor *r)
+{
+    int64_t next_ms = INT64_MAX;
+    for (uint32_t i = 0; i < r->relays->count; i++) {
+        const struct mqd_relay *relay = r->relays->relay[i];
+        if (relay->fd >= 0 && (relay->readable || (relay->writable && relay->out.size_bytes)))
+            return 0;
+        int64_t due = due_ms(relay);
+        next_ms = due < next_ms ? due + 1 : next_ms;
+    }
+    return next_ms == INT64_MAX ? -1 : next_ms;
+}

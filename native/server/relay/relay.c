@@ -1,0 +1,400 @@
+/* Relays: which batch goes over which connection, and what it waits for. See server/relay/relay.h. Sending and receiving: server/relay/io.c. */
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/relay/state.h"
+
+#define CONNECT_MS_MAX 5000 /* Python says sooner that it cannot */
+
+static const char *const not_written = "the partition's leader, another host, could not be reached; nothing was written";
+
+/* ---- relays --------------------------------------------------------------------------------------------------------- */
+
+static struct mqd_relay **bucket_of(struct mqd_relays *relays, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+{
+    return &relays->buckets[(((uint32_t)leader_node * 64 + leader_worker) * MQD_RELAY_LANE_COUNT + lane) % MQD_RELAY_BUCKET_COUNT];
+}
+
+static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+{
+    struct mqd_relay *relay = *bucket_of(relays, leader_node, leader_worker, lane);
+    while (relay && (relay->leader_node != leader_node || relay->leader_worker != leader_worker || relay->lane != lane))
+        relay = relay->hash_next;
+    return relay;
+}
+
+/* Of a host that nobody writes to any more, out of its bucket; NULL: all are in use. Its generation goes on: events about what it was find nobody. */
+static struct mqd_relay *spare(struct mqd_relays *relays)
+{
+    for (uint32_t i = 0; i < relays->count; i++) {
+        struct mqd_relay *relay = relays->relay[i];
+        if (relay->fd >= 0 || relay->asked || !mqd_list_empty(&relay->entries))
+            continue;
+        struct mqd_relay **link = bucket_of(relays, relay->leader_node, relay->leader_worker, relay->lane);
+        while (*link != relay)
+            link = &(*link)->hash_next;
+        *link = relay->hash_next;
+        mqd_buffer_free(&relay->out); /* of a request that did not fit */
+        return relay;
+    }
+    return NULL;
+}
+
+static struct mqd_relay *find_or_make(struct mqd_reactor *r, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+{
+    if (!r->relays && !(r->relays = calloc(1, sizeof *r->relays)))
+        return NULL;
+    struct mqd_relays *relays = r->relays;
+    struct mqd_relay *relay = find(relays, leader_node, leader_worker, lane);
+    if (relay)
+        return relay;
+    bool full = relays->count == MQD_RELAY_COUNT_MAX;
+    if (!(relay = full ? spare(relays) : calloc(1, sizeof *relay)))
+        return NULL;
+    *relay = (struct mqd_relay){.leader_node = leader_node, .leader_worker = leader_worker, .lane = lane, .fd = -1, .index = full ? relay->index : relays->count,
+                                .generation = relay->generation};
+    mqd_list_init(&relay->entries);
+    if (!full)
+        relays->relay[relays->count++] = relay;
+    struct mqd_relay **bucket = bucket_of(relays, leader_node, leader_worker, lane);
+    relay->hash_next = *bucket;
+    *bucket = relay;
+    return relay;
+}
+
+static uint64_t poll_token(const struct mqd_relay *relay)
+{
+    return mqd_token(MQD_TOKEN_RELAY, (uint64_t)relay->generation << 16 | relay->index);
+}
+
+/* ---- entries -------------------------------------------------------------------------------------------------------- */
+
+static struct mqd_relayed *entry_new(struct mqd_relays *relays)
+{
+    struct mqd_relayed *entry = relays->free;
+    if (entry)
+        relays->free = (struct mqd_relayed *)entry->node.next;
+    else if (!(entry = malloc(sizeof *entry)))
+        return NULL;
+    memset(entry, 0, sizeof *entry);
+    mqd_list_init(&entry->node);
+    return entry;
+}
+
+static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
+{
+    struct mqd_connection *c = entry->blocks && entry->append ? entry->append->request->connection : NULL;
+    entry->blocks = 0;
+    if (!c)
+        return;
+    c->blocked--;
+    mqd_connection_resume(r, c);
+}
+
+/* All of it was given to the socket: it holds no bytes and nobody back. */
+void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
+{
+    struct mqd_relay *relay = entry->relay;
+    mqd_heap_give(r, entry->frame_bytes);
+    unblock(r, entry);
+    relay->unsent = entry->node.next == &relay->entries ? NULL : MQD_CONTAINER(entry->node.next, struct mqd_relayed, node);
+}
+
+void mqd_relay_forget(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_relayed *entry = append->relayed;
+    append->relayed = NULL;
+    unblock(r, entry);
+    entry->append = NULL;
+    append->request->relaying--;
+    if (append->request->connection)
+        append->request->connection->relaying--;
+}
+
+/* The oldest one leaves; its append, if anybody waits for it, is the caller's to complete. */
+struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    struct mqd_relayed *entry = MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
+    struct mqd_append *append = entry->append;
+    if (append)
+        mqd_relay_forget(r, append);
+    if (relay->unsent == entry)
+        mqd_relay_entry_sent(r, entry);
+    mqd_list_remove(&entry->node);
+    entry->node.next = (struct mqd_node *)r->relays->free;
+    r->relays->free = entry;
+    return append;
+}
+
+/* L6: for acks=0 nobody is told. */
+void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message)
+{
+    if (!append)
+        return;
+    if (append->request->no_reply)
+        error = 0;
+    if (message)
+        append->message = message;
+    mqd_append_done(r, append, error);
+}
+
+/* What is behind stream position `sent` was not written. */
+static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t sent)
+{
+    uint32_t count = 0;
+    while (!mqd_list_empty(&relay->entries)) {
+        bool unsent = MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->end > sent;
+        struct mqd_append *append = mqd_relay_entry_take(r, relay);
+        count += append != NULL;
+        mqd_relay_done(r, append, unsent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_REQUEST_TIMED_OUT,
+                       unsent ? not_written : "the connection to the partition's leader, another host, ended; whether the batch was written is unknown");
+    }
+    mqd_stat(r, MQD_COUNT_RELAY_FAILURES, count);
+}
+
+void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text)
+{
+    uint64_t sent = relay->fd >= 0 ? relay->out_sent : 0; /* before a connection nothing has left: every end is above 0 */
+    if (relay->fd >= 0) {
+        if (r->poll)
+            mqd_poll_remove(r->poll, relay->fd, poll_token(relay));
+        close(relay->fd);
+    }
+    relay->fd = -1;
+    relay->asked = 0;
+    fail_all(r, relay, sent);
+    mqd_buffer_free(&relay->out);
+    free(relay->in);
+    relay->in = NULL;
+    relay->in_bytes = 0;
+    relay->out_base = relay->out_sent = 0;
+    if (error < 0)
+        return;
+    struct mqd_event event = {.kind = MQD_EVENT_RELAY_ENDED, .slot = UINT32_MAX, .token = relay->token, .error = error};
+    snprintf(event.text, sizeof event.text, "%s", text);
+    mqd_reactor_emit(r, &event);
+}
+
+/* ---- appends -------------------------------------------------------------------------------------------------------- */
+
+static void want(struct mqd_reactor *r, struct mqd_relay *relay)
+{
+    if (relay->fd >= 0 || relay->asked)
+        return;
+    struct mqd_event event = {.kind = MQD_EVENT_RELAY_WANTED, .slot = UINT32_MAX, .offset = relay->leader_node, .log_dir = relay->leader_worker, .level = relay->lane};
+    relay->asked = 1;
+    relay->connect_by_ms = r->now_ms + CONNECT_MS_MAX;
+    mqd_reactor_emit(r, &event);
+}
+
+static bool encode(struct mqd_relay *relay, struct mqd_append *append, const struct mqd_topic *topic, const struct mqd_produce_partition *partition,
+                   const struct mqd_produce_request *produce, struct mqd_text client_id)
+{
+    struct mqd_relay_request request = {
+        .correlation_id = (int32_t)(relay->correlation_id + 1), .version = append->request->version, .client_id = client_id, .transactional_id = produce->transactional_id,
+        .acks = produce->required_acks ? produce->required_acks : 1, .timeout_ms = produce->timeout_ms, .topic = {(const uint8_t *)topic->name, (int32_t)topic->name_bytes},
+        .topic_id = topic->topic_id, .partition_index = append->partition_index, .records = partition->records,
+        .records_bytes = partition->size_bytes > 0 ? (uint32_t)partition->size_bytes : 0};
+    uint32_t before = relay->out.size_bytes;
+    mqd_relay_encode(&relay->out, &request);
+    if (!relay->out.failed)
+        return true;
+    relay->out.failed = false;
+    relay->out.size_bytes = before;
+    return false;
+}
+
+static void refuse(struct mqd_reactor *r, struct mqd_append *append, const char *message)
+{
+    mqd_stat(r, MQD_COUNT_RELAY_FAILURES, 1);
+    mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, message); /* tried again; nothing was written */
+}
+
+static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append, const struct mqd_topic *topic, struct mqd_relayed *entry, uint32_t frame_bytes)
+{
+    struct mqd_connection *c = append->request->connection;
+    const struct mqd_produce_request *produce = r->producing;
+    entry->append = append;
+    entry->relay = relay;
+    entry->frame_bytes = frame_bytes;
+    entry->end = relay->out_base + relay->out.size_bytes;
+    entry->correlation_id = (int32_t)++relay->correlation_id;
+    entry->version = append->request->version;
+    entry->partition_index = append->partition_index;
+    memcpy(entry->topic_id, topic->topic_id, sizeof entry->topic_id);
+    entry->deadline_ms = r->now_ms + (produce->required_acks == -1 && produce->timeout_ms > 0 ? produce->timeout_ms : 0);
+    append->relayed = entry;
+    append->request->relaying++;
+    c->relaying++;
+    mqd_list_append(&relay->entries, &entry->node);
+    if (!relay->unsent)
+        relay->unsent = entry;
+    if (relay->out_base + relay->out.size_bytes - relay->out_sent > MQD_RELAY_UNSENT_BYTES) {
+        entry->blocks = 1;
+        c->blocked++;
+    }
+    mqd_stat(r, MQD_COUNT_RELAYED_BATCHES, 1);
+    mqd_stat(r, MQD_COUNT_RELAYED_BYTES, frame_bytes);
+    want(r, relay);
+}
+
+bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic, const struct mqd_produce_partition *partition)
+{
+    const struct mqd_topic_partition *place = &topic->places[append->partition_index];
+    const struct mqd_produce_request *produce = r->producing;
+    if (!mqd_topics_led_elsewhere(&r->topics, place) || place->leader < 0)
+        return false;
+    uint32_t lane = produce->transactional_id.size_bytes >= 0 ? MQD_RELAY_LANE_TRANSACTIONS : MQD_RELAY_LANE_PLAIN;
+    struct mqd_relay *relay = find_or_make(r, place->leader, place->leader_worker, lane);
+    struct mqd_relayed *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;
+    uint32_t before = relay ? relay->out.size_bytes : 0;
+    if (!entry) {
+        refuse(r, append, relay && r->now_ms < relay->refuse_until_ms ? not_written : "no memory, or no place, for another connection to a leader on another host");
+        return true;
+    }
+    bool good = encode(relay, append, topic, partition, produce, r->producing_client);
+    uint32_t frame_bytes = relay->out.size_bytes - before;
+    if (!good || !mqd_heap_take(r, frame_bytes)) {
+        relay->out.size_bytes = before;
+        entry->node.next = (struct mqd_node *)r->relays->free;
+        r->relays->free = entry;
+        refuse(r, append, "no memory for another batch on its way to another host (queued.max.request.bytes)");
+        return true;
+    }
+    queue(r, relay, append, topic, entry, frame_bytes);
+    return true;
+}
+
+/* A leader that leads no more may be cut off: its answer may never come. */
+void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
+{
+    for (uint32_t i = 0; r->relays && i < r->relays->count; i++)
+        MQD_LIST_EACH(node, spare, &r->relays->relay[i]->entries) {
+            struct mqd_relayed *entry = MQD_CONTAINER(node, struct mqd_relayed, node);
+            struct mqd_append *append = entry->append;
+            if (!append || memcmp(entry->topic_id, topic->topic_id, sizeof entry->topic_id) != 0)
+                continue;
+            bool there = (uint32_t)entry->partition_index < topic->partition_count;
+            if (there && topic->places[entry->partition_index].leader == entry->relay->leader_node)
+                continue;
+            mqd_relay_forget(r, append);
+            mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, "another host leads the partition by now");
+        }
+}
+
+/* ---- commands ------------------------------------------------------------------------------------------------------- */
+
+static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, const struct mqd_command *command)
+{
+    int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
+    if (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return "the connection cannot be used, or the reactor does not run";
+    if (!(relay->in = malloc(MQD_RELAY_ANSWER_BYTES_MAX)))
+        return "out of memory for a connection to another host";
+    relay->generation++;
+    if (mqd_poll_add(r->poll, fd, poll_token(relay)) < 0) {
+        free(relay->in);
+        relay->in = NULL;
+        return "the connection cannot be watched";
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    relay->fd = fd;
+    relay->token = command->token;
+    relay->timeout_ms = command->relay->timeout_ms;
+    relay->readable = relay->writable = 1;
+    relay->asked = 0;
+    relay->refuse_until_ms = 0;
+    return NULL;
+}
+
+static void put(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    const struct mqd_relay_options *options = command->relay;
+    bool possible = options->leader_node >= 0 && options->leader_worker < MQD_WORKER_COUNT_MAX && options->lane < MQD_RELAY_LANE_COUNT && options->timeout_ms;
+    struct mqd_relay *relay = possible ? find_or_make(r, options->leader_node, options->leader_worker, options->lane) : NULL;
+    if (relay && relay->fd >= 0)
+        mqd_relay_end(r, relay, -1, "");
+    const char *wrong = !possible ? "a relay's leader, lane or time-out is impossible" : !relay ? "more connections to leaders on other hosts than a worker holds" : take_socket(r, relay, command);
+    if (wrong)
+        close((int)command->number);
+    mqd_command_done(r, command->token, wrong ? MQD_E_INVALID : 0, UINT32_MAX, 0, NULL, wrong ? wrong : "");
+}
+
+void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    if (command->kind == MQD_COMMAND_RELAY_PUT) {
+        put(r, command);
+        return;
+    }
+    const struct mqd_relay_options *options = command->relay;
+    for (uint32_t i = 0; r->relays && i < r->relays->count; i++) {
+        struct mqd_relay *relay = r->relays->relay[i];
+        bool all = command->kind == MQD_COMMAND_RELAY_REMOVE;
+        if (relay->leader_node != options->leader_node || (!all && (relay->leader_worker != options->leader_worker || relay->lane != options->lane || relay->fd >= 0)))
+            continue;
+        mqd_relay_end(r, relay, -1, "");
+        if (!all)
+            relay->refuse_until_ms = r->now_ms + options->timeout_ms;
+    }
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+static int post(struct mqd_reactor *r, uint64_t token, uint32_t kind, int fd, const struct mqd_relay_options *options)
+{
+    struct mqd_command command = {.kind = kind, .token = token, .number = (uint32_t)fd, .relay = malloc(sizeof *options)};
+    if (command.relay) {
+        *command.relay = *options;
+        if (mqd_command_post(r, &command) == 0)
+            return 0;
+    } else {
+        mqd_error_set(ENOMEM, "out of memory for a connection to another host");
+    }
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+int mqd_reactor_relay_put(struct mqd_reactor *r, uint64_t token, int fd, const struct mqd_relay_options *options)
+{
+    return post(r, token, MQD_COMMAND_RELAY_PUT, fd, options);
+}
+
+int mqd_reactor_relay_refuse(struct mqd_reactor *r, uint64_t token, const struct mqd_relay_options *options)
+{
+    return post(r, token, MQD_COMMAND_RELAY_REFUSE, -1, options);
+}
+
+int mqd_reactor_relay_remove(struct mqd_reactor *r, uint64_t token, int32_t leader_node)
+{
+    struct mqd_relay_options options = {.leader_node = leader_node};
+    return post(r, token, MQD_COMMAND_RELAY_REMOVE, -1, &options);
+}
+
+/* ---- the end -------------------------------------------------------------------------------------------------------- */
+
+void mqd_relays_close(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; r->relays && i < r->relays->count; i++)
+        mqd_relay_end(r, r->relays->relay[i], -1, "");
+}
+
+void mqd_relays_destroy(struct mqd_reactor *r)
+{
+    if (!r->relays)
+        return;
+    mqd_relays_close(r);
+    while (r->relays->free) {
+        struct mqd_relayed *entry = r->relays->free;
+        r->relays->free = (struct mqd_relayed *)entry->node.next;
+        free(entry);
+    }
+    for (uint32_t i = 0; i < r->relays->count; i++)
+        free(r->relays->relay[i]);
+    free(r->relays);
+    r->relays = NULL;
+}

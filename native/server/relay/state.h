@@ -1,0 +1,59 @@
+/* The inside of mqd_relay*.c; nobody else includes it. */
+#ifndef MQD_RELAY_STATE_H
+#define MQD_RELAY_STATE_H
+
+#include "server/reactor.h"
+#include "server/relay/relay.h"
+#include "wire/buffer.h"
+
+#define MQD_RELAY_BUCKET_COUNT 256
+
+/* A request on its way: in relay->entries from its encoding to its answer. */
+struct mqd_relayed {
+    struct mqd_node node;
+    struct mqd_append *append; /* NULL: nobody waits for the outcome any more */
+    struct mqd_relay *relay;
+    uint64_t end;              /* stream position behind its frame */
+    int64_t deadline_ms;       /* of the answer, once it is the oldest */
+    uint32_t frame_bytes;
+    int32_t correlation_id;
+    int32_t partition_index;
+    uint8_t topic_id[16];
+    int16_t version;
+    uint8_t blocks;            /* counts in its connection's `blocked` (L4) */
+};
+
+struct mqd_relay {
+    int32_t leader_node;
+    uint32_t leader_worker, lane;
+    struct mqd_relay *hash_next;
+    uint32_t index, generation; /* the latter counts its connections */
+    int fd;                     /* -1 = none */
+    uint64_t token;             /* of the connection */
+    uint32_t timeout_ms;
+    uint8_t asked;              /* Python makes a connection */
+    uint8_t readable, writable;
+    int64_t connect_by_ms;      /* while `asked` */
+    int64_t refuse_until_ms;    /* its host could not be reached: nothing waits for it before */
+    uint32_t correlation_id;    /* of the last request; a relay may live for more of them than there are numbers */
+    struct mqd_node entries;    /* oldest first */
+    struct mqd_relayed *unsent; /* the oldest that was not given to the socket whole; NULL = none */
+    struct mqd_buffer out;      /* stream positions from out_base on */
+    uint64_t out_base, out_sent;
+    uint8_t *in;
+    uint32_t in_bytes;
+};
+
+struct mqd_relays {
+    struct mqd_relay *relay[MQD_RELAY_COUNT_MAX];
+    uint32_t count;
+    struct mqd_relay *buckets[MQD_RELAY_BUCKET_COUNT];
+    struct mqd_relayed *free;
+};
+
+void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry); /* all of it was given to the socket */
+struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay); /* the oldest leaves; its append is the caller's to complete; NULL: nobody waits */
+void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message);
+void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text); /* tells Python; error < 0: it need not be told */
+
+#endif

@@ -1,0 +1,487 @@
+/* Connections to leaders: which partition is fetched over which, and receiving. See server/replication/fetcher.h. Requests: server/replication/fetcher_ask.c; what answers do: server/replication/fetcher_answer.c. */
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/replication/fetcher_state.h"
+
+/* ---- partitions --------------------------------------------------------------------------------------------------- */
+
+static struct mqd_fetchers *fetchers_of(struct mqd_reactor *r)
+{
+    if (r->fetchers)
+        return r->fetchers;
+    r->fetchers = calloc(1, sizeof *r->fetchers);
+    if (r->fetchers) {
+        mqd_list_init(&r->fetchers->unserved);
+        r->fetchers->allowance_ms = r->now_ms;
+    }
+    return r->fetchers;
+}
+
+static struct mqd_followed **bucket_of(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key)
+{
+    uint64_t hash; /* topic ids are random */
+    memcpy(&hash, key->topic_id + 8, sizeof hash);
+    return &fetchers->buckets[(hash ^ (uint64_t)(uint32_t)key->index * 0x9e3779b97f4a7c15ull >> 32) % MQD_FOLLOWED_BUCKET_COUNT];
+}
+
+struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key)
+{
+    struct mqd_followed *followed = *bucket_of(fetchers, key);
+    while (followed && (followed->key.index != key->index || memcmp(followed->key.topic_id, key->topic_id, 16) != 0))
+        followed = followed->hash_next;
+    return followed;
+}
+
+static struct mqd_fetcher *fetcher_find(struct mqd_fetchers *fetchers, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+{
+    for (uint32_t i = 0; i < fetchers->count; i++) {
+        struct mqd_fetcher *fetcher = fetchers->fetcher[i];
+        if (fetcher->options.leader_node == leader_node && fetcher->options.leader_worker == leader_worker && fetcher->options.lane == lane)
+            return fetcher;
+    }
+    return NULL;
+}
+
+static uint32_t lane_of(const struct mqd_replica *replica)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == replica->node_id)
+            return replica->followers[i].member.in_sync ? MQD_LANE_IN_SYNC : MQD_LANE_CATCH_UP;
+    return MQD_LANE_CATCH_UP;
+}
+
+static struct mqd_fetcher *fetcher_for(struct mqd_fetchers *fetchers, const struct mqd_owned *owned)
+{
+    const struct mqd_replica *replica = owned->replica;
+    struct mqd_fetcher *fetcher = fetcher_find(fetchers, replica->leader, owned->leader_worker, lane_of(replica));
+    return fetcher ? fetcher : fetcher_find(fetchers, replica->leader, owned->leader_worker, MQD_LANE_IN_SYNC);
+}
+
+void mqd_followed_changed(struct mqd_followed *followed)
+{
+    if (!followed->fetcher || (mqd_list_linked(&followed->change) && !followed->putting_off))
+        return;
+    mqd_list_remove(&followed->change);
+    followed->putting_off = 0;
+    mqd_list_append(&followed->fetcher->changes, &followed->change);
+}
+
+/* All waits of one fetcher are alike, or nearly so: the list is searched from its end. */
+void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms)
+{
+    followed->put_off_ms = r->now_ms + ms;
+    if (!followed->fetcher)
+        return;
+    if (followed->in_session) { /* the next request takes it out of the session; then it waits */
+        mqd_followed_changed(followed);
+        return;
+    }
+    mqd_list_remove(&followed->change);
+    followed->putting_off = 1;
+    struct mqd_node *after = followed->fetcher->put_off.previous;
+    while (after != &followed->fetcher->put_off && MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
+        after = after->previous;
+    mqd_list_append(after->next, &followed->change); /* append "before next" */
+}
+
+static void unsettle(struct mqd_followed *followed, bool unsettled)
+{
+    if (followed->fetcher && followed->unsettled != unsettled)
+        followed->fetcher->unsettled_count += unsettled ? 1 : UINT32_MAX;
+    followed->unsettled = unsettled;
+}
+
+void mqd_followed_settle(struct mqd_followed *followed)
+{
+    const struct mqd_replica *replica = followed->owned->replica;
+    bool staged = !followed->owned->resting && mqd_partition_staged_count(followed->owned->partition) > 0;
+    unsettle(followed, staged || (!followed->owned->resting && replica->flush_on_ack && replica->durable < replica->log_end));
+}
+
+static void forget(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
+{
+    if (fetcher->forgotten_count == fetcher->forgotten_capacity) {
+        uint32_t capacity = fetcher->forgotten_capacity ? fetcher->forgotten_capacity * 2 : 16;
+        struct mqd_fetch_key *grown = realloc(fetcher->forgotten, capacity * sizeof *grown);
+        if (!grown) {
+            fetcher->full = 1; /* a new session forgets too */
+            return;
+        }
+        fetcher->forgotten = grown;
+        fetcher->forgotten_capacity = capacity;
+    }
+    fetcher->forgotten[fetcher->forgotten_count++] = *key;
+}
+
+void mqd_followed_leave_session(struct mqd_followed *followed)
+{
+    if (!followed->in_session)
+        return;
+    followed->in_session = 0;
+    followed->fetcher->session_count--;
+    forget(followed->fetcher, &followed->key);
+}
+
+/* From its fetcher (or from none) to `fetcher` (or to none). */
+static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed, struct mqd_fetcher *fetcher)
+{
+    if (followed->fetcher == fetcher && mqd_list_linked(&followed->member))
+        return;
+    if (followed->fetcher) {
+        mqd_followed_leave_session(followed);
+        unsettle(followed, false);
+        if (followed->fetcher->filling == followed)
+            followed->fetcher->filling = NULL;
+    }
+    mqd_list_remove(&followed->member);
+    mqd_list_remove(&followed->change);
+    followed->putting_off = 0;
+    followed->unsettled = 0;
+    followed->leader_log_start = followed->untold_log_start = 0; /* another leader's log may begin below: after an unclean election there are records there. A new session says where it begins */
+    followed->fetcher = fetcher;
+    mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
+    if (fetcher)
+        mqd_followed_settle(followed);
+    mqd_followed_changed(followed);
+}
+
+static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_owned *owned)
+{
+    struct mqd_followed *followed = calloc(1, sizeof *followed);
+    if (!followed)
+        return NULL;
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+    memcpy(followed->key.topic_id, slot->topic_id, sizeof followed->key.topic_id);
+    followed->key.index = slot->partition_index;
+    followed->owned = owned;
+    followed->complained_ms = INT64_MIN / 2;
+    mqd_list_init(&followed->member);
+    mqd_list_init(&followed->change);
+    struct mqd_followed **bucket = bucket_of(fetchers, &followed->key);
+    followed->hash_next = *bucket;
+    *bucket = followed;
+    owned->followed = followed;
+    return followed;
+}
+
+/* Not when the leader next has news of other partitions. */
+static void want_soon(struct mqd_followed *followed)
+{
+    mqd_followed_changed(followed);
+    if (followed->fetcher)
+        followed->fetcher->urgent = 1;
+}
+
+void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_fetchers *fetchers = fetchers_of(r);
+    if (owned->replica->leader < 0 || owned->closing || r->log_dirs[owned->log_dir].failed) {
+        mqd_fetcher_leave(r, owned);
+        return;
+    }
+    struct mqd_followed *followed = owned->followed ? owned->followed : fetchers ? followed_new(r, fetchers, owned) : NULL;
+    if (!followed) {
+        mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; its next change of leader tries again");
+        return;
+    }
+    followed->put_off_ms = 0;
+    followed->refusals = 0;
+    move_to(fetchers, followed, fetcher_for(fetchers, owned));
+    want_soon(followed);
+}
+
+void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_followed *followed = owned->followed;
+    if (!followed)
+        return;
+    struct mqd_followed **link = bucket_of(r->fetchers, &followed->key);
+    while (*link != followed)
+        link = &(*link)->hash_next;
+    *link = followed->hash_next;
+    move_to(r->fetchers, followed, NULL);
+    mqd_list_remove(&followed->member);
+    owned->followed = NULL;
+    free(followed);
+}
+
+/* One that is not unsettled may have been left out all the same: flush.on.ack was switched on when its flush was under way. */
+void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_followed *followed = owned->followed;
+    if (!followed)
+        return;
+    if (followed->unsettled) {
+        mqd_followed_settle(followed);
+        mqd_followed_changed(followed);
+    } else if (!followed->in_session && followed->put_off_ms <= r->now_ms) {
+        want_soon(followed);
+    }
+}
+
+void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
+{
+    struct mqd_followed *followed = owned->followed;
+    if (!followed)
+        return;
+    mqd_followed_settle(followed);
+    if (cut || !followed->fetcher)
+        want_soon(followed);
+    else
+        mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
+}
+
+/* ---- connections -------------------------------------------------------------------------------------------------- */
+
+static uint64_t poll_token(const struct mqd_fetcher *fetcher)
+{
+    return mqd_token(MQD_TOKEN_FETCHER, (uint64_t)fetcher->generation << 16 | fetcher->index);
+}
+
+static void fetcher_free(struct mqd_fetcher *fetcher)
+{
+    mqd_buffer_free(&fetcher->out);
+    free(fetcher->forgotten);
+    free(fetcher->in);
+    free(fetcher);
+}
+
+void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text)
+{
+    struct mqd_fetchers *fetchers = r->fetchers;
+    mqd_owner_write_all(r); /* what is staged lies in its buffer */
+    if (r->poll)
+        mqd_poll_remove(r->poll, fetcher->fd, poll_token(fetcher));
+    close(fetcher->fd);
+    fetchers->fetcher[fetcher->index] = fetchers->fetcher[--fetchers->count];
+    if (fetcher->index < fetchers->count) { /* the last one takes its place, and events about it the new name */
+        struct mqd_fetcher *moved = fetchers->fetcher[fetcher->index];
+        mqd_poll_remove(r->poll, moved->fd, poll_token(moved));
+        moved->index = fetcher->index;
+        moved->readable = moved->writable = 1;
+        if (mqd_poll_add(r->poll, moved->fd, poll_token(moved)) < 0)
+            shutdown(moved->fd, SHUT_RDWR); /* its next use ends it */
+    }
+    fetcher->full = 1; /* nothing is forgotten one by one */
+    while (!mqd_list_empty(&fetcher->members)) {
+        struct mqd_followed *followed = MQD_CONTAINER(fetcher->members.next, struct mqd_followed, member);
+        followed->in_session = 0;
+        move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
+    }
+    if (error >= 0) {
+        struct mqd_event event = {.kind = MQD_EVENT_FETCHER_ENDED, .slot = UINT32_MAX, .token = fetcher->token, .error = error};
+        snprintf(event.text, sizeof event.text, "%s", text);
+        mqd_reactor_emit(r, &event);
+    }
+    fetcher_free(fetcher);
+}
+
+static const char *options_wrong(const struct mqd_fetcher_options *options)
+{
+    if (options->leader_node < 0 || options->leader_node == options->node_id || options->lane >= MQD_LANE_COUNT)
+        return "a fetcher's leader or lane is impossible";
+    if (options->response_bytes_max < 1024 || options->response_bytes_limit < options->response_bytes_max || options->response_bytes_limit > (1u << 30) ||
+        options->partition_bytes_max < 1024 || options->partition_bytes_max > (1u << 30))
+        return "a fetcher's sizes are impossible: response_bytes_limit must be response_bytes_max or more, none below 1 KiB or above 1 GiB";
+    return NULL;
+}
+
+static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetchers *fetchers, const struct mqd_command *command)
+{
+    struct mqd_fetcher *fetcher = calloc(1, sizeof *fetcher);
+    if (!fetcher || !(fetcher->in = malloc(MQD_FETCHER_BUFFER_BYTES))) {
+        free(fetcher);
+        return NULL;
+    }
+    fetcher->options = *command->fetcher;
+    fetcher->token = command->token;
+    fetcher->fd = (int)command->number;
+    fetcher->in_capacity = MQD_FETCHER_BUFFER_BYTES;
+    fetcher->index = fetchers->count;
+    fetcher->generation = ++fetchers->generation;
+    fetcher->readable = fetcher->writable = fetcher->full = 1;
+    mqd_list_init(&fetcher->members);
+    mqd_list_init(&fetcher->changes);
+    mqd_list_init(&fetcher->put_off);
+    return fetcher;
+}
+
+/* Partitions of this leader that have no connection, or use another lane's for want of their own. */
+static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
+{
+    struct mqd_fetcher *other = fetcher->options.lane == MQD_LANE_CATCH_UP ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC) : NULL;
+    MQD_LIST_EACH(node, spare, &fetchers->unserved) {
+        struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
+        move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
+    }
+    if (other)
+        MQD_LIST_EACH(node, spare, &other->members) {
+            struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
+            move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
+        }
+}
+
+/* What is owed was to be paid at the old rate, which may have been a mistake: it is forgiven, and nobody waits for it. */
+static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
+{
+    if (fetchers->rate == bytes_per_second_max)
+        return;
+    fetchers->rate = bytes_per_second_max;
+    if (fetchers->allowance_bytes < 0)
+        fetchers->allowance_bytes = 0;
+    for (uint32_t i = 0; i < fetchers->count; i++)
+        if (fetchers->fetcher[i]->options.lane == MQD_LANE_CATCH_UP)
+            fetchers->fetcher[i]->not_before_ms = 0;
+}
+
+static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, const struct mqd_command *command)
+{
+    const struct mqd_fetcher_options *options = command->fetcher;
+    const char *wrong = options_wrong(options);
+    int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
+    struct mqd_fetcher *old = wrong ? NULL : fetcher_find(fetchers, options->leader_node, options->leader_worker, options->lane), *fetcher = NULL;
+    if (old)
+        mqd_fetcher_end(r, old, -1, "");
+    if (!wrong && fetchers->count == MQD_FETCHER_COUNT_MAX)
+        wrong = "more connections to other hosts than a worker holds";
+    if (!wrong && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || !(fetcher = fetcher_new(r, fetchers, command))))
+        wrong = r->poll ? "no socket, or no memory, for a connection to another host" : "the reactor does not run";
+    if (!wrong && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
+        wrong = "the connection cannot be watched";
+    if (wrong) {
+        if (fetcher)
+            fetcher_free(fetcher);
+        close(fd);
+        mqd_command_done(r, command->token, MQD_E_INVALID, UINT32_MAX, 0, NULL, wrong);
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    fetchers->fetcher[fetchers->count++] = fetcher;
+    if (options->lane == MQD_LANE_CATCH_UP)
+        set_rate(fetchers, options->bytes_per_second_max);
+    gather_members(fetchers, fetcher);
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_fetchers *fetchers = fetchers_of(r);
+    struct mqd_fetcher *fetcher;
+    if (!fetchers) {
+        if (command->kind == MQD_COMMAND_FETCHER_PUT)
+            close((int)command->number);
+        mqd_command_done(r, command->token, ENOMEM, UINT32_MAX, 0, NULL, "out of memory for fetchers");
+        return;
+    }
+    if (command->kind == MQD_COMMAND_FETCHER_PUT) {
+        fetcher_put(r, fetchers, command);
+        return;
+    }
+    if (command->kind == MQD_COMMAND_FETCHER_RATE)
+        set_rate(fetchers, command->offset);
+    else if ((fetcher = fetcher_find(fetchers, (int32_t)command->offset, (uint32_t)command->last_offset, command->number)))
+        mqd_fetcher_end(r, fetcher, -1, "");
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+void mqd_fetchers_close(struct mqd_reactor *r)
+{
+    while (r->fetchers && r->fetchers->count)
+        mqd_fetcher_end(r, r->fetchers->fetcher[0], -1, "");
+}
+
+void mqd_fetchers_destroy(struct mqd_reactor *r)
+{
+    if (!r->fetchers)
+        return;
+    free(r->fetchers->items);
+    free(r->fetchers);
+    r->fetchers = NULL;
+}
+
+/* ---- receiving ---------------------------------------------------------------------------------------------------- */
+
+void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
+{
+    uint32_t index = value & 0xffff;
+    struct mqd_fetcher *fetcher = r->fetchers && index < r->fetchers->count ? r->fetchers->fetcher[index] : NULL;
+    if (!fetcher || fetcher->generation != (uint32_t)(value >> 16))
+        return;
+    if (flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
+        fetcher->readable = 1;
+    if (flags & MQD_POLL_HANGUP)
+        fetcher->hangup = 1;
+    if (flags & MQD_POLL_WRITABLE)
+        fetcher->writable = 1;
+}
+
+/* Room at the end of the buffer: what is not taken moves to its beginning; when that is a batch larger than the buffer, it grows. Nothing is staged. */
+static bool make_room(struct mqd_fetcher *fetcher)
+{
+    uint32_t left = fetcher->in_end - fetcher->in_begin;
+    if (fetcher->in_begin && (left == 0 || fetcher->in_capacity - fetcher->in_end < MQD_FETCHER_RECEIVE_BYTES)) {
+        memmove(fetcher->in, fetcher->in + fetcher->in_begin, left);
+        fetcher->in_begin = 0;
+        fetcher->in_end = left;
+    }
+    if (left == 0 && fetcher->in_capacity > MQD_FETCHER_BUFFER_BYTES * 16) { /* a huge batch has passed */
+        uint8_t *smaller = realloc(fetcher->in, MQD_FETCHER_BUFFER_BYTES);
+        fetcher->in = smaller ? smaller : fetcher->in;
+        fetcher->in_capacity = smaller ? MQD_FETCHER_BUFFER_BYTES : fetcher->in_capacity;
+    }
+    if (fetcher->in_capacity - fetcher->in_end >= MQD_FETCHER_RECEIVE_BYTES / 2)
+        return true;
+    uint32_t capacity = fetcher->in_capacity * 2; /* at most 1 GiB: no frame is longer, and all before it was taken */
+    uint8_t *grown = realloc(fetcher->in, capacity);
+    if (!grown)
+        return false;
+    fetcher->in = grown;
+    fetcher->in_capacity = capacity;
+    return true;
+}
+
+/* false: it has ended, or has nothing more now. */
+static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
+{
+    if (!make_room(fetcher)) {
+        mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a batch");
+        return false;
+    }
+    uint32_t room = fetcher->in_capacity - fetcher->in_end, most = room < MQD_FETCHER_RECEIVE_BYTES ? room : MQD_FETCHER_RECEIVE_BYTES;
+    ssize_t got = recv(fetcher->fd, fetcher->in + fetcher->in_end, most, 0);
+    if (got < 0 && errno == EINTR)
+        return true;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        fetcher->readable = 0;
+        return false;
+    }
+    if (got <= 0) {
+        mqd_fetcher_end(r, fetcher, got < 0 ? errno : ECONNRESET, got < 0 ? strerror(errno) : "the leader closed the connection");
+        return false;
+    }
+    if ((size_t)got < most && !fetcher->hangup)
+        fetcher->readable = 0; /* drained: the next byte makes an edge */
+    fetcher->in_end += (uint32_t)got;
+    fetcher->deadline_ms = r->now_ms + fetcher->options.timeout_ms;
+    *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;
+    if (!mqd_fetcher_take(r, fetcher))
+        return false;
+    mqd_owner_write_all(r); /* while it is in the cache; and what is staged lies in the buffer */
+    return *budget > 0;
+}
+
+void mqd_fetchers_read(struct mqd_reactor *r)
+{
+    for (uint32_t i = r->fetchers->count; i-- > 0;) {
+        struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
+        uint32_t budget = MQD_FETCHER_TURN_BYTES;
+        while (fetcher->readable && receive(r, fetcher, &budget))
+            ;
+    }
+}

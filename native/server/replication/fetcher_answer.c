@@ -1,0 +1,324 @@
+/* What a leader's answer does to the partitions that it speaks of. See server/replication/fetcher.h. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/big_endian.h"
+#include "server/replication/fetcher_state.h"
+
+#define FRAME_BYTES_MIN 16
+#define COMPLAIN_MS 10000   /* of one partition, at most this often */
+#define NOT_YET_MS 5        /* at first: a leader that hears of its epoch a moment after its followers */
+
+/* ---- one partition ------------------------------------------------------------------------------------------------ */
+
+static void complain(struct mqd_reactor *r, struct mqd_followed *followed, const char *what, const char *detail)
+{
+    if (r->now_ms - followed->complained_ms < COMPLAIN_MS)
+        return;
+    followed->complained_ms = r->now_ms;
+    mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; it is tried again", followed->owned->replica->leader, what, detail ? ": " : "", detail ? detail : "");
+}
+
+static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
+{
+    mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
+}
+
+/* Who does not know yet that it leads is asked again soon, then later and later: its acknowledgements wait for its followers. */
+static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
+{
+    int64_t ms = (int64_t)NOT_YET_MS << followed->refusals;
+    if ((error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && error != MQD_KAFKA_UNKNOWN_LEADER_EPOCH) || ms >= followed->fetcher->options.backoff_ms) {
+        put_off(r, followed);
+        return;
+    }
+    followed->refusals++;
+    mqd_followed_put_off(r, followed, ms);
+}
+
+/* The leader's log begins later than this one: Python moves the log start, and deletes the files. The leader says so once: what meets no room, or comes before this replica knows that so much is
+ * committed, is told again from here. */
+static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
+{
+    if (log_start_offset <= followed->leader_log_start)
+        return;
+    struct mqd_positions positions;
+    mqd_partition_positions(followed->owned->partition, &positions);
+    if (log_start_offset <= positions.log_start_offset)
+        return;
+    struct mqd_event event = {.kind = MQD_EVENT_LOG_START, .slot = followed->owned->slot, .log_dir = followed->owned->log_dir, .offset = log_start_offset};
+    if (log_start_offset <= positions.high_watermark && mqd_reactor_emit(r, &event)) {
+        followed->leader_log_start = log_start_offset;
+        return;
+    }
+    followed->untold_log_start = log_start_offset;
+    r->fetchers->untold = true;
+}
+
+void mqd_fetchers_tell_again(struct mqd_reactor *r)
+{
+    if (!r->fetchers->untold)
+        return;
+    r->fetchers->untold = false;
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
+        struct mqd_followed *followed = r->owned[slot] ? r->owned[slot]->followed : NULL;
+        if (!followed || followed->untold_log_start <= followed->leader_log_start)
+            continue;
+        if (followed->owned->resting)
+            r->fetchers->untold = true; /* its log is being cut: nobody looks into it */
+        else
+            adopt_log_start(r, followed, followed->untold_log_start);
+    }
+}
+
+static struct mqd_replica_step step_of(const struct mqd_followed *followed, const struct mqd_answer_partition *partition)
+{
+    struct mqd_replica_answer answer = {.error = partition->error, .leader_epoch = followed->told.current_leader_epoch, .diverging_epoch = partition->diverging_epoch,
+                                        .diverging_end = partition->diverging_end, .high_watermark = partition->high_watermark, .log_start = partition->log_start_offset,
+                                        .read_end = partition->last_stable_offset};
+    struct mqd_replica_step step;
+    uint32_t count;
+    const struct mqd_epoch *epochs = mqd_partition_epochs(followed->owned->partition, &count);
+    mqd_replica_step(followed->owned->replica, &followed->told, &answer, epochs, count, &step);
+    return step;
+}
+
+/* The partition that the answer speaks of, if it may (G2); once in an answer: not while what it brought is staged. */
+static struct mqd_followed *asked_of(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
+{
+    struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
+    if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->resting || followed->owned->closing)
+        return NULL;
+    return mqd_partition_staged_count(followed->owned->partition) == 0 ? followed : NULL;
+}
+
+static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *followed, int64_t high_watermark)
+{
+    struct mqd_owned *owned = followed->owned;
+    mqd_replication_changed(r, owned, mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, high_watermark));
+}
+
+/* No records: what does it say? */
+static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const struct mqd_answer_partition *partition)
+{
+    struct mqd_owned *owned = followed->owned;
+    struct mqd_replica_step step = step_of(followed, partition);
+    switch (step.action) {
+    case MQD_REPLICA_IGNORE:
+        mqd_followed_changed(followed); /* the session has something else than is true by now */
+        return;
+    case MQD_REPLICA_APPEND:
+        take_high_watermark(r, followed, partition->high_watermark);
+        adopt_log_start(r, followed, partition->log_start_offset);
+        return;
+    case MQD_REPLICA_TRUNCATE:
+    case MQD_REPLICA_RESTART:
+        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)", owned->replica->leader, owned->replica->leader_epoch,
+                step.action == MQD_REPLICA_RESTART ? "begin anew at" : "be cut to", (long long)step.offset, (long long)owned->replica->log_end);
+        mqd_followed_changed(followed);
+        mqd_follow_rest(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
+        return;
+    default:
+        put_off_refused(r, followed, partition->error);
+    }
+}
+
+static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    const struct mqd_answer_partition *partition = &fetcher->answer.partition;
+    struct mqd_followed *followed = partition->error == 0 && partition->records_bytes ? asked_of(r, fetcher) : NULL;
+    fetcher->filling = NULL;
+    if (!followed)
+        return;
+    if (step_of(followed, partition).action != MQD_REPLICA_APPEND) {
+        mqd_followed_changed(followed);
+        return;
+    }
+    if (r->log_dirs[followed->owned->log_dir].full) {
+        mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
+        return;
+    }
+    followed->leader_high_watermark = partition->high_watermark;
+    fetcher->filling = followed;
+}
+
+/* Nothing more is taken of this partition's records. */
+static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const struct mqd_follow *follow)
+{
+    struct mqd_followed *followed = fetcher->filling;
+    fetcher->filling = NULL;
+    if (error == MQD_FOLLOW_BEFORE) {
+        mqd_followed_changed(followed);
+        mqd_follow_rest(r, followed->owned, followed->told.fetch_offset, follow->next_offset);
+        return;
+    }
+    complain(r, followed, "its records are refused", follow->reason);
+    put_off(r, followed);
+}
+
+/* What is there of the records. Returns how many bytes are done with. */
+static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, const uint8_t *bytes, uint32_t size_bytes)
+{
+    uint32_t taken = 0;
+    while (fetcher->filling) {
+        struct mqd_followed *followed = fetcher->filling;
+        struct mqd_owned *owned = followed->owned;
+        struct mqd_follow follow;
+        int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken, followed->told.current_leader_epoch, followed->leader_high_watermark, r->wall_ms, &follow);
+        taken += (uint32_t)follow.taken_bytes;
+        if (follow.batch_count) {
+            mqd_stat(r, MQD_COUNT_REPLICA_BYTES, follow.taken_bytes);
+            mqd_followed_settle(followed);
+            if (!mqd_list_linked(&owned->write_node))
+                mqd_list_append(&r->to_write, &owned->write_node);
+        }
+        if (error == MQD_FOLLOW_OK)
+            break;
+        if (error == MQD_FOLLOW_FULL)
+            mqd_owner_write_all(r); /* a failure takes it out of `filling` */
+        else
+            refuse(r, fetcher, error, &follow);
+    }
+    return fetcher->filling && size_bytes < fetcher->answer.records_left ? taken : size_bytes; /* skipped; or the beginning of a batch at the end of the records */
+}
+
+void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
+{
+    struct mqd_followed *followed = owned->followed;
+    if (error) {
+        if (followed->fetcher && followed->fetcher->filling == followed)
+            followed->fetcher->filling = NULL;
+        mqd_followed_settle(followed);
+        mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
+        return;
+    }
+    mqd_replication_log(r, owned);
+    if (mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, followed->leader_high_watermark) & MQD_REPLICA_CHANGED_HIGH_WATERMARK)
+        mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark); /* published with the log's end */
+    mqd_followed_settle(followed);
+    mqd_followed_changed(followed);
+}
+
+static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    const struct mqd_answer_partition *partition = &fetcher->answer.partition;
+    struct mqd_followed *followed = fetcher->filling;
+    fetcher->filling = NULL;
+    if (partition->records_bytes && partition->error == 0) {
+        if (partition->diverging_epoch >= 0) {
+            mqd_fetcher_end(r, fetcher, EPROTO, "an answer has records of a log that it calls diverging");
+            return false;
+        }
+        if (followed)
+            adopt_log_start(r, followed, partition->log_start_offset);
+        return true;
+    }
+    if ((followed = asked_of(r, fetcher)))
+        on_news(r, followed, partition);
+    return true;
+}
+
+/* ---- the answer --------------------------------------------------------------------------------------------------- */
+
+static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    const struct mqd_answer *answer = &fetcher->answer;
+    if ((uint32_t)answer->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
+        mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
+        return false;
+    }
+    if (fetcher->urging) { /* it was for nothing */
+        bool nothing = answer->error == 0 && answer->topics_left == 0;
+        if (!nothing)
+            mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
+        return nothing;
+    }
+    if (answer->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND || answer->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH || answer->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
+        fetcher->full = 1;
+        fetcher->not_before_ms = r->now_ms + (fetcher->session_epoch == 0 ? fetcher->options.backoff_ms : 0);
+        fetcher->session_id = 0;
+        return true;
+    }
+    if (answer->error) {
+        char text[80];
+        snprintf(text, sizeof text, "the leader refuses the fetch with error %d", answer->error);
+        mqd_fetcher_end(r, fetcher, EPROTO, text);
+        return false;
+    }
+    fetcher->session_id = answer->session_id;
+    fetcher->session_epoch = fetcher->session_epoch == INT32_MAX ? 1 : fetcher->session_epoch + 1;
+    if (answer->session_id == 0)
+        fetcher->full = 1; /* its session cache has no room: everything is told each time */
+    return true;
+}
+
+static void on_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    fetcher->in_frame = 0;
+    fetcher->outstanding--;
+    fetcher->urging = fetcher->outstanding > 0;
+}
+
+static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    uint32_t size_bytes = mqd_get_be32(fetcher->in + fetcher->in_begin);
+    if (!fetcher->outstanding || size_bytes < FRAME_BYTES_MIN || size_bytes > fetcher->options.response_bytes_limit) {
+        char text[120];
+        snprintf(text, sizeof text, fetcher->outstanding ? "an answer of %u bytes; at most %u are taken" : "an answer of %u bytes (at most %u) that nobody asked for",
+                 size_bytes, fetcher->options.response_bytes_limit);
+        mqd_fetcher_end(r, fetcher, EPROTO, text);
+        return false;
+    }
+    fetcher->in_begin += 4;
+    fetcher->in_frame = 1;
+    mqd_answer_begin(&fetcher->answer, size_bytes);
+    if (fetcher->options.lane == MQD_LANE_CATCH_UP && r->fetchers->rate > 0)
+        r->fetchers->allowance_bytes -= size_bytes;
+    return true;
+}
+
+bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    for (;;) {
+        uint32_t taken, there = fetcher->in_end - fetcher->in_begin;
+        if (!fetcher->in_frame) {
+            if (there < 4)
+                return true;
+            if (!begin_frame(r, fetcher))
+                return false;
+            continue;
+        }
+        enum mqd_answer_step step = mqd_answer_next(&fetcher->answer, fetcher->in + fetcher->in_begin, there, &taken);
+        fetcher->in_begin += taken;
+        there -= taken;
+        switch (step) {
+        case MQD_ANSWER_MORE:
+            return true;
+        case MQD_ANSWER_HEAD:
+            if (!on_head(r, fetcher))
+                return false;
+            break;
+        case MQD_ANSWER_PARTITION:
+            on_partition(r, fetcher);
+            break;
+        case MQD_ANSWER_RECORDS:
+            there = there < fetcher->answer.records_left ? there : fetcher->answer.records_left;
+            taken = on_records(r, fetcher, fetcher->in + fetcher->in_begin, there);
+            fetcher->in_begin += taken;
+            mqd_answer_records_taken(&fetcher->answer, taken);
+            if (taken < there)
+                return true; /* the rest of a batch is awaited */
+            break;
+        case MQD_ANSWER_PARTITION_END:
+            if (!on_partition_end(r, fetcher))
+                return false;
+            break;
+        case MQD_ANSWER_END:
+            on_end(r, fetcher);
+            break;
+        case MQD_ANSWER_WRONG:
+            mqd_fetcher_end(r, fetcher, EPROTO, mqd_error_message());
+            return false;
+        }
+    }
+}

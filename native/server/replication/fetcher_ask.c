@@ -1,0 +1,238 @@
+/* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the catch-up lanes, sending. See server/replication/fetcher.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "server/replication/fetcher_state.h"
+
+#define BURST_MS 100 /* the catch-up lanes may use at once what they were granted in so long */
+
+/* What the session is to know of this partition. false: nothing now. */
+static bool wanted(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
+{
+    const struct mqd_owned *owned = followed->owned;
+    uint32_t count;
+    if (owned->resting || owned->closing || followed->put_off_ms > r->now_ms)
+        return false;
+    const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &count);
+    return mqd_replica_next_fetch(owned->replica, epochs, count, out) == 1;
+}
+
+static bool same_fetch(const struct mqd_replica_fetch *left, const struct mqd_replica_fetch *right)
+{
+    return left->fetch_offset == right->fetch_offset && left->current_leader_epoch == right->current_leader_epoch && left->last_fetched_epoch == right->last_fetched_epoch;
+}
+
+static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
+{
+    if (count < fetchers->item_capacity)
+        return true;
+    uint32_t capacity = fetchers->item_capacity ? fetchers->item_capacity * 2 : 64;
+    struct mqd_fetch_item *grown = realloc(fetchers->items, capacity * sizeof *grown);
+    if (!grown)
+        return false;
+    fetchers->items = grown;
+    fetchers->item_capacity = capacity;
+    return true;
+}
+
+/* One partition that has changed: into the request, out of the session, or put off. Returns how many items there are. */
+static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed, uint32_t count)
+{
+    struct mqd_replica_fetch fetch;
+    if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
+        followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS; /* who fetches counts as one that keeps up */
+    if (!wanted(r, followed, &fetch)) {
+        mqd_followed_leave_session(followed);
+        if (followed->put_off_ms > r->now_ms)
+            mqd_followed_put_off(r, followed, followed->put_off_ms - r->now_ms);
+        return count; /* else who makes it wanted again says so */
+    }
+    if (followed->in_session && same_fetch(&fetch, &followed->told))
+        return count;
+    fetcher->session_count += !followed->in_session;
+    followed->in_session = 1;
+    followed->told = fetch;
+    struct mqd_positions positions;
+    mqd_partition_positions(followed->owned->partition, &positions);
+    r->fetchers->items[count] = (struct mqd_fetch_item){.key = followed->key, .current_leader_epoch = fetch.current_leader_epoch, .last_fetched_epoch = fetch.last_fetched_epoch,
+                                                        .bytes_max = (int32_t)fetcher->options.partition_bytes_max, .fetch_offset = fetch.fetch_offset,
+                                                        .log_start_offset = positions.log_start_offset};
+    return count + 1;
+}
+
+/* A new session: nothing is known of any. */
+static void begin_anew(struct mqd_fetcher *fetcher)
+{
+    fetcher->session_count = fetcher->forgotten_count = 0;
+    fetcher->session_epoch = 0;
+    MQD_LIST_EACH(node, spare, &fetcher->members) {
+        struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
+        followed->in_session = 0;
+        if (!followed->putting_off)
+            mqd_followed_changed(followed);
+    }
+}
+
+/* Those that left and came back before the leader heard of it stay. */
+static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < fetcher->forgotten_count; i++) {
+        const struct mqd_followed *followed = mqd_followed_find(fetchers, &fetcher->forgotten[i]);
+        if (!followed || followed->fetcher != fetcher || !followed->in_session)
+            fetcher->forgotten[kept++] = fetcher->forgotten[i];
+    }
+    fetcher->forgotten_count = kept;
+}
+
+static bool throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
+{
+    return fetcher->options.lane == MQD_LANE_CATCH_UP && fetchers->rate > 0;
+}
+
+static int32_t bytes_max_of(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
+{
+    int64_t bytes = fetcher->options.response_bytes_max;
+    if (throttled(fetchers, fetcher) && fetchers->allowance_bytes < bytes)
+        bytes = fetchers->allowance_bytes < 4096 ? 4096 : fetchers->allowance_bytes;
+    return (int32_t)bytes;
+}
+
+static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    while (fetcher->out_sent < fetcher->out.size_bytes) {
+        ssize_t sent = send(fetcher->fd, fetcher->out.bytes + fetcher->out_sent, fetcher->out.size_bytes - fetcher->out_sent, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            fetcher->writable = 0;
+            return;
+        }
+        if (sent < 0) {
+            mqd_fetcher_end(r, fetcher, errno, strerror(errno));
+            return;
+        }
+        fetcher->out_sent += (uint32_t)sent;
+    }
+    fetcher->out.size_bytes = fetcher->out_sent = 0;
+    if (fetcher->out.capacity_bytes > (1u << 20))
+        mqd_buffer_free(&fetcher->out);
+}
+
+/* One more answer is due. */
+static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    if (fetcher->out.failed) {
+        mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a request");
+        return;
+    }
+    fetcher->outstanding++;
+    fetcher->deadline_ms = r->now_ms + fetcher->options.wait_ms + fetcher->options.timeout_ms;
+    send_some(r, fetcher);
+}
+
+static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    return (struct mqd_fetch_ask){.correlation_id = (int32_t)++fetcher->correlation_id, .wait_ms = (int32_t)fetcher->options.wait_ms, .bytes_max = bytes_max_of(r->fetchers, fetcher),
+                                  .node_id = fetcher->options.node_id, .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
+}
+
+/* The leader holds back its answer until it has news; a second request, for nothing and of no session, makes it answer the first one now. */
+static void urge(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    struct mqd_fetch_ask head = ask_head(r, fetcher);
+    head.wait_ms = 0;
+    head.session_epoch = -1;
+    mqd_fetch_ask_encode(&fetcher->out, &head, NULL, 0, NULL, 0);
+    send_request(r, fetcher);
+}
+
+static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    struct mqd_fetchers *fetchers = r->fetchers;
+    struct mqd_node *node;
+    uint32_t count = 0;
+    fetcher->urgent = 0;
+    if (fetcher->full)
+        begin_anew(fetcher);
+    while (items_room(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
+        count = look_at(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
+    drop_returned(fetchers, fetcher);
+    if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
+        return; /* nobody wants anything */
+    struct mqd_fetch_ask head = ask_head(r, fetcher);
+    head.session_id = fetcher->session_id;
+    head.session_epoch = fetcher->session_epoch;
+    mqd_fetch_ask_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten, fetcher->forgotten_count);
+    fetcher->forgotten_count = 0;
+    fetcher->full = 0;
+    send_request(r, fetcher);
+}
+
+static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
+{
+    int64_t elapsed_ms = r->now_ms - fetchers->allowance_ms;
+    if (fetchers->rate <= 0 || elapsed_ms <= 0)
+        return;
+    int64_t parts = fetchers->rate % 1000 * elapsed_ms + fetchers->allowance_parts;
+    int64_t most = fetchers->rate / (1000 / BURST_MS) + 1, more = elapsed_ms < 10000 ? fetchers->rate / 1000 * elapsed_ms + parts / 1000 : most;
+    fetchers->allowance_ms = r->now_ms;
+    fetchers->allowance_parts = parts % 1000;
+    fetchers->allowance_bytes = fetchers->allowance_bytes + more > most ? most : fetchers->allowance_bytes + more;
+}
+
+/* May it ask now? If time alone stands against it, not_before_ms says when. */
+static bool may_ask(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
+{
+    if (fetcher->outstanding || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)
+        return false;
+    if (!throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
+        return true;
+    fetcher->not_before_ms = r->now_ms + 1 + (1 - fetchers->allowance_bytes) * 1000 / fetchers->rate;
+    return false;
+}
+
+void mqd_fetchers_run(struct mqd_reactor *r)
+{
+    struct mqd_fetchers *fetchers = r->fetchers;
+    refill(r, fetchers);
+    for (uint32_t i = fetchers->count; i-- > 0;) { /* one that ends gives its place to the last, which was looked at */
+        struct mqd_fetcher *fetcher = fetchers->fetcher[i];
+        MQD_LIST_EACH(node, spare, &fetcher->put_off) {
+            struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
+            if (followed->put_off_ms > r->now_ms)
+                break;
+            mqd_followed_changed(followed);
+            fetcher->urgent = 1;
+        }
+        if (fetcher->outstanding && r->now_ms > fetcher->deadline_ms)
+            mqd_fetcher_end(r, fetcher, ETIMEDOUT, "the leader does not answer");
+        else if (fetcher->out.size_bytes && fetcher->writable)
+            send_some(r, fetcher);
+        else if (!r->stop && may_ask(r, fetchers, fetcher))
+            ask(r, fetcher);
+        else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame && !fetcher->out.size_bytes)
+            urge(r, fetcher);
+    }
+}
+
+int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
+{
+    int64_t next_ms = INT64_MAX;
+    for (uint32_t i = 0; i < r->fetchers->count; i++) {
+        const struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
+        if (fetcher->readable && !r->stop) /* who stops reads nothing more */
+            return 0;
+        if (fetcher->outstanding && fetcher->deadline_ms + 1 < next_ms)
+            next_ms = fetcher->deadline_ms + 1;
+        if (!fetcher->outstanding && fetcher->not_before_ms > r->now_ms && fetcher->not_before_ms < next_ms)
+            next_ms = fetcher->not_before_ms;
+        if (!mqd_list_empty(&fetcher->put_off)) {
+            int64_t put_off_ms = MQD_CONTAINER(fetcher->put_off.next, struct mqd_followed, change)->put_off_ms;
+            next_ms = put_off_ms < next_ms ? put_off_ms : next_ms;
+        }
+    }
+    return next_ms == INT64_MAX ? -1 : next_ms;
+}

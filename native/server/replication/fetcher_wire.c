@@ -1,0 +1,261 @@
+/* See server/replication/fetcher_wire.h. */
+#include "server/replication/fetcher_wire.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "wire/buffer.h"
+#include "wire/cursor.h"
+
+#define API_FETCH 1
+#define TOPIC_BYTES_MIN 18         /* id, count, tags */
+#define PARTITION_BYTES_MIN 37     /* index, error, three offsets, aborted, replica, records, tags */
+#define ITEM_TAG_REPLICA_STATE 1
+
+/* ---- requests ----------------------------------------------------------------------------------------------------- */
+
+static bool same_topic(const struct mqd_fetch_key *left, const struct mqd_fetch_key *right)
+{
+    return memcmp(left->topic_id, right->topic_id, sizeof left->topic_id) == 0;
+}
+
+static void put_items(struct mqd_buffer *out, const struct mqd_fetch_item *items, uint32_t count)
+{
+    uint32_t topics = 0;
+    for (uint32_t i = 0; i < count; i++)
+        topics += i == 0 || !same_topic(&items[i].key, &items[i - 1].key);
+    mqd_put_count(out, true, (int32_t)topics);
+    for (uint32_t i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && same_topic(&items[i].key, &items[end].key);)
+            end++;
+        mqd_put_bytes(out, items[i].key.topic_id, 16);
+        mqd_put_count(out, true, (int32_t)(end - i));
+        for (uint32_t j = i; j < end; j++) {
+            mqd_put_i32(out, items[j].key.index);
+            mqd_put_i32(out, items[j].current_leader_epoch);
+            mqd_put_i64(out, items[j].fetch_offset);
+            mqd_put_i32(out, items[j].last_fetched_epoch);
+            mqd_put_i64(out, items[j].log_start_offset);
+            mqd_put_i32(out, items[j].bytes_max);
+            mqd_put_no_tags(out, true);
+        }
+        mqd_put_no_tags(out, true);
+    }
+}
+
+static void put_forgotten(struct mqd_buffer *out, const struct mqd_fetch_key *keys, uint32_t count)
+{
+    uint32_t topics = 0;
+    for (uint32_t i = 0; i < count; i++)
+        topics += i == 0 || !same_topic(&keys[i], &keys[i - 1]);
+    mqd_put_count(out, true, (int32_t)topics);
+    for (uint32_t i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && same_topic(&keys[i], &keys[end]);)
+            end++;
+        mqd_put_bytes(out, keys[i].topic_id, 16);
+        mqd_put_count(out, true, (int32_t)(end - i));
+        for (uint32_t j = i; j < end; j++)
+            mqd_put_i32(out, keys[j].index);
+        mqd_put_no_tags(out, true);
+    }
+}
+
+void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items, uint32_t item_count, const struct mqd_fetch_key *forgotten,
+                          uint32_t forgotten_count)
+{
+    uint32_t begin = out->size_bytes;
+    mqd_put_i32(out, 0);
+    mqd_put_i16(out, API_FETCH);
+    mqd_put_i16(out, MQD_FETCHER_VERSION);
+    mqd_put_i32(out, ask->correlation_id);
+    mqd_put_i16(out, -1); /* client id */
+    mqd_put_no_tags(out, true);
+    mqd_put_i32(out, ask->wait_ms);
+    mqd_put_i32(out, 1);
+    mqd_put_i32(out, ask->bytes_max);
+    mqd_put_bytes(out, "", 1); /* isolation_level: all there is */
+    mqd_put_i32(out, ask->session_id);
+    mqd_put_i32(out, ask->session_epoch);
+    put_items(out, items, item_count);
+    put_forgotten(out, forgotten, forgotten_count);
+    mqd_put_varint(out, 1); /* rack_id "" */
+    mqd_put_varint(out, 1); /* one tagged field: replica_state, 4 + 8 + 1 bytes */
+    mqd_put_varint(out, ITEM_TAG_REPLICA_STATE);
+    mqd_put_varint(out, 13);
+    mqd_put_i32(out, ask->node_id);
+    mqd_put_i64(out, ask->broker_epoch);
+    mqd_put_no_tags(out, true);
+    if (!out->failed)
+        mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
+}
+
+/* ---- answers ------------------------------------------------------------------------------------------------------ */
+
+enum { PHASE_HEAD, PHASE_TOPIC, PHASE_PARTITION, PHASE_RECORDS, PHASE_PARTITION_END, PHASE_TAIL, PHASE_OVER };
+
+void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes)
+{
+    *answer = (struct mqd_answer){.phase = PHASE_HEAD, .frame_left = frame_bytes};
+}
+
+/* How many elements follow; each takes element_bytes_min of what is left of the frame. */
+static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_answer *answer, const char *field, uint32_t element_bytes_min, uint32_t *out)
+{
+    uint32_t raw;
+    if (mqd_take_varint(cursor, field, &raw)) return -1;
+    uint32_t left = answer->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    if (raw == 0 || (raw - 1) > left / element_bytes_min) return mqd_wire_wrong(cursor, field, "a count that the rest of the answer cannot hold:", (int64_t)raw - 1);
+    *out = raw - 1;
+    return 0;
+}
+
+static int take_head(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    if (mqd_take_i32(cursor, "correlation id", &answer->correlation_id) || mqd_skip_tags(cursor, true) || mqd_take_i32(cursor, "throttle_time_ms", &answer->throttle_ms) ||
+        mqd_take_i16(cursor, "error_code", &answer->error) || mqd_take_i32(cursor, "session_id", &answer->session_id))
+        return -1;
+    return take_many(cursor, answer, "responses", TOPIC_BYTES_MIN, &answer->topics_left);
+}
+
+static int take_topic(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    if (mqd_cursor_left(cursor) < 16) return mqd_wire_short(cursor, "topic id", 16);
+    memcpy(answer->partition.key.topic_id, cursor->at, 16);
+    cursor->at += 16;
+    if (take_many(cursor, answer, "partitions", PARTITION_BYTES_MIN, &answer->partitions_left)) return -1;
+    return answer->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
+}
+
+/* A replica asks for no aborted transactions; a few are gone over. */
+static int skip_aborted(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    uint32_t raw;
+    int64_t unused;
+    if (mqd_take_varint(cursor, "aborted_transactions", &raw)) return -1;
+    if (raw > MQD_ANSWER_STEP_BYTES_MAX / 17) return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica asks for:", (int64_t)raw - 1);
+    for (uint32_t i = 1; i < raw; i++)
+        if (mqd_take_i64(cursor, "producer_id", &unused) || mqd_take_i64(cursor, "first_offset", &unused) || mqd_skip_tags(cursor, true)) return -1;
+    return 0;
+}
+
+static int take_partition(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    struct mqd_answer_partition *partition = &answer->partition;
+    int32_t preferred_replica;
+    uint32_t raw;
+    if (mqd_take_i32(cursor, "partition_index", &partition->key.index) || mqd_take_i16(cursor, "error_code", &partition->error) ||
+        mqd_take_i64(cursor, "high_watermark", &partition->high_watermark) || mqd_take_i64(cursor, "last_stable_offset", &partition->last_stable_offset) ||
+        mqd_take_i64(cursor, "log_start_offset", &partition->log_start_offset) || skip_aborted(answer, cursor) ||
+        mqd_take_i32(cursor, "preferred_read_replica", &preferred_replica) || mqd_take_varint(cursor, "records", &raw))
+        return -1;
+    uint32_t bytes = raw ? raw - 1 : 0, left = answer->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    if (bytes > left) return mqd_wire_wrong(cursor, "records", "longer than the rest of the answer:", bytes);
+    partition->records_bytes = answer->records_left = bytes;
+    partition->diverging_epoch = partition->leader_id = partition->leader_epoch = -1;
+    partition->diverging_end = -1;
+    answer->partitions_left--;
+    return 0;
+}
+
+static int take_partition_end(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    struct mqd_answer_partition *partition = &answer->partition;
+    struct mqd_cursor_bytes value;
+    uint32_t tag_count, tag;
+    if (mqd_take_varint(cursor, "tagged fields", &tag_count)) return -1;
+    for (uint32_t i = 0; i < tag_count; i++) {
+        if (mqd_take_tag(cursor, &tag, &value)) return -1;
+        if (tag == 0 && (mqd_take_i32(&value, "diverging epoch", &partition->diverging_epoch) || mqd_take_i64(&value, "diverging end_offset", &partition->diverging_end) ||
+                         mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "diverging_epoch")))
+            return -1;
+        if (tag == 1 && (mqd_take_i32(&value, "leader_id", &partition->leader_id) || mqd_take_i32(&value, "leader_epoch", &partition->leader_epoch) ||
+                         mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "current_leader")))
+            return -1;
+    }
+    return answer->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0; /* the topic's */
+}
+
+static int take_tail(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    uint32_t tag_count, tag;
+    struct mqd_cursor_bytes value;
+    if (mqd_take_varint(cursor, "tagged fields", &tag_count)) return -1; /* node_endpoints: metadata say it better */
+    for (uint32_t i = 0; i < tag_count; i++)
+        if (mqd_take_tag(cursor, &tag, &value)) return -1;
+    return (uint32_t)(cursor->at - cursor->begin) == answer->frame_left ? 0 : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes behind its end:", 0);
+}
+
+static uint8_t after_topic(const struct mqd_answer *answer)
+{
+    return answer->partitions_left ? PHASE_PARTITION : answer->topics_left ? PHASE_TOPIC : PHASE_TAIL;
+}
+
+/* One step that is not records. 0, or -1 when it is not whole or wrong: then nothing of `answer` that counts was changed but by what is taken again. */
+static int take_step(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
+{
+    struct mqd_answer before = *answer;
+    int result;
+    switch (answer->phase) {
+    case PHASE_HEAD: result = take_head(answer, cursor); break;
+    case PHASE_TOPIC: result = take_topic(answer, cursor); break;
+    case PHASE_PARTITION: result = take_partition(answer, cursor); break;
+    case PHASE_PARTITION_END: result = take_partition_end(answer, cursor); break;
+    default: result = take_tail(answer, cursor);
+    }
+    if (result)
+        *answer = before;
+    return result;
+}
+
+static enum mqd_answer_step on_step(struct mqd_answer *answer)
+{
+    switch (answer->phase) {
+    case PHASE_HEAD:
+        answer->phase = answer->topics_left ? PHASE_TOPIC : PHASE_TAIL;
+        return MQD_ANSWER_HEAD;
+    case PHASE_TOPIC:
+        answer->topics_left--;
+        answer->phase = after_topic(answer);
+        return MQD_ANSWER_MORE; /* of no interest by itself: the caller of this goes on */
+    case PHASE_PARTITION:
+        answer->phase = answer->records_left ? PHASE_RECORDS : PHASE_PARTITION_END;
+        return MQD_ANSWER_PARTITION;
+    case PHASE_PARTITION_END:
+        answer->phase = after_topic(answer);
+        return MQD_ANSWER_PARTITION_END;
+    default:
+        answer->phase = PHASE_OVER;
+        return MQD_ANSWER_END;
+    }
+}
+
+enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes, uint32_t *taken)
+{
+    *taken = 0;
+    for (;;) {
+        uint32_t there = size_bytes - *taken < answer->frame_left ? size_bytes - *taken : answer->frame_left;
+        if (answer->phase == PHASE_RECORDS)
+            return there ? MQD_ANSWER_RECORDS : MQD_ANSWER_MORE;
+        if (answer->phase == PHASE_OVER)
+            return MQD_ANSWER_END;
+        bool whole = there == answer->frame_left || there >= MQD_ANSWER_STEP_BYTES_MAX;
+        struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes + *taken, there);
+        if (take_step(answer, &cursor))
+            return whole ? MQD_ANSWER_WRONG : MQD_ANSWER_MORE;
+        uint32_t used = (uint32_t)(cursor.at - cursor.begin);
+        bool topic = answer->phase == PHASE_TOPIC;
+        answer->frame_left -= used;
+        *taken += used;
+        enum mqd_answer_step step = on_step(answer);
+        if (!topic)
+            return step;
+    }
+}
+
+void mqd_answer_records_taken(struct mqd_answer *answer, uint32_t count)
+{
+    answer->records_left -= count;
+    answer->frame_left -= count;
+    if (answer->records_left == 0)
+        answer->phase = PHASE_PARTITION_END;
+}

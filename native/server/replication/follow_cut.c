@@ -1,0 +1,131 @@
+/* A follower's log is cut while the reactor goes on: the partition rests, a helper thread cuts it (log/recovery/truncation.c), the reactor takes it back.
+ *
+ * DUE: what is under way with its files (flush, preallocation, snapshot) ends first; nothing more of it begins, commands wait in owned->deferred.
+ *      So does compaction, when it is putting files into the place of others (`held`): the two commands with which it ends that do not wait.
+ * UNDER WAY: the partition is the helper's alone. What readers see of it stays as it was published: the high watermark and the files below it do not change, but after an unclean
+ * election, when committed records go too.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/reactor.h"
+
+struct mqd_cut_job {
+    struct mqd_partition *partition;
+    int64_t offset, batch_offset, wall_ms;
+    bool restart;
+    struct mqd_truncation outcome;
+    int error;
+    char text[160];
+};
+
+static int run(void *argument)
+{
+    struct mqd_cut_job *job = argument;
+    int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->batch_offset, job->wall_ms, &job->outcome)
+                              : mqd_partition_truncate(job->partition, job->offset, job->wall_ms, &job->outcome);
+    if (result < 0) {
+        job->error = mqd_error_code() ? mqd_error_code() : EIO;
+        snprintf(job->text, sizeof job->text, "%s", mqd_error_message());
+    }
+    return 0;
+}
+
+void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset)
+{
+    struct mqd_cut_job *job = owned->resting ? NULL : calloc(1, sizeof *job);
+    if (!job)
+        return; /* asked again: the leader says the same to the next fetch */
+    *job = (struct mqd_cut_job){.partition = owned->partition, .offset = offset, .batch_offset = batch_offset, .restart = batch_offset >= 0, .wall_ms = r->wall_ms};
+    owned->cut = job;
+    owned->resting = MQD_REST_DUE;
+    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* no flush of its own is wanted any more */
+        mqd_list_remove(&owned->sync_node);
+        r->log_dirs[owned->log_dir].to_sync_count--;
+    }
+    mqd_truncation_maybe(r, owned);
+}
+
+void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    if (owned->resting != MQD_REST_DUE || owned->held || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
+        return;
+    owned->resting = MQD_REST_UNDER_WAY;
+    owned->cut->wall_ms = r->wall_ms;
+    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut, mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
+        return;
+    if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too much is under way: mqd_truncations_retry */
+        owned->resting = MQD_REST_DUE;
+        r->truncations_waiting++;
+        return;
+    }
+    run(owned->cut);
+    mqd_truncation_on_done(r, owned->slot, 0);
+}
+
+/* Helpers had no room for some. */
+void mqd_truncations_retry(struct mqd_reactor *r)
+{
+    r->truncations_waiting = 0;
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
+        if (r->owned[slot] && r->owned[slot]->resting == MQD_REST_DUE)
+            mqd_truncation_maybe(r, r->owned[slot]);
+}
+
+static void tell(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_TRUNCATED, .slot = owned->slot, .log_dir = owned->log_dir, .offset = job->outcome.log_end_offset,
+                              .level = job->outcome.below_high_watermark ? 4 : 6};
+    snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were cut off%s", job->restart ? "log begun anew" : "log cut",
+             (long long)job->outcome.cut_bytes, job->outcome.below_high_watermark ? "; committed records were among them (unclean election?)" : "");
+    mqd_reactor_emit(r, &event);
+}
+
+static void failed(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+{
+    bool whole = !mqd_partition_fenced(owned->partition); /* not even begun: its leader says the same again */
+    if (whole && (job->error == ENOSPC || job->error == EDQUOT)) {
+        mqd_owner_dir_full(r, owned, job->error, job->text);
+        return;
+    }
+    mqd_log(r, 3, 0, owned->slot, "the log cannot be cut%s: %s", whole ? " yet" : "", job->text);
+    if (!whole)
+        mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
+}
+
+void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
+{
+    struct mqd_owned *owned = r->owned[slot];
+    struct mqd_cut_job *job = owned ? owned->cut : NULL;
+    if (!job || owned->resting != MQD_REST_UNDER_WAY)
+        return;
+    owned->cut = NULL;
+    owned->resting = MQD_REST_NONE;
+    owned->dirty_since_ms = 0;
+    if (r->log_dirs[owned->log_dir].failed)
+        mqd_partition_fence(owned->partition); /* it failed meanwhile */
+    bool cut = !job->error && (job->outcome.cut_bytes || job->restart);
+    if (job->error) {
+        failed(r, owned, job);
+    } else if (cut) {
+        owned->cut_count++;
+        struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
+        mqd_fetch_add(&shared->segments_generation, 1); /* names that readers know stand for other bytes now */
+        mqd_fetch_add(&r->header->segments_generation, 1);
+        tell(r, owned, job);
+    }
+    if (owned->replica)
+        mqd_replication_cut(r, owned);
+    owned->high_watermark = -1; /* published whatever it is: it may have fallen */
+    mqd_owner_publish(r, owned);
+    if (mqd_partition_dirty(owned->partition)) /* nothing was cut: what waited for its flush waits again */
+        mqd_flush_want(r, owned);
+    free(job);
+    uint32_t index = owned->slot;
+    mqd_owned_maybe_close(r, owned);
+    if ((owned = r->owned[index])) {
+        mqd_fetcher_rested(r, owned, cut);
+        mqd_commands_deferred(r, owned);
+    }
+}

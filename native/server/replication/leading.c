@@ -1,0 +1,200 @@
+/* A partition of several replicas that is led here: what clients are refused, what followers are answered, what is proposed to the controller.
+ *
+ * Followers fetch over connections between hosts alone (connection->peer_node), which the acceptor hands over when both sides have proven who they are. Their fetches end at the owner of
+ * the partition, who alone knows its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
+ *
+ *   a follower's position  ->  mqd_replica_fetch  ->  high watermark  ->  published, acknowledged (mqd_owner_publish)
+ *   parked followers wait on the partition itself (owned->followers_waiting): they want the log's end, not the high watermark
+ *   in-sync set: a proposal is installed in the core, then told by event; again after MQD_IN_SYNC_REPEAT_MS without an answer
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/reactor.h"
+#include "server/redirect.h"
+
+#define TICK_MS 250
+
+void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+    mqd_list_init(&owned->followers_waiting);
+    owned->replicated = mqd_partition_replicated(owned->partition);
+    mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
+    mqd_store_release(&slot->latest_pending, (uint8_t)0);
+    mqd_store_release(&slot->lagging, (uint8_t)0);
+    mqd_nearest_tell(r, owned);
+}
+
+/* ---- clients ---- */
+
+/* Whether the controller may have given this host's partitions to others. Once a turn, unless the quorum is this host alone. */
+void mqd_leading_look_at_lease(struct mqd_reactor *r)
+{
+    int64_t deadline_ns = mqd_load_acquire(&r->header->lease_deadline_ns);
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    r->lease_lost = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec >= deadline_ns;
+}
+
+int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
+{
+    if (r->lease_lost) {
+        append->message = "this broker has not reached the controller for the length of its lease";
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    }
+    if (!owned->replicated)
+        return 0;
+    int16_t error = owned->replica ? (int16_t)mqd_replica_may_append(owned->replica, append->acks_all, INT64_MAX, 0) : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (error == MQD_KAFKA_NOT_ENOUGH_REPLICAS)
+        append->message = "fewer replicas are in sync than min.insync.replicas";
+    return error;
+}
+
+/* ---- what the slot says ---- */
+
+static uint8_t role_of(const struct mqd_owned *owned)
+{
+    if (!owned->replica)
+        return owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS;
+    return owned->replica->role == MQD_REPLICA_LEADER ? MQD_ROLE_LEADS : owned->replica->role == MQD_REPLICA_FOLLOWER ? MQD_ROLE_FOLLOWS : MQD_ROLE_NONE;
+}
+
+static bool lags(const struct mqd_replica *replica)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == replica->node_id)
+            return !replica->followers[i].member.in_sync;
+    return true;
+}
+
+static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+    uint8_t role = role_of(owned), pending = owned->replica && mqd_replica_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
+    if (mqd_load_relaxed(&slot->latest_pending) != pending)
+        mqd_store_release(&slot->latest_pending, pending);
+    uint8_t lagging = role == MQD_ROLE_FOLLOWS && lags(owned->replica);
+    if (mqd_load_relaxed(&slot->role) == role && mqd_load_relaxed(&slot->lagging) == lagging)
+        return;
+    mqd_store_release(&slot->lagging, lagging);
+    mqd_store_release(&slot->role, role);
+    if (!mqd_list_linked(&owned->publish_node)) /* who reads here looks again, and is sent elsewhere */
+        mqd_list_append(&r->to_wake, &owned->publish_node);
+}
+
+/* After its positions are in the slot. */
+void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
+{
+    tell_slot(r, owned);
+    if (positions->log_end_offset == owned->told_log_end && positions->log_start_offset == owned->told_log_start && positions->high_watermark == owned->high_watermark)
+        return;
+    owned->told_log_end = positions->log_end_offset;
+    owned->told_log_start = positions->log_start_offset;
+    mqd_fetch_wake_followers(r, owned);
+}
+
+/* A new assignment is in force, or it has one replica now. */
+void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    owned->replicated = mqd_partition_replicated(owned->partition);
+    mqd_redirect_led(owned);
+    mqd_fetch_wake_followers(r, owned); /* those of another epoch are refused */
+    mqd_owner_publish(r, owned);
+    tell_slot(r, owned);
+    mqd_nearest_tell(r, owned);
+    mqd_leading_propose(r, owned);
+}
+
+/* ---- followers ---- */
+
+/* A follower reads beyond the high watermark and what is stable. The latter tells it where this log ends: one that is beyond that, told OFFSET_OUT_OF_RANGE, cuts its log there. */
+static void read_to_the_end(struct mqd_positions *positions)
+{
+    positions->high_watermark = positions->last_stable_offset = positions->log_end_offset;
+    positions->high_watermark_segment = positions->log_end_segment;
+    positions->high_watermark_position = positions->log_end_position;
+}
+
+void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot, struct mqd_positions *positions)
+{
+    mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
+    if (set->replica_id >= 0)
+        read_to_the_end(positions);
+}
+
+static bool wants_to_join(const struct mqd_replica *replica, int32_t node_id)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == node_id)
+            return !replica->followers[i].member.in_sync;
+    return false;
+}
+
+int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions)
+{
+    struct mqd_owned *owned = r->owned[slot];
+    struct mqd_replica_answer answer;
+    entry->outcome.diverges = false;
+    if (!owned || owned->closing || !owned->replica || owned->resting)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (r->log_dirs[owned->log_dir].failed)
+        return MQD_KAFKA_STORAGE_ERROR;
+    struct mqd_replica_fetch fetch = {.node_id = entry->set->replica_id, .broker_epoch = entry->set->replica_epoch, .current_leader_epoch = entry->current_leader_epoch,
+                                      .last_fetched_epoch = entry->last_fetched_epoch, .fetch_offset = entry->fetch_offset};
+    uint32_t epoch_count;
+    const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &epoch_count);
+    mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &answer);
+    if (answer.changed)
+        mqd_replication_changed(r, owned, answer.changed);
+    if (answer.error == 0 && answer.diverging_epoch < 0 && wants_to_join(owned->replica, fetch.node_id))
+        mqd_leading_propose(r, owned);
+    if (answer.error && answer.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE)
+        return (int16_t)answer.error;
+    mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
+    read_to_the_end(positions);
+    entry->high_watermark = answer.high_watermark;
+    if (answer.diverging_epoch >= 0) {
+        entry->outcome.diverges = true;
+        entry->outcome.diverging_epoch = answer.diverging_epoch;
+        entry->outcome.diverging_end = answer.diverging_end;
+    }
+    return (int16_t)answer.error;
+}
+
+/* A follower's request has come: its positions count at once, before its turn to be answered. */
+void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set)
+{
+    MQD_LIST_EACH(node, spare, &set->ready) {
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
+        struct mqd_positions positions;
+        uint32_t slot;
+        mqd_fetch_entry_check(r, entry, &slot, &positions);
+    }
+}
+
+/* ---- proposals ---- */
+
+void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_replica_proposal proposal;
+    if (!owned->replica || owned->closing || !mqd_replica_propose(owned->replica, r->now_ms, MQD_IN_SYNC_REPEAT_MS, &proposal))
+        return;
+    struct mqd_event event = {.kind = MQD_EVENT_PROPOSE_IN_SYNC, .slot = owned->slot, .proposal = malloc(sizeof proposal)};
+    if (!event.proposal)
+        return; /* it counts, and is told again */
+    *event.proposal = proposal;
+    mqd_reactor_emit(r, &event);
+}
+
+/* Who lags leaves the set; what was not answered is said again. */
+void mqd_leading_tick(struct mqd_reactor *r)
+{
+    if (!r->replicated_count || r->now_ms - r->leading_tick_ms < TICK_MS)
+        return;
+    r->leading_tick_ms = r->now_ms;
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
+        if (r->owned[slot] && r->owned[slot]->replica)
+            mqd_leading_propose(r, r->owned[slot]);
+}

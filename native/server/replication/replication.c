@@ -1,0 +1,222 @@
+/* Partitions of several replicas in the reactor: what metadata say of them, and what the replication core (replica/rules.h) makes of it for their logs.
+ *
+ * owned->replica is there from the first assignment on and as long as there are other replicas. A partition that was opened as replicated (mqd_partition_replicate) and has no
+ * assignment yet is neither leader nor follower: it refuses Produce and is not fetched.
+ *
+ *   assignment -> core -> role:   leader    epoch of new records, high watermark by the positions of followers (mqd_replica_fetch)
+ *                                 follower  waiting producers are sent away, server/replication/fetcher.h fetches
+ * Every publish of positions passes mqd_replication_log first, so that the core knows the log's end and the log the core's high watermark.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/reactor.h"
+
+/* The log as the core knows it; what comes of it. No publishing here. */
+static int tell_core(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    return mqd_replica_log(owned->replica, positions.log_start_offset, positions.log_end_offset, positions.durable_offset, r->now_ms);
+}
+
+void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    if (tell_core(r, owned) & MQD_REPLICA_CHANGED_HIGH_WATERMARK)
+        mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
+}
+
+/* The core's high watermark reaches the log, the slot and whoever waits. */
+void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
+{
+    if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK && mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark))
+        mqd_owner_publish(r, owned);
+    if (changed & MQD_REPLICA_CHANGED_BELOW_MIN)
+        mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_ENOUGH_REPLICAS_AFTER_APPEND);
+}
+
+static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_positions positions;
+    owned->replica = calloc(1, sizeof *owned->replica);
+    if (!owned->replica)
+        return -1;
+    r->replicated_count++;
+    mqd_replica_init(owned->replica, 0);
+    uint64_t by_clock = (uint64_t)r->now_ms << 12; /* the clock goes on when the partition is closed and opened again, but for two within a millisecond */
+    r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
+    mqd_replica_number_above(owned->replica, r->proposals_from);
+    mqd_partition_positions(owned->partition, &positions);
+    mqd_replica_restore(owned->replica, positions.high_watermark);
+    mqd_partition_set_replicated(owned->partition, true);
+    owned->replicated = 1;
+    tell_core(r, owned);
+    return 0;
+}
+
+/* One replica is left, this one: the high watermark follows the log again. */
+static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_epoch)
+{
+    mqd_replication_free(r, owned);
+    mqd_partition_set_leader_epoch(owned->partition, leader_epoch);
+    mqd_partition_set_replicated(owned->partition, false);
+    mqd_leading_assigned(r, owned);
+    if (mqd_partition_dirty(owned->partition))
+        mqd_flush_want(r, owned);
+}
+
+/* Appends of the epoch that is over may be cut off again by the next leader: their senders must not believe in them. */
+static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
+{
+    const struct mqd_replica *replica = owned->replica;
+    if (changed & (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE)) {
+        mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        mqd_partition_set_leader_epoch(owned->partition, replica->leader_epoch);
+        mqd_owner_wake_slot(r, owned->slot); /* readers and followers that wait here learn who leads */
+    }
+    mqd_replication_changed(r, owned, changed);
+    if (replica->role == MQD_REPLICA_FOLLOWER)
+        mqd_fetcher_assigned(r, owned);
+    else
+        mqd_fetcher_leave(r, owned);
+    mqd_leading_assigned(r, owned);
+}
+
+static const struct mqd_replica_follower *member_in(const struct mqd_replica *replica, int32_t node_id)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == node_id)
+            return &replica->followers[i];
+    return NULL;
+}
+
+/* One line and one count for each replica that has joined or left the in-sync set of a partition that is led here, whoever decided it. */
+static void tell_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
+{
+    const struct mqd_replica *replica = owned->replica;
+    for (uint32_t i = 0; i < replica->follower_count && replica->role == MQD_REPLICA_LEADER; i++) {
+        const struct mqd_replica_follower *follower = &replica->followers[i], *was = member_in(before, follower->member.node_id);
+        if (!was || was->member.in_sync == follower->member.in_sync)
+            continue;
+        bool joins = follower->member.in_sync;
+        mqd_stat(r, joins ? MQD_COUNT_IN_SYNC_EXPANDS : MQD_COUNT_IN_SYNC_SHRINKS, 1);
+        char lag[96] = "not heard of in this leader epoch";
+        if (follower->position >= 0 && follower->caught_up_ms != INT64_MIN)
+            snprintf(lag, sizeof lag, "%lld records behind, caught up %lld ms ago", (long long)(replica->log_end - follower->position), (long long)(r->now_ms - follower->caught_up_ms));
+        else if (follower->position >= 0)
+            snprintf(lag, sizeof lag, "%lld records behind", (long long)(replica->log_end - follower->position));
+        mqd_log(r, joins ? 6 : 4, 0, owned->slot, "%s: node %d, %s; %d of %u replicas are in sync, high watermark %lld, log end %lld",
+                joins ? "a replica joins the in-sync set" : "a replica leaves the in-sync set", follower->member.node_id, lag, replica->in_sync_count, replica->follower_count,
+                (long long)replica->high_watermark, (long long)replica->log_end);
+    }
+}
+
+void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    const struct mqd_replica_assignment *assignment = command->assignment;
+    bool alone = assignment->member_count == 1 && assignment->members[0].node_id == assignment->node_id && assignment->leader == assignment->node_id;
+    if (!owned->replica && !alone && begin(r, owned) < 0) {
+        mqd_command_done(r, command->token, ENOMEM, command->slot, 0, NULL, "out of memory for another replicated partition");
+        return;
+    }
+    mqd_owner_write_all(r); /* what is staged was taken under the old assignment */
+    if (owned->replica || !alone) {
+        struct mqd_replica before = *owned->replica;
+        int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
+        if (changed < 0) {
+            mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL, "that is no assignment of a partition's replicas");
+            return;
+        }
+        if (!(changed & MQD_REPLICA_CHANGED_STALE)) {
+            owned->leader_worker = command->number;
+            take_role(r, owned, changed);
+            tell_in_sync_changes(r, owned, &before);
+        }
+        if (alone && !(changed & MQD_REPLICA_CHANGED_STALE))
+            end(r, owned, assignment->leader_epoch);
+    } else {
+        end(r, owned, assignment->leader_epoch);
+    }
+    mqd_command_done(r, command->token, 0, command->slot, mqd_partition_log_end_offset(owned->partition), NULL, "");
+}
+
+void mqd_replication_in_sync_answer(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    if (owned->replica)
+        mqd_replication_changed(r, owned, mqd_replica_answered(owned->replica, (uint64_t)command->offset, (int32_t)command->last_offset, (int)command->number, r->now_ms,
+                                                               r->now_ms + MQD_IN_SYNC_RETRY_MS));
+    mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
+}
+
+void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    tell_core(r, owned);
+}
+
+void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    mqd_fetcher_leave(r, owned);
+    mqd_fetch_wake_followers(r, owned);
+    r->replicated_count -= owned->replica != NULL;
+    free(owned->replica);
+    owned->replica = NULL;
+}
+
+/* ---- commands ---- */
+
+static int check_slot(uint32_t slot)
+{
+    return slot < MQD_PARTITION_SLOT_COUNT ? 0 : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+}
+
+int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot, const struct mqd_replica_assignment *assignment, int32_t leader_worker)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_REPLICA_SET, .token = token, .slot = slot, .number = (uint32_t)leader_worker};
+    if (check_slot(slot) < 0)
+        return -1;
+    command.assignment = malloc(sizeof *assignment);
+    if (!command.assignment)
+        return mqd_error_set(ENOMEM, "out of memory for an assignment");
+    *command.assignment = *assignment;
+    return mqd_command_post(r, &command);
+}
+
+int mqd_reactor_in_sync_answer(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint64_t sequence, int32_t leader_epoch, int32_t error)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_IN_SYNC_ANSWER, .token = token, .slot = slot, .number = (uint32_t)error, .offset = (int64_t)sequence, .last_offset = leader_epoch};
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
+}
+
+int mqd_reactor_fetcher_put(struct mqd_reactor *r, uint64_t token, int fd, const struct mqd_fetcher_options *options)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_FETCHER_PUT, .token = token, .number = (uint32_t)fd};
+    command.fetcher = malloc(sizeof *options);
+    if (!command.fetcher) {
+        close(fd);
+        return mqd_error_set(ENOMEM, "out of memory for a connection to another host");
+    }
+    *command.fetcher = *options;
+    if (mqd_command_post(r, &command) == 0)
+        return 0;
+    close(fd);
+    return -1;
+}
+
+int mqd_reactor_fetcher_remove(struct mqd_reactor *r, uint64_t token, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_FETCHER_REMOVE, .token = token, .number = lane, .offset = leader_node, .last_offset = leader_worker};
+    return mqd_command_post(r, &command);
+}
+
+int mqd_reactor_fetcher_rate(struct mqd_reactor *r, uint64_t token, int64_t bytes_per_second_max)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_FETCHER_RATE, .token = token, .offset = bytes_per_second_max};
+    return mqd_command_post(r, &command);
+}
+
+void mqd_proposal_free(struct mqd_replica_proposal *proposal)
+{
+    free(proposal);
+}

@@ -1,0 +1,227 @@
+/* Quotas on the reactor: who is charged for what, and connections that are not read while their client owes (KIP-13, KIP-124, KIP-219).
+ *
+ * A request is never refused and its answer never held back for a quota: it is charged, answered at once with throttle_time_ms, and the connection is then
+ * left unread (muted) until the debt is paid. What the client sends meanwhile stays in its socket. So an answer is not late because of what came after it,
+ * clients that know KIP-219 wait by themselves, and those that do not are slowed by their own full sockets; memory is bounded as for any other connection.
+ *
+ * All connections of a client id share its buckets, on all workers: each looks at the debt before it receives and before each frame, so a new connection
+ * does not buy a way round, but for one large frame (whose client id is not known before it has been received).
+ * Who has hung up is not muted: its debt may be of minutes, and the connection would stay as long, with one more at each try of a client that has given up waiting.
+ * What its socket still holds is served, and charged as ever.
+ *
+ * The produce and fetch kinds are bytes, the request kind is nanoseconds of this thread spent on a request (the acceptor charges its own). What brokers write
+ * themselves (coordinators, followers) never comes this way.
+ *
+ * Muted connections lie in a wheel of 256 ticks of 4 ms; a longer wait is looked at again about once a second, so that a raised quota frees who waits.
+ * Without quotas: one relaxed load in a turn, a byte tested at each place.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "server/reactor.h"
+#include "shm/quota.h"
+
+#define LOOK_AGAIN_TICKS (MQD_MUTE_TICK_COUNT - 2)
+
+static int64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void mqd_throttle_refresh(struct mqd_reactor *r)
+{
+    r->quota_kinds = (uint8_t)mqd_quota_refresh(r->options.control, r->quota_limits);
+    r->quota_version = mqd_quota_limits_version(r->quota_limits);
+    r->quota_burst_ns = mqd_quota_limits_burst_ns(r->quota_limits);
+}
+
+/* Which limits hold for the connection: those of the client id in this request's header. False: a header that cannot be read; whoever parses it says so. */
+static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
+{
+    if (size_bytes < 10 || c->peer_node >= 0)
+        return false; /* who came by another host was charged there: a debt would hold up everybody that this connection serves */
+    int16_t api_key = (int16_t)(frame[0] << 8 | frame[1]), length = (int16_t)(frame[8] << 8 | frame[9]);
+    if (length > 0 && (uint32_t)length > size_bytes - 10)
+        return false;
+    uint64_t key = mqd_quota_key(frame + 10, length > 0 ? (uint32_t)length : 0);
+    if (key != c->quota_key || r->quota_version != c->quota_version) {
+        memcpy(c->quota_intervals, mqd_quota_intervals(r->quota_limits, key), sizeof c->quota_intervals);
+        c->quota_key = key;
+        c->quota_version = r->quota_version;
+        c->quota_kinds = 0;
+    }
+    c->quota_kinds |= 1u << MQD_QUOTA_REQUEST | (api_key == MQD_API_PRODUCE ? 1u << MQD_QUOTA_PRODUCE : api_key == MQD_API_FETCH ? 1u << MQD_QUOTA_FETCH : 0);
+    return true;
+}
+
+/* ---- muting ---- */
+
+static void wheel_enter(struct mqd_reactor *r, struct mqd_connection *c, int64_t until_ns)
+{
+    if (!r->muted_count++)
+        r->mute_tick = r->now_ms / MQD_MUTE_TICK_MS;
+    c->muted = 1;
+    c->muted_until_ns = until_ns;
+    int64_t tick = c->muted_until_ns / 1000000 / MQD_MUTE_TICK_MS + 1, last = r->mute_tick + LOOK_AGAIN_TICKS;
+    if (tick > last)
+        tick = last;
+    if (tick <= r->mute_tick)
+        tick = r->mute_tick + 1;
+    mqd_list_append(&r->mute_wheel[tick % MQD_MUTE_TICK_COUNT], &c->mute_node);
+    if (tick < r->mute_due_tick)
+        r->mute_due_tick = tick;
+}
+
+static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_ns)
+{
+    int64_t until_ns = r->now_ns + delay_ns;
+    if (delay_ns <= 0 || c->fd < 0 || c->hangup)
+        return;
+    if (c->muted) {
+        if (until_ns > c->muted_until_ns)
+            c->muted_until_ns = until_ns; /* looked at when its tick comes */
+        return;
+    }
+    mqd_stat(r, MQD_COUNT_THROTTLED, 1);
+    mqd_list_remove(&c->ready_node);
+    if (r->run_first == c)
+        r->run_first = NULL;
+    wheel_enter(r, c, until_ns);
+}
+
+void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!c->muted)
+        return;
+    c->muted = 0;
+    mqd_list_remove(&c->mute_node);
+    if (!--r->muted_count)
+        r->mute_due_tick = INT64_MAX;
+}
+
+/* What the client owes by the kinds that this connection has used; its other connections may have added to it. */
+static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    int64_t most = 0;
+    if (c->quota_version != r->quota_version)
+        return 0; /* other limits: what was owed is forgiven, and the next request tells who it is */
+    for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
+        if (!(c->quota_kinds >> kind & 1) || !c->quota_intervals[kind])
+            continue;
+        int64_t owed = mqd_quota_owed(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, r->quota_burst_ns, r->now_ns);
+        most = owed > most ? owed : most;
+    }
+    return most;
+}
+
+static void look(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    int64_t owed = owed_ns(r, c);
+    mqd_throttle_forget(r, c);
+    if (owed > 0) {
+        wheel_enter(r, c, r->now_ns + owed);
+        return;
+    }
+    c->last_active_ms = r->now_ms; /* it was not idle: it was kept waiting */
+    mqd_connection_resume(r, c);
+}
+
+void mqd_throttle_run(struct mqd_reactor *r)
+{
+    int64_t now_tick = r->now_ms / MQD_MUTE_TICK_MS;
+    if (now_tick < r->mute_due_tick)
+        return;
+    struct mqd_node due;
+    mqd_list_init(&due);
+    for (int64_t tick = r->mute_tick + 1; tick <= now_tick && tick <= r->mute_tick + MQD_MUTE_TICK_COUNT; tick++)
+        mqd_list_move_all(&due, &r->mute_wheel[tick % MQD_MUTE_TICK_COUNT]);
+    r->mute_tick = now_tick;
+    r->mute_due_tick = INT64_MAX;
+    while (!mqd_list_empty(&due))
+        look(r, MQD_CONTAINER(due.next, struct mqd_connection, mute_node));
+    for (int64_t tick = now_tick + 1; r->muted_count && tick < now_tick + MQD_MUTE_TICK_COUNT && tick < r->mute_due_tick; tick++)
+        if (!mqd_list_empty(&r->mute_wheel[tick % MQD_MUTE_TICK_COUNT]))
+            r->mute_due_tick = tick;
+}
+
+/* ---- charging ---- */
+
+void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units)
+{
+    if (!c || c->fd < 0 || !c->quota_intervals[kind] || c->quota_version != r->quota_version)
+        return;
+    mute(r, c, mqd_quota_charge(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, c->quota_intervals[kind], units, r->quota_burst_ns, r->now_ns));
+}
+
+bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
+{
+    if (frame && !identify(r, c, frame, size_bytes))
+        return true;
+    if (!c->quota_kinds)
+        return true;
+    mute(r, c, owed_ns(r, c));
+    return !c->muted;
+}
+
+int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    if (!c || !c->muted || c->muted_until_ns <= r->now_ns)
+        return 0;
+    int64_t ms = (c->muted_until_ns - r->now_ns + 999999) / 1000000;
+    return ms > INT32_MAX ? INT32_MAX : (int32_t)ms;
+}
+
+/* One answer should not owe more than the burst: Kafka's rule too. The first batch of an answer is whole in any case. */
+int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
+{
+    uint64_t interval = c->quota_intervals[MQD_QUOTA_FETCH];
+    if (!(r->quota_kinds >> MQD_QUOTA_FETCH & 1) || !interval || c->quota_version != r->quota_version)
+        return bytes_max;
+    unsigned __int128 bytes = ((unsigned __int128)(uint64_t)r->quota_burst_ns << 32) / interval;
+    return bytes < (unsigned __int128)(uint32_t)bytes_max ? (int32_t)bytes : bytes_max;
+}
+
+void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+{
+    uint64_t id = c->id;
+    if (!identify(r, c, frame, size_bytes) || !c->quota_intervals[MQD_QUOTA_REQUEST]) {
+        mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+        return;
+    }
+    int64_t began_ns = clock_ns();
+    mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+    if (c->id == id)
+        mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
+}
+
+/* Work for a connection outside its frames: encoding and sending answers. */
+int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c->quota_intervals[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;
+}
+
+void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns)
+{
+    if (began_ns)
+        mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
+}
+
+/* An answer that was made before its cost was known says so where the version has a place for it: Metadata and ListOffsets begin with it. Those that the
+ * acceptor made carry what it charged. */
+void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
+{
+    int32_t ms = mqd_throttle_time_ms(r, request->connection);
+    bool metadata = request->api_key == MQD_API_METADATA && request->version >= 3, offsets = request->api_key == MQD_API_LIST_OFFSETS && request->version >= 2;
+    if (!ms || request->kind != MQD_REQUEST_READY || !(metadata || offsets))
+        return;
+    uint32_t at = 4 + (request->version >= (metadata ? 9 : 6)); /* correlation id, tagged fields of a flexible header */
+    if (request->reply.size_bytes < at + 4)
+        return;
+    uint8_t *to = request->reply.bytes + at;
+    to[0] = (uint8_t)(ms >> 24);
+    to[1] = (uint8_t)(ms >> 16);
+    to[2] = (uint8_t)(ms >> 8);
+    to[3] = (uint8_t)ms;
+}

@@ -1,0 +1,225 @@
+/* One process's end of all its links: rings to and from every endpoint, and the protocol of going to sleep.
+ *
+ * Links segment: rings of MQD_LINK_DESCRIPTOR_COUNT, index from * endpoint_count + to.
+ *
+ * Sleeping (Dekker's pattern; tests/test_sleep_model.c goes through every interleaving):
+ *   consumer   S1 sleeping = 1    S2 full fence    S3 look into all inbound rings    S4 block on the eventfd if they are empty
+ *   producer   P1 publish tails   P2 full fence    P3 if sleeping and exchange(sleeping, 0) was 1: write the eventfd
+ * The fences forbid that S3 misses the tail and P3 misses the flag, both. Several producers exchange; one of them writes.
+ * A consumer that was woken needlessly only looks once more. An eventfd is never reset here: a caller that waits level-triggered
+ * reads it before mqd_endpoint_drain; edge-triggered waiting needs no read.
+ *
+ * Invariants
+ *   K1  nothing staged is slept on: prepare_sleep flushes first.
+ *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than one round of the others.
+ *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the others go on.
+ *   K4  a producer that died between P1 and the end of P3 leaves a sleeper beside a full ring, perhaps one whose flag says that it is
+ *       awake, so that nobody else wakes it either; and who had taken what was published, and slept again before the flag was taken,
+ *       sleeps so beside an empty one. So its successor writes the eventfds of all (wake_forgotten), and who sleeps without a limit
+ *       looks when he hears of the death.
+ * One thread per endpoint.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "shm/ring.h"
+
+#define ROUND_DESCRIPTOR_COUNT 32u /* what one link may take of a drain before the next link's turn */
+
+struct mqd_endpoint {
+    uint32_t self;
+    uint32_t count;
+    uint32_t turn; /* the link that drain begins with */
+    uint64_t generation;
+    uint64_t wake_count;
+    uint32_t *sleeping; /* own word */
+    uint64_t staged[2]; /* bit per link: something is not published */
+    int eventfd[MQD_ENDPOINT_COUNT_MAX];
+    uint32_t *peer_sleeping[MQD_ENDPOINT_COUNT_MAX];
+    struct mqd_ring_writer out[MQD_ENDPOINT_COUNT_MAX];
+    struct mqd_ring_reader in[MQD_ENDPOINT_COUNT_MAX];
+};
+_Static_assert(MQD_ENDPOINT_COUNT_MAX <= 128, "two words of bits");
+
+size_t mqd_links_size_bytes(uint32_t endpoint_count)
+{
+    return (size_t)endpoint_count * endpoint_count * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT);
+}
+
+static struct mqd_ring *ring_at(void *links, uint32_t endpoint_count, uint32_t from, uint32_t to)
+{
+    return (struct mqd_ring *)((uint8_t *)links + ((size_t)from * endpoint_count + to) * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
+}
+
+int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count)
+{
+    if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "%u endpoints; from 1 to %d are possible", endpoint_count, MQD_ENDPOINT_COUNT_MAX);
+    if (size_bytes < mqd_links_size_bytes(endpoint_count))
+        return mqd_error_set(MQD_E_INVALID, "links of %u endpoints need %zu bytes, the segment has %zu", endpoint_count, mqd_links_size_bytes(endpoint_count), size_bytes);
+    for (uint32_t from = 0; from < endpoint_count; from++)
+        for (uint32_t to = 0; to < endpoint_count; to++) {
+            struct mqd_ring *ring = ring_at(links, endpoint_count, from, to);
+            mqd_store_relaxed(&ring->head, 0);
+            mqd_store_release(&ring->tail, 0);
+        }
+    return 0;
+}
+
+static int open_rings(struct mqd_endpoint *endpoint, void *links)
+{
+    for (uint32_t peer = 0; peer < endpoint->count; peer++) {
+        struct mqd_ring *out = ring_at(links, endpoint->count, endpoint->self, peer);
+        struct mqd_ring *in = ring_at(links, endpoint->count, peer, endpoint->self);
+        if (mqd_ring_writer_open(&endpoint->out[peer], out, MQD_LINK_DESCRIPTOR_COUNT) != 0 ||
+            mqd_ring_reader_open(&endpoint->in[peer], in, MQD_LINK_DESCRIPTOR_COUNT) != 0)
+            return mqd_error_wrap("link between endpoints %u and %u", endpoint->self, peer);
+    }
+    return 0;
+}
+
+static void notify(struct mqd_endpoint *endpoint, uint32_t to)
+{
+    const uint64_t one = 1;
+    ssize_t written;
+    endpoint->wake_count++;
+    do /* EAGAIN means that the counter is full, so the sleeper is awake already */
+        written = endpoint->eventfd[to] < 0 ? 0 : write(endpoint->eventfd[to], &one, sizeof one);
+    while (written < 0 && errno == EINTR);
+}
+
+static void wake(struct mqd_endpoint *endpoint, uint32_t to)
+{
+    if (mqd_load_relaxed(endpoint->peer_sleeping[to]) && mqd_exchange(endpoint->peer_sleeping[to], 0))
+        notify(endpoint, to);
+}
+
+/* K4. Whatever the flags and rings say. */
+static void wake_forgotten(struct mqd_endpoint *endpoint)
+{
+    for (uint32_t peer = 0; peer < endpoint->count; peer++)
+        if (peer != endpoint->self)
+            notify(endpoint, peer);
+}
+
+struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds)
+{
+    if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX || self >= endpoint_count) {
+        mqd_error_set(MQD_E_INVALID, "endpoint %u of %u; from 1 to %d are possible", self, endpoint_count, MQD_ENDPOINT_COUNT_MAX);
+        return NULL;
+    }
+    struct mqd_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    if (!endpoint) {
+        mqd_error_system(ENOMEM, "no memory for an endpoint's links");
+        return NULL;
+    }
+    endpoint->self = self;
+    endpoint->count = endpoint_count;
+    for (uint32_t peer = 0; peer < endpoint_count; peer++) {
+        endpoint->eventfd[peer] = eventfds ? eventfds[peer] : -1;
+        endpoint->peer_sleeping[peer] = &mqd_control_worker(control, peer)->sleeping;
+    }
+    endpoint->sleeping = endpoint->peer_sleeping[self];
+    endpoint->generation = mqd_load_acquire(&mqd_control_worker(control, self)->generation);
+    if (open_rings(endpoint, links) != 0) {
+        free(endpoint);
+        return NULL;
+    }
+    mqd_store_seq_cst(endpoint->sleeping, 0); /* a predecessor may have died asleep */
+    wake_forgotten(endpoint);
+    return endpoint;
+}
+
+void mqd_endpoint_close(struct mqd_endpoint *endpoint)
+{
+    if (!endpoint)
+        return;
+    mqd_endpoint_flush(endpoint);
+    free(endpoint);
+}
+
+int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor)
+{
+    if (to >= endpoint->count)
+        return mqd_error_set(MQD_E_INVALID, "there is no endpoint %u", to);
+    struct mqd_ring_writer *writer = &endpoint->out[to];
+    struct mqd_descriptor *place = mqd_ring_next(writer);
+    if (!place)
+        return writer->corrupt ? mqd_error_set(MQD_E_CORRUPT, "link to endpoint %u: ring counters are impossible; restart the whole broker", to)
+                               : mqd_error_set_static(MQD_E_FULL, "the link has no free descriptor; its reader is behind");
+    *place = *descriptor;
+    place->generation = endpoint->generation;
+    mqd_ring_put(writer);
+    endpoint->staged[to >> 6] |= 1ull << (to & 63);
+    return 0;
+}
+
+uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to)
+{
+    return to < endpoint->count ? mqd_ring_free_count(&endpoint->out[to]) : 0;
+}
+
+void mqd_endpoint_flush(struct mqd_endpoint *endpoint)
+{
+    uint64_t staged[2] = {endpoint->staged[0], endpoint->staged[1]};
+    if (!(staged[0] | staged[1]))
+        return;
+    for (int word = 0; word < 2; word++)
+        for (uint64_t bits = staged[word]; bits; bits &= bits - 1)
+            mqd_ring_publish(&endpoint->out[word * 64 + __builtin_ctzll(bits)]);
+    mqd_fence_full(); /* P2 */
+    for (int word = 0; word < 2; word++)
+        for (uint64_t bits = staged[word]; bits; bits &= bits - 1)
+            wake(endpoint, (uint32_t)(word * 64 + __builtin_ctzll(bits)));
+    endpoint->staged[0] = endpoint->staged[1] = 0;
+}
+
+int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max)
+{
+    uint32_t total = 0;
+    uint32_t idle = 0; /* links seen empty in a row */
+    uint32_t peer = endpoint->turn;
+    while (total < max && idle < endpoint->count) {
+        uint32_t limit = max - total < ROUND_DESCRIPTOR_COUNT ? max - total : ROUND_DESCRIPTOR_COUNT;
+        uint32_t count = mqd_ring_take(&endpoint->in[peer], out + total, limit);
+        for (uint32_t i = 0; i < count; i++)
+            from[total + i] = peer;
+        total += count;
+        idle = count ? 0 : idle + 1;
+        peer = peer + 1 == endpoint->count ? 0 : peer + 1;
+    }
+    endpoint->turn = peer;
+    return (int)total;
+}
+
+int mqd_endpoint_waiting(struct mqd_endpoint *endpoint)
+{
+    for (uint32_t peer = 0; peer < endpoint->count; peer++)
+        if (mqd_ring_waiting_count(&endpoint->in[peer]))
+            return 1;
+    return 0;
+}
+
+int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint)
+{
+    mqd_endpoint_flush(endpoint);
+    mqd_store_seq_cst(endpoint->sleeping, 1); /* S1 */
+    mqd_fence_full();                         /* S2 */
+    if (!mqd_endpoint_waiting(endpoint))      /* S3 */
+        return 0;
+    mqd_endpoint_awake(endpoint);
+    return 1;
+}
+
+void mqd_endpoint_awake(struct mqd_endpoint *endpoint)
+{
+    mqd_store_relaxed(endpoint->sleeping, 0);
+}
+
+uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint)
+{
+    return endpoint->wake_count;
+}

@@ -1,0 +1,231 @@
+/* See shm/quota.h. */
+#include "shm/quota.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/atomic.h"
+#include "base/error.h"
+
+#define SET_COUNT (MQD_QUOTA_BUCKET_COUNT / MQD_QUOTA_WAY_COUNT)
+#define DEBT_NS_MAX (1ll << 60) /* 36 years: no sum of two of them overflows */
+#define READ_TRIES 1000
+
+struct mqd_quota_limits {
+    uint64_t version; /* of the rules below; 0 = none */
+    struct mqd_quota_rules rules;
+};
+
+/* FNV-1a, mixed: client ids differ in their last digits, and both the set and the order come of it. Whoever makes two ids meet shares a limit with himself. */
+uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes)
+{
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (uint32_t i = 0; i < size_bytes; i++)
+        hash = (hash ^ client_id[i]) * 0x100000001b3ull;
+    hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull;
+    hash ^= hash >> 33;
+    return hash ? hash : 1;
+}
+
+/* ---- rules ---- */
+
+uint64_t mqd_quota_version(void *control)
+{
+    return mqd_load_relaxed(&mqd_control_quotas(control)->version);
+}
+
+static int by_key(const void *left, const void *right)
+{
+    uint64_t a = ((const struct mqd_quota_rule *)left)->key, b = ((const struct mqd_quota_rule *)right)->key;
+    return a < b ? -1 : a > b;
+}
+
+static uint32_t kinds_of(const uint64_t *interval)
+{
+    uint32_t kinds = 0;
+    for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
+        kinds |= interval[kind] ? 1u << kind : 0;
+    return kinds;
+}
+
+/* What is owed under the old limits is forgiven: it was counted in another currency. A charge that meets this loses at most itself. */
+static void forgive_all(struct mqd_quota_table *table)
+{
+    for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++)
+        for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
+            mqd_store_relaxed(&table->bucket[i].arrival_ns[kind], 0);
+}
+
+int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const struct mqd_quota_rule *defaults, int64_t burst_ns)
+{
+    if (count > MQD_QUOTA_RULE_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "quotas of %u client ids; at most %d are possible", count, MQD_QUOTA_RULE_COUNT_MAX);
+    struct mqd_quota_table *table = mqd_control_quotas(control);
+    uint64_t next = mqd_load_relaxed(&table->version) + 1;
+    struct mqd_quota_rules *to = &table->rules[next & 1];
+    uint32_t kinds = kinds_of(defaults->interval);
+    if (count)
+        qsort(rules, count, sizeof *rules, by_key);
+    for (uint32_t i = 0; i < count; i++) {
+        kinds |= kinds_of(rules[i].interval);
+        mqd_store_release(&to->rule[i].key, rules[i].key);
+        for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
+            mqd_store_release(&to->rule[i].interval[kind], rules[i].interval[kind]);
+    }
+    for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
+        mqd_store_release(&to->defaults[kind], defaults->interval[kind]);
+    mqd_store_release(&to->burst_ns, burst_ns);
+    mqd_store_release(&to->kinds, kinds);
+    mqd_store_release(&to->count, count);
+    mqd_store_release(&table->version, next);
+    forgive_all(table);
+    return 0;
+}
+
+struct mqd_quota_limits *mqd_quota_limits_open(void)
+{
+    struct mqd_quota_limits *limits = calloc(1, sizeof *limits);
+    if (!limits)
+        mqd_error_set(MQD_E_FULL, "out of memory for the quotas");
+    return limits;
+}
+
+void mqd_quota_limits_close(struct mqd_quota_limits *limits)
+{
+    free(limits);
+}
+
+/* A word of a later publication cannot be read without its predecessor's version being seen too. A publisher that is faster than this is looked at again. */
+uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
+{
+    const struct mqd_quota_table *table = mqd_control_quotas(control);
+    for (int tries = 0; tries < READ_TRIES; tries++) {
+        uint64_t version = mqd_load_acquire(&table->version);
+        if (version == limits->version)
+            break;
+        const uint64_t *from = (const uint64_t *)&table->rules[version & 1];
+        uint64_t *to = (uint64_t *)&limits->rules;
+        for (size_t i = 0; i < sizeof limits->rules / 8; i++)
+            to[i] = mqd_load_acquire(&from[i]);
+        limits->version = version; /* also when it was torn: then the table's has moved on, and the next look differs again */
+        if (mqd_load_acquire(&table->version) == version)
+            break;
+    }
+    return limits->rules.kinds;
+}
+
+uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits)
+{
+    return limits->version;
+}
+
+int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits)
+{
+    return limits->rules.burst_ns;
+}
+
+const uint64_t *mqd_quota_intervals(const struct mqd_quota_limits *limits, uint64_t key)
+{
+    const struct mqd_quota_rules *rules = &limits->rules;
+    uint32_t first = 0, end = rules->count <= MQD_QUOTA_RULE_COUNT_MAX ? rules->count : 0;
+    while (first < end) {
+        uint32_t middle = (first + end) / 2;
+        if (rules->rule[middle].key == key)
+            return rules->rule[middle].interval;
+        if (rules->rule[middle].key < key)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    return rules->defaults;
+}
+
+/* ---- buckets ---- */
+
+static struct mqd_quota_bucket *bucket_of(struct mqd_quota_bucket *set, uint64_t key)
+{
+    for (uint32_t way = 0; way < MQD_QUOTA_WAY_COUNT; way++)
+        if (mqd_load_acquire(&set[way].key) == key)
+            return &set[way];
+    return NULL;
+}
+
+static bool owes(const struct mqd_quota_bucket *bucket, int64_t now_ns)
+{
+    for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++)
+        if (mqd_load_relaxed(&bucket->arrival_ns[kind]) > now_ns)
+            return true;
+    return false;
+}
+
+/* Q1 */
+static struct mqd_quota_bucket *victim(struct mqd_quota_bucket *set, int64_t now_ns)
+{
+    struct mqd_quota_bucket *best = NULL;
+    bool best_owes = false;
+    for (uint32_t way = 0; way < MQD_QUOTA_WAY_COUNT; way++) {
+        struct mqd_quota_bucket *bucket = &set[way];
+        if (mqd_load_relaxed(&bucket->key) == 0)
+            return bucket;
+        bool indebted = owes(bucket, now_ns);
+        if (!best || (best_owes && !indebted) || (best_owes == indebted && mqd_load_relaxed(&bucket->used_ns) < mqd_load_relaxed(&best->used_ns))) {
+            best = bucket;
+            best_owes = indebted;
+        }
+    }
+    return best;
+}
+
+static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint64_t key, int64_t now_ns)
+{
+    struct mqd_quota_bucket *set = &table->bucket[key % SET_COUNT * MQD_QUOTA_WAY_COUNT], *bucket;
+    for (uint32_t tries = 0; tries < MQD_QUOTA_WAY_COUNT; tries++) {
+        if ((bucket = bucket_of(set, key)))
+            return bucket;
+        bucket = victim(set, now_ns);
+        uint64_t before = mqd_load_relaxed(&bucket->key);
+        bool indebted = owes(bucket, now_ns);
+        if (before == key || !mqd_compare_exchange(&bucket->key, &before, key))
+            continue;
+        mqd_store_relaxed(&bucket->used_ns, now_ns);
+        for (uint32_t kind = 0; indebted && kind < MQD_QUOTA_KIND_COUNT; kind++)
+            mqd_store_relaxed(&bucket->arrival_ns[kind], 0);
+        bucket = bucket_of(set, key); /* Q2 */
+        return bucket ? bucket : set;
+    }
+    return set; /* eight others were faster: one charge goes to a stranger */
+}
+
+int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units, int64_t burst_ns, int64_t now_ns)
+{
+    if (!interval || !units)
+        return interval ? mqd_quota_owed(control, key, kind, burst_ns, now_ns) : 0;
+    struct mqd_quota_bucket *bucket = bucket_take(mqd_control_quotas(control), key, now_ns);
+    unsigned __int128 product = (unsigned __int128)units * interval >> 32;
+    int64_t cost = product > (unsigned __int128)DEBT_NS_MAX ? DEBT_NS_MAX : (int64_t)product;
+    int64_t before = mqd_load_relaxed(&bucket->arrival_ns[kind]), after;
+    do {
+        after = (before > now_ns ? before : now_ns) + cost;
+        if (after > now_ns + DEBT_NS_MAX)
+            after = now_ns + DEBT_NS_MAX;
+    } while (!mqd_compare_exchange(&bucket->arrival_ns[kind], &before, after));
+    mqd_store_relaxed(&bucket->used_ns, now_ns);
+    int64_t delay = after - now_ns - burst_ns;
+    return delay > 0 ? delay : 0;
+}
+
+int64_t mqd_quota_owed(void *control, uint64_t key, enum mqd_quota_kind kind, int64_t burst_ns, int64_t now_ns)
+{
+    struct mqd_quota_table *table = mqd_control_quotas(control);
+    const struct mqd_quota_bucket *bucket = bucket_of(&table->bucket[key % SET_COUNT * MQD_QUOTA_WAY_COUNT], key);
+    int64_t delay = bucket ? mqd_load_relaxed(&bucket->arrival_ns[kind]) - now_ns - burst_ns : 0;
+    return delay > 0 ? delay : 0;
+}
+
+int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id, uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns)
+{
+    if (kind >= MQD_QUOTA_KIND_COUNT)
+        return 0;
+    uint64_t key = mqd_quota_key(client_id, size_bytes);
+    return mqd_quota_charge(control, key, kind, mqd_quota_intervals(limits, key)[kind], units, limits->rules.burst_ns, now_ns);
+}

@@ -1,0 +1,226 @@
+/* tsan */
+/* What becomes of batches: answers of all kinds, retries in their place, drops, new identities, a producer's successor. */
+#include "mqd_test.h"
+
+#include <errno.h>
+
+#include "client/producer.h"
+#include "mqd_client_producer_test.h"
+
+enum { NOT_LEADER_OR_FOLLOWER = 6, OUT_OF_ORDER_SEQUENCE_NUMBER = 45, DUPLICATE_SEQUENCE_NUMBER = 46 };
+
+TEST(acks_0_is_answered_by_being_taken)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    options.acks = 0;
+    CHECK(begin(&s, "acks0", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+    struct mqd_record_columns records = same("x", 5, 0);
+    uint64_t numbers[5];
+    struct mqd_delivery d;
+    mqd_producer_append(s.producer, topic, &records, numbers);
+    mqd_producer_send(s.producer, 0, 1);
+    CHECK_EQUAL(mqd_client_poll(s.client), 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, &d, 1), 0);
+    CHECK(fake_next(&s.fake));
+    CHECK_EQUAL(mqd_client_wait(s.client, 0), 1);
+    CHECK_EQUAL(mqd_client_poll(s.client), 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, &d, 1), 1);
+    CHECK_EQUAL(d.batch, numbers[0]);
+    CHECK_EQUAL(d.base_offset, -1);
+    CHECK_EQUAL(d.error, 0);
+    CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    end(&s);
+}
+
+/* The first fails, those behind it because of it; the caller decides about the first alone, and all are sent again in their order under their sequences. */
+TEST(retry_in_the_old_place)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    struct mqd_delivery d[8];
+    options.producer_id = 9;
+    options.producer_epoch = 0;
+    CHECK(begin(&s, "retry", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
+    uint64_t number[4];
+    for (int i = 0; i < 3; i++)
+        number[i] = one(&s, topic, 0);
+    answer_next(&s, 0, NOT_LEADER_OR_FOLLOWER, 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
+    CHECK_EQUAL(d[0].batch, number[0]);
+    CHECK_EQUAL(d[0].error, NOT_LEADER_OR_FOLLOWER);
+    answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
+    number[3] = one(&s, topic, 0); /* stays behind them */
+    CHECK_EQUAL(mqd_producer_retry(s.producer, number[0]), 0);
+    CHECK(mqd_producer_retry(s.producer, number[0]) < 0);
+    CHECK_EQUAL(mqd_client_poll(s.client), 0);
+    answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* of the first sending */
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 0);
+    for (int i = 0; i < 4; i++)
+        answer_next(&s, i, 0, 50 + i);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 4);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQUAL(d[i].batch, number[i]);
+        CHECK_EQUAL(d[i].base_offset, 50 + i);
+    }
+    number[0] = one(&s, topic, 0);
+    answer_next(&s, 4, DUPLICATE_SEQUENCE_NUMBER, 0); /* it is there */
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
+    CHECK_EQUAL(d[0].error, 0);
+    CHECK_EQUAL(d[0].base_offset, -1);
+    CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    end(&s);
+}
+
+TEST(drop_of_what_was_never_sent_leaves_no_gap)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    struct mqd_delivery d[8];
+    options.producer_id = 9;
+    options.producer_epoch = 0;
+    options.inflight_max = 1;
+    CHECK(begin(&s, "drop", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+    uint64_t a = one(&s, topic, 0), b = one(&s, topic, 0), c = one(&s, topic, 0);
+    uint64_t e = (uint64_t)mqd_producer_put(s.producer, topic, 0, (const uint8_t *)"x", 1, NULL, -1, NULL, 0, 1);
+    CHECK_EQUAL(mqd_producer_drop(s.producer, b), 0);
+    CHECK_EQUAL(mqd_producer_drop(s.producer, e), 0); /* open */
+    CHECK(mqd_producer_drop(s.producer, b) < 0);
+    CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 2);
+    answer_next(&s, 0, 0, 0);
+    answer_next(&s, 1, 0, 1);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
+    CHECK_EQUAL(d[0].batch, a);
+    CHECK_EQUAL(d[1].batch, c);
+    /* sent and dropped: its answer is not told, whatever it is */
+    a = one(&s, topic, 0);
+    CHECK_EQUAL(mqd_producer_drop(s.producer, a), 0);
+    CHECK_EQUAL(mqd_producer_outstanding_records(s.producer), 0);
+    answer_next(&s, 2, NOT_LEADER_OR_FOLLOWER, 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 0);
+    CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    end(&s);
+}
+
+TEST(a_new_identity_begins_at_sequence_0)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    struct mqd_delivery d[8];
+    options.producer_id = 9;
+    options.producer_epoch = 0;
+    CHECK(begin(&s, "identity", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+    uint64_t a = one(&s, topic, 0), b = one(&s, topic, 0);
+    CHECK(mqd_producer_set_identity(s.producer, 9, 1) < 0 && mqd_error_code() == MQD_E_INVALID);
+    answer_next(&s, 0, NOT_LEADER_OR_FOLLOWER, 0);
+    answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
+    CHECK_EQUAL(mqd_producer_drop(s.producer, a), 0);
+    CHECK_EQUAL(mqd_producer_set_identity(s.producer, 9, 1), 0);
+    uint64_t c = one(&s, topic, 0);
+    answer_next(&s, 0, 0, 0);
+    CHECK_EQUAL(s.fake.batch.producer_epoch, 1);
+    answer_next(&s, 1, 0, 1);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
+    CHECK_EQUAL(d[0].batch, b);
+    CHECK_EQUAL(d[1].batch, c);
+    end(&s);
+}
+
+/* Answers that no broker gives: each ends the attachment. */
+TEST(impossible_answers_end_the_attachment)
+{
+    struct mqd_producer_options options = plain();
+    for (int kind = 0; kind < 6; kind++) {
+        struct setup s;
+        CHECK(begin(&s, "answers", &options));
+        int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
+        one(&s, topic, 0);
+        CHECK(fake_next(&s.fake));
+        uint32_t id = (uint32_t)s.fake.request.correlation_id;
+        switch (kind) {
+        case 0: fake_answer_to(&s.fake, (int32_t)(id + 1), 11, "t", 0, 0, 0); break;
+        case 1: fake_answer_to(&s.fake, (int32_t)(id | 0xfffff), 11, "t", 0, 0, 0); break;
+        case 2: fake_answer_to(&s.fake, (int32_t)id, 11, "t", 1, 0, 0); break;
+        case 3: fake_answer_to(&s.fake, (int32_t)(id | 1u << 31), 11, "t", 0, 0, 0); break;
+        case 4:
+            fake_answer(&s.fake, 0, 0);
+            fake_answer(&s.fake, 0, 0);
+            break;
+        case 5: {
+            uint8_t cut[20] = {0, 0, 0, 16};
+            mqd_put_be32(cut + 4, id);
+            cut[9] = 2;
+            fake_put(&s.fake, cut, sizeof cut);
+        }
+        }
+        CHECK(mqd_client_poll(s.client) < 0);
+        CHECK_EQUAL(mqd_error_code(), MQD_E_CORRUPT);
+        end(&s);
+    }
+}
+
+/* A producer that was closed: late answers are nobody's, and its successor does not write over what is still being read. */
+TEST(a_successor_on_the_same_attachment)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    CHECK(begin(&s, "successor", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+    one(&s, topic, 0);
+    mqd_producer_close(s.producer);
+    CHECK(!mqd_producer_open(s.client, &options) && mqd_error_code() == MQD_E_FULL);
+    CHECK(fake_next(&s.fake));
+    s.producer = mqd_producer_open(s.client, &options);
+    CHECK(s.producer);
+    fake_answer(&s.fake, 0, 0);
+    CHECK_EQUAL(mqd_client_poll(s.client), 0);
+    struct mqd_delivery d;
+    topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+    uint64_t number = one(&s, topic, 0);
+    CHECK(fake_next(&s.fake));
+    fake_answer(&s.fake, 0, 3);
+    CHECK_EQUAL(mqd_client_poll(s.client), 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, &d, 1), 1);
+    CHECK_EQUAL(d.batch, number);
+    end(&s);
+}
+
+/* An append that takes in answers on its way leaves outcomes: whoever waits in another thread has to look at them. */
+TEST(what_an_append_takes_in_is_news_to_a_waiter)
+{
+    for (int16_t acks = -1; acks <= 0; acks++) {
+        struct setup s;
+        struct mqd_producer_options options = plain();
+        struct mqd_delivery d;
+        options.acks = acks;
+        options.linger_us = 1000000000;
+        CHECK(begin(&s, "news", &options));
+        int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+        uint64_t number = one(&s, topic, 0);
+        CHECK(fake_next(&s.fake));
+        if (acks)
+            fake_answer(&s.fake, 0, 0);
+        struct mqd_record_columns records = same("0123456789", 500, 0);
+        CHECK_EQUAL(mqd_producer_append(s.producer, topic, &records, NULL), 500); /* fills batches; takes in what there is */
+        CHECK(mqd_load_acquire(&s.fake.header->reply_tail) == mqd_load_acquire(&s.fake.header->reply_head));
+        CHECK_EQUAL(mqd_client_wait(s.client, 0), 1);
+        CHECK_EQUAL(mqd_client_wait(s.client, -1), 1);
+        CHECK_EQUAL(mqd_client_poll(s.client), 0);
+        CHECK_EQUAL(mqd_producer_deliveries(s.producer, &d, 1), 1);
+        CHECK_EQUAL(d.batch, number);
+        CHECK_EQUAL(mqd_client_wait(s.client, 0), 0);
+        end(&s);
+    }
+}
+
+TEST(sequences_wrap_to_0)
+{
+    CHECK_EQUAL(mqd_sequence_after(0, 5), 5);
+    CHECK_EQUAL(mqd_sequence_after(INT32_MAX, 1), 0);
+    CHECK_EQUAL(mqd_sequence_after(INT32_MAX - 1, 4), 2);
+}

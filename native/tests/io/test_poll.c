@@ -1,0 +1,596 @@
+/* tsan */
+/* Every test runs for both bodies. Waits have a generous limit: what is lost shows as a failure, not as a hang. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "io/poll_internal.h"
+#include "mqd_test.h"
+
+#define LONG_NS 20000000000ll
+
+/* ---- the file layer, as far as the poll uses it; it counts, and replaces results when told ---- */
+
+static uint32_t sync_calls, syncfs_calls, begin_calls, synced_calls;
+static int32_t fault; /* errno that flushes end with */
+static char syncfs_root[4096];
+static pthread_mutex_t syncfs_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+int mqd_file_sync(int fd, bool directory)
+{
+    mqd_fetch_add(&sync_calls, 1);
+    if (mqd_load_relaxed(&fault)) {
+        errno = mqd_load_relaxed(&fault);
+        return -1;
+    }
+    return directory ? fsync(fd) : fdatasync(fd);
+}
+
+int mqd_file_syncfs(int fd, const char *root)
+{
+    mqd_fetch_add(&syncfs_calls, 1);
+    pthread_mutex_lock(&syncfs_mutex);
+    snprintf(syncfs_root, sizeof syncfs_root, "%s", root);
+    pthread_mutex_unlock(&syncfs_mutex);
+    return fcntl(fd, F_GETFD) < 0 ? -1 : 0; /* flushing this machine's whole disk is not the test's business */
+}
+
+bool mqd_file_sync_delays(void)
+{
+    return false;
+}
+
+void mqd_file_sync_begin(int fd)
+{
+    (void)fd;
+    mqd_fetch_add(&begin_calls, 1);
+}
+
+int mqd_file_synced(int fd, bool directory, int result)
+{
+    (void)fd, (void)directory;
+    mqd_fetch_add(&synced_calls, 1);
+    return mqd_load_relaxed(&fault) ? -(int)mqd_load_relaxed(&fault) : result;
+}
+
+/* ---- helpers ---- */
+
+static struct mqd_poll *poll_open(int backend)
+{
+    struct mqd_poll *poll = NULL;
+    if (mqd_poll_create(&poll, backend, 16) != 0) {
+        if (backend == MQD_BACKEND_IO_URING)
+            test_message("left out: %s", mqd_error_message());
+        else
+            TEST_FAIL("%s", mqd_error_message());
+        return NULL;
+    }
+    return poll;
+}
+
+#define BOTH(name)                                  \
+    static void name(struct mqd_poll *poll);        \
+    static void name##_on(int backend)              \
+    {                                               \
+        struct mqd_poll *poll = poll_open(backend); \
+        if (poll) {                                 \
+            name(poll);                             \
+            mqd_poll_destroy(poll);                 \
+        }                                           \
+    }                                               \
+    TEST(epoll_##name) { name##_on(MQD_BACKEND_EPOLL); } \
+    TEST(uring_##name) { name##_on(MQD_BACKEND_IO_URING); } \
+    static void name(struct mqd_poll *poll)
+
+static void pair_make(int pair[2])
+{
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
+        abort();
+}
+
+/* Collects events until `flags` of `token` were all seen or the limit has passed; returns what was seen of that token. */
+static uint32_t wait_flags(struct mqd_poll *poll, uint64_t token, uint32_t flags)
+{
+    uint32_t seen = 0;
+    int64_t limit = test_now_ns() + LONG_NS;
+    while ((seen & flags) != flags && test_now_ns() < limit) {
+        struct mqd_poll_event events[8];
+        int count = mqd_poll_wait(poll, events, 8, LONG_NS);
+        for (int i = 0; i < count; i++)
+            if (events[i].token == token)
+                seen |= events[i].flags;
+    }
+    return seen;
+}
+
+static bool quiet(struct mqd_poll *poll)
+{
+    struct mqd_poll_event events[8];
+    return mqd_poll_wait(poll, events, 8, 5000000) == 0;
+}
+
+/* Waits for the DONE event of token. */
+static bool wait_done(struct mqd_poll *poll, uint64_t token, int32_t *result)
+{
+    struct mqd_poll_event event;
+    for (;;) {
+        int count = mqd_poll_wait(poll, &event, 1, LONG_NS);
+        if (count != 1)
+            return false;
+        if (event.token == token && (event.flags & MQD_POLL_DONE)) {
+            *result = event.result;
+            return true;
+        }
+    }
+}
+
+static int file_make(size_t size)
+{
+    char name[] = "/tmp/mqd-test-poll-XXXXXX";
+    int fd = mkostemp(name, O_CLOEXEC);
+    unlink(name);
+    char block[4096] = {1};
+    for (size_t at = 0; at < size; at += sizeof block)
+        if (pwrite(fd, block, size - at < sizeof block ? size - at : sizeof block, (off_t)at) < 0)
+            abort();
+    return fd;
+}
+
+/* ---- sockets ---- */
+
+BOTH(edges)
+{
+    int pair[2];
+    pair_make(pair);
+    CHECK_EQUAL(mqd_poll_add(poll, pair[0], 7), 0);
+    CHECK_EQUAL(wait_flags(poll, 7, MQD_POLL_WRITABLE), MQD_POLL_WRITABLE);
+    CHECK(quiet(poll));
+    CHECK_EQUAL(write(pair[1], "x", 1), 1);
+    CHECK(wait_flags(poll, 7, MQD_POLL_READABLE) & MQD_POLL_READABLE);
+    CHECK(quiet(poll)); /* nothing was read, but nothing new came */
+    CHECK_EQUAL(write(pair[1], "y", 1), 1);
+    CHECK(wait_flags(poll, 7, MQD_POLL_READABLE) & MQD_POLL_READABLE);
+    char bytes[8];
+    CHECK_EQUAL(read(pair[0], bytes, 8), 2);
+    CHECK(quiet(poll));
+    CHECK_EQUAL(shutdown(pair[1], SHUT_WR), 0);
+    CHECK(wait_flags(poll, 7, MQD_POLL_READABLE | MQD_POLL_HANGUP) & MQD_POLL_HANGUP);
+    CHECK_EQUAL(mqd_poll_remove(poll, pair[0], 7), 0);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+BOTH(write_space)
+{
+    int pair[2];
+    static char bytes[65536];
+    pair_make(pair);
+    CHECK_EQUAL(mqd_poll_add(poll, pair[0], 3), 0);
+    wait_flags(poll, 3, MQD_POLL_WRITABLE);
+    while (write(pair[0], bytes, sizeof bytes) > 0) {}
+    CHECK(quiet(poll));
+    while (read(pair[1], bytes, sizeof bytes) > 0) {}
+    CHECK(wait_flags(poll, 3, MQD_POLL_WRITABLE) & MQD_POLL_WRITABLE);
+    mqd_poll_remove(poll, pair[0], 3);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+BOTH(removed_is_silent_and_really_closed)
+{
+    int pair[2], next[2];
+    char byte;
+    for (int round = 0; round < 50; round++) {
+        pair_make(pair);
+        CHECK_EQUAL(mqd_poll_add(poll, pair[0], 1), 0);
+        if (round % 3 == 1)
+            wait_flags(poll, 1, MQD_POLL_WRITABLE);
+        if (round % 2)
+            CHECK_EQUAL(write(pair[1], "x", 1), 1); /* its event is on the way */
+        CHECK_EQUAL(mqd_poll_remove(poll, pair[0], 1), 0);
+        close(pair[0]);
+        ssize_t got = read(pair[1], &byte, 1); /* the other end sees it now, not later */
+        CHECK(got == 0 || (got < 0 && errno == ECONNRESET));
+        pair_make(next); /* takes the number */
+        CHECK_EQUAL(next[0], pair[0]);
+        CHECK_EQUAL(mqd_poll_add(poll, next[0], 2), 0);
+        struct mqd_poll_event events[8];
+        int count = mqd_poll_wait(poll, events, 8, LONG_NS);
+        CHECK_EQUAL(count, 1);
+        CHECK_EQUAL(events[0].token, 2);
+        CHECK_EQUAL(events[0].flags, MQD_POLL_WRITABLE);
+        CHECK_EQUAL(mqd_poll_remove(poll, next[0], 2), 0);
+        close(next[0]);
+        close(next[1]);
+        close(pair[1]);
+    }
+    CHECK(quiet(poll));
+    CHECK_EQUAL(mqd_poll_remove(poll, 12345, 2), -1);
+}
+
+BOTH(refusals)
+{
+    int pair[2];
+    pair_make(pair);
+    CHECK_EQUAL(mqd_poll_add(poll, -1, 1), -1);
+    CHECK_EQUAL(mqd_poll_add(poll, pair[0], 1ull << 63), -1);
+    CHECK_EQUAL(mqd_poll_add(poll, pair[0], 1), 0);
+    CHECK_EQUAL(mqd_poll_add(poll, pair[0], 1), -1);
+    struct mqd_poll_event event;
+    CHECK_EQUAL(mqd_poll_wait(poll, &event, 0, 0), -1);
+    mqd_poll_remove(poll, pair[0], 1);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+BOTH(time_limits)
+{
+    struct mqd_poll_event event;
+    int64_t begin = test_now_ns();
+    CHECK_EQUAL(mqd_poll_wait(poll, &event, 1, 0), 0);
+    CHECK_EQUAL(mqd_poll_wait(poll, &event, 1, 3000000), 0);
+    CHECK(test_now_ns() - begin >= 3000000);
+    CHECK_EQUAL(mqd_poll_wait(poll, &event, 1, 200), 0);
+}
+
+/* More sockets than places in the kernel's queues and in the caller's array. */
+static void crowd(struct mqd_poll *poll, int count_max)
+{
+    enum { PAIRS = 40 };
+    int pair[PAIRS][2];
+    for (int i = 0; i < PAIRS; i++) {
+        pair_make(pair[i]);
+        CHECK_EQUAL(mqd_poll_add(poll, pair[i][0], (uint64_t)i), 0);
+    }
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < PAIRS; i++)
+            CHECK_EQUAL(write(pair[i][1], "x", 1), 1);
+        uint64_t seen = 0;
+        int64_t limit = test_now_ns() + LONG_NS;
+        while (seen != (1ull << PAIRS) - 1 && test_now_ns() < limit) {
+            struct mqd_poll_event events[8];
+            int count = mqd_poll_wait(poll, events, count_max, LONG_NS);
+            for (int i = 0; i < count; i++) {
+                char byte;
+                if ((events[i].flags & MQD_POLL_READABLE) && read(pair[events[i].token][0], &byte, 1) == 1)
+                    seen |= 1ull << events[i].token;
+            }
+        }
+        CHECK_EQUAL(seen, (1ull << PAIRS) - 1);
+    }
+    for (int i = 0; i < PAIRS; i++) {
+        mqd_poll_remove(poll, pair[i][0], (uint64_t)i);
+        close(pair[i][0]);
+        close(pair[i][1]);
+    }
+    CHECK(quiet(poll));
+}
+
+BOTH(small_event_array) { crowd(poll, 1); crowd(poll, 3); }
+
+TEST(uring_tiny_queues_lose_nothing)
+{
+    uint32_t submissions = mqd_poll_uring_submission_count, completions = mqd_poll_uring_completion_count;
+    mqd_poll_uring_submission_count = 1;
+    mqd_poll_uring_completion_count = 2;
+    struct mqd_poll *poll = poll_open(MQD_BACKEND_IO_URING);
+    mqd_poll_uring_submission_count = submissions;
+    mqd_poll_uring_completion_count = completions;
+    if (!poll)
+        return;
+    crowd(poll, 1);
+    crowd(poll, 8);
+    int fd = file_make(10000);
+    for (uint64_t i = 0; i < 100; i++)
+        CHECK_EQUAL(mqd_poll_sync(poll, fd, false, i), 0);
+    uint64_t done = 0;
+    for (struct mqd_poll_event event; done < 100 && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1;)
+        done += event.flags == MQD_POLL_DONE && event.result == 0;
+    CHECK_EQUAL(done, 100);
+    close(fd);
+    mqd_poll_destroy(poll);
+}
+
+/* ---- files ---- */
+
+BOTH(flushes_report_through_the_file_layer)
+{
+    bool uring = mqd_poll_backend(poll) == MQD_BACKEND_IO_URING;
+    int fd = file_make(100), directory = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int32_t result;
+    sync_calls = begin_calls = synced_calls = 0;
+    CHECK_EQUAL(mqd_poll_sync(poll, fd, false, 1), 0);
+    CHECK(wait_done(poll, 1, &result));
+    CHECK_EQUAL(result, 0);
+    CHECK_EQUAL(mqd_poll_sync(poll, directory, true, 2), 0);
+    CHECK(wait_done(poll, 2, &result));
+    CHECK_EQUAL(result, 0);
+    CHECK_EQUAL(mqd_load_relaxed(&sync_calls), uring ? 0 : 2);
+    CHECK_EQUAL(begin_calls, uring ? 2 : 0);
+    CHECK_EQUAL(synced_calls, uring ? 2 : 0);
+    mqd_store_relaxed(&fault, EIO);
+    CHECK_EQUAL(mqd_poll_sync(poll, fd, false, 3), 0);
+    CHECK(wait_done(poll, 3, &result));
+    mqd_store_relaxed(&fault, 0);
+    CHECK_EQUAL(result, -EIO);
+    int gone = dup(fd);
+    close(gone);
+    CHECK_EQUAL(mqd_poll_sync(poll, gone, false, 4), 0);
+    CHECK(wait_done(poll, 4, &result));
+    CHECK_EQUAL(result, -EBADF);
+    CHECK_EQUAL(mqd_poll_syncfs(poll, directory, 5), 0);
+    CHECK(wait_done(poll, 5, &result));
+    CHECK_EQUAL(result, 0);
+    CHECK_EQUAL(mqd_load_seq_cst(&syncfs_calls) > 0, 1);
+    CHECK_TEXT(syncfs_root, "/tmp");
+    close(fd);
+    close(directory);
+}
+
+BOTH(many_flushes_then_full)
+{
+    int fd = file_make(100);
+    static uint8_t seen[4096];
+    uint64_t count = 0, done = 0;
+    memset(seen, 0, sizeof seen);
+    while (count < sizeof seen && mqd_poll_sync(poll, fd, false, count) == 0)
+        count++;
+    CHECK(count >= 256 && count < sizeof seen);
+    CHECK_EQUAL(mqd_error_code(), MQD_E_FULL);
+    struct mqd_poll_event events[7];
+    for (int got; done < count && (got = mqd_poll_wait(poll, events, 7, LONG_NS)) > 0;)
+        for (int i = 0; i < got; i++, done++) {
+            CHECK(events[i].flags == MQD_POLL_DONE && events[i].result == 0 && events[i].token < count);
+            CHECK_EQUAL(seen[events[i].token]++, 0);
+        }
+    CHECK_EQUAL(done, count);
+    CHECK_EQUAL(mqd_poll_sync(poll, fd, false, 1), 0); /* places are free again */
+    int32_t result;
+    CHECK(wait_done(poll, 1, &result));
+    close(fd);
+}
+
+BOTH(read_ahead)
+{
+    enum { SIZE = 2500000 };
+    int fd = file_make(SIZE);
+    static const struct { uint64_t offset; uint32_t size; int32_t result; } cases[] = {
+        {0, 1, 1}, {0, 65536, 65536}, {100, 65537, 65537}, {0, SIZE, SIZE}, {1, UINT32_MAX, SIZE - 1}, {SIZE - 5, 100, 5}, {SIZE, 100, 0}, {0, 0, 0}};
+    for (uint64_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int32_t result = -1;
+        CHECK_EQUAL(mqd_poll_read_ahead(poll, fd, cases[i].offset, cases[i].size, i), 0);
+        CHECK(wait_done(poll, i, &result));
+        CHECK_EQUAL(result, cases[i].result);
+    }
+    close(fd);
+    int32_t result;
+    CHECK_EQUAL(mqd_poll_read_ahead(poll, fd, 0, 10, 99), 0);
+    CHECK(wait_done(poll, 99, &result));
+    CHECK_EQUAL(result, -EBADF);
+}
+
+/* ---- the pool ---- */
+
+static int answer(void *argument)
+{
+    return *(int *)argument;
+}
+
+BOTH(run)
+{
+    static int values[200];
+    uint64_t submitted = 0, done = 0;
+    for (; submitted < 200; submitted++) {
+        values[submitted] = (int)submitted * 3 - 7;
+        CHECK_EQUAL(mqd_poll_run(poll, -1, answer, &values[submitted], submitted), 0);
+    }
+    struct mqd_poll_event event;
+    for (; done < submitted && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
+        CHECK(event.flags == MQD_POLL_DONE && event.result == (int)event.token * 3 - 7);
+    CHECK_EQUAL(done, submitted);
+}
+
+static sem_t gate;
+
+static int blocked(void *unused)
+{
+    (void)unused;
+    while (sem_wait(&gate) != 0) {}
+    return 0;
+}
+
+/* W3: jobs that stall take no more than their share of the threads. */
+BOTH(a_stalled_group_leaves_threads_for_others)
+{
+    static int zero;
+    int fd = file_make(100), stalled = eventfd(0, EFD_CLOEXEC); /* of another device than a file */
+    sem_init(&gate, 0, 0);
+    for (uint64_t i = 0; i < 50; i++)
+        CHECK_EQUAL(mqd_poll_run(poll, stalled, blocked, NULL, 1000 + i), 0);
+    for (uint64_t i = 0; i < 20; i++) {
+        CHECK_EQUAL(mqd_poll_sync(poll, fd, false, i), 0);
+        CHECK_EQUAL(mqd_poll_syncfs(poll, fd, 100 + i), 0);
+        CHECK_EQUAL(mqd_poll_run(poll, fd, answer, &zero, 200 + i), 0);
+    }
+    struct mqd_poll_event event;
+    int done = 0;
+    for (; done < 60 && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
+        CHECK(event.token < 1000);
+    for (int i = 0; i < 50; i++)
+        sem_post(&gate);
+    CHECK_EQUAL(done, 60);
+    for (done = 0; done < 50 && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
+        CHECK(event.token >= 1000 && event.result == 0);
+    CHECK_EQUAL(done, 50);
+    close(stalled);
+    close(fd);
+}
+
+static uint32_t destroyed_runs;
+static int count_run(void *unused)
+{
+    (void)unused;
+    mqd_fetch_add(&destroyed_runs, 1);
+    return 0;
+}
+
+TEST(destroy_waits_for_what_is_under_way)
+{
+    for (int backend = MQD_BACKEND_IO_URING; backend <= MQD_BACKEND_EPOLL; backend++) {
+        struct mqd_poll *poll = poll_open(backend);
+        if (!poll)
+            continue;
+        int fd = file_make(100000);
+        destroyed_runs = synced_calls = sync_calls = 0;
+        for (uint64_t i = 0; i < 100; i++) {
+            mqd_poll_run(poll, (int)i % 3 ? fd : -1, count_run, NULL, i);
+            mqd_poll_sync(poll, fd, false, i);
+            mqd_poll_read_ahead(poll, fd, 0, 100000, i);
+        }
+        mqd_poll_destroy(poll);
+        CHECK_EQUAL(destroyed_runs, 100);
+        CHECK_EQUAL(synced_calls + sync_calls, 100);
+        close(fd);
+    }
+    mqd_poll_destroy(NULL);
+}
+
+/* ---- threads ---- */
+
+static void *interrupt_thread(void *argument)
+{
+    mqd_poll_interrupt(argument);
+    return NULL;
+}
+
+BOTH(interrupt)
+{
+    struct mqd_poll_event event;
+    mqd_poll_interrupt(poll);
+    CHECK_EQUAL(mqd_poll_wait(poll, &event, 1, -1), 0);
+    CHECK(quiet(poll));
+    for (int i = 0; i < 200; i++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, interrupt_thread, poll);
+        CHECK_EQUAL(mqd_poll_wait(poll, &event, 1, -1), 0);
+        pthread_join(thread, NULL);
+    }
+}
+
+/* As the reactor does it: created and first filled by one thread, used by another, destroyed by the first. */
+struct user {
+    struct mqd_poll *poll;
+    int pair[2];
+    int fd;
+    bool good;
+};
+
+static void *use(void *argument)
+{
+    struct user *user = argument;
+    int32_t result = -1;
+    user->good = (wait_flags(user->poll, 5, MQD_POLL_READABLE) & MQD_POLL_READABLE) && mqd_poll_sync(user->poll, user->fd, false, 6) == 0 &&
+                 wait_done(user->poll, 6, &result) && result == 0;
+    mqd_poll_sync(user->poll, user->fd, false, 7); /* left behind */
+    mqd_poll_wait(user->poll, &(struct mqd_poll_event){0}, 1, 0);
+    return NULL;
+}
+
+BOTH(created_by_another_thread)
+{
+    struct user user = {.poll = poll, .fd = file_make(1000)};
+    pair_make(user.pair);
+    CHECK_EQUAL(mqd_poll_add(poll, user.pair[0], 5), 0);
+    CHECK_EQUAL(write(user.pair[1], "x", 1), 1);
+    pthread_t thread;
+    pthread_create(&thread, NULL, use, &user);
+    pthread_join(thread, NULL);
+    CHECK(user.good);
+    close(user.pair[0]);
+    close(user.pair[1]);
+    close(user.fd);
+}
+
+/* A writer thread and a reader that only looks when it is told to: a lost edge stops the sum short. */
+enum { STREAMS = 8 };
+struct traffic {
+    int writer[STREAMS];
+    uint64_t total;
+};
+
+static void *traffic_write(void *argument)
+{
+    struct traffic *traffic = argument;
+    uint64_t seed = 9, sent = 0;
+    char bytes[300] = {0};
+    while (sent < traffic->total) {
+        size_t size = 1 + test_random(&seed) % sizeof bytes;
+        ssize_t written = write(traffic->writer[test_random(&seed) % STREAMS], bytes, size);
+        if (written > 0)
+            sent += (uint64_t)written;
+        else
+            sched_yield();
+    }
+    for (int i = 0; i < STREAMS; i++)
+        shutdown(traffic->writer[i], SHUT_WR);
+    traffic->total = sent;
+    return NULL;
+}
+
+BOTH(no_edge_is_lost)
+{
+    struct traffic traffic = {.total = test_long() ? 300000000 : 3000000};
+    int reader[STREAMS], open_count = STREAMS;
+    uint64_t received = 0;
+    for (int i = 0; i < STREAMS; i++) {
+        int pair[2];
+        pair_make(pair);
+        reader[i] = pair[0];
+        traffic.writer[i] = pair[1];
+        CHECK_EQUAL(mqd_poll_add(poll, pair[0], (uint64_t)i), 0);
+    }
+    pthread_t thread;
+    pthread_create(&thread, NULL, traffic_write, &traffic);
+    while (open_count > 0) {
+        struct mqd_poll_event events[3];
+        int count = mqd_poll_wait(poll, events, 3, LONG_NS);
+        if (count <= 0) {
+            TEST_FAIL("no event after %llu bytes", (unsigned long long)received);
+            exit(1);
+        }
+        for (int i = 0; i < count; i++) {
+            char bytes[1000];
+            ssize_t got = -1;
+            int fd = reader[events[i].token];
+            while ((events[i].flags & MQD_POLL_READABLE) && fd >= 0 && (got = read(fd, bytes, sizeof bytes)) > 0)
+                received += (uint64_t)got;
+            if (got == 0) {
+                mqd_poll_remove(poll, fd, events[i].token);
+                close(fd);
+                reader[events[i].token] = -1;
+                open_count--;
+            }
+        }
+    }
+    pthread_join(thread, NULL);
+    CHECK_EQUAL(received, traffic.total);
+    for (int i = 0; i < STREAMS; i++)
+        close(traffic.writer[i]);
+}
+
+TEST(choosing)
+{
+    struct mqd_poll *poll;
+    CHECK_EQUAL(mqd_poll_create(&poll, MQD_BACKEND_AUTO, 0), 0);
+    test_message("auto chose %s", mqd_poll_backend(poll) == MQD_BACKEND_IO_URING ? "io_uring" : "epoll");
+    mqd_poll_destroy(poll);
+    CHECK_EQUAL(mqd_poll_create(&poll, 17, 0), -1);
+    CHECK_EQUAL(mqd_error_code(), MQD_E_INVALID);
+}

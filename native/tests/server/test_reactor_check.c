@@ -1,0 +1,593 @@
+/* tsan */
+/* What is asked before a batch may be written (server/check.c): transactions that must be verified, compressed batches for compacted topics. The test is the acceptor,
+ * and the owner of partition 4. test_reactor_check_mix.c does it by chance. */
+#include "mqd_check_test.h"
+
+/* ---- transactions ---- */
+
+BOTH(one_check_for_all_partitions_of_a_request)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0);
+    struct asked_batch batches[3] = {{0, raw_transactional(5, 1, 0, 0)}, {1, raw_transactional(5, 1, 0, 3000)}, {4, raw_transactional(5, 1, 0, 100)}};
+    uint32_t from;
+    CHECK(client_ask(&client, 1, "my-id", -1, LIMIT_MS, batches, 3));
+    struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+    CHECK_EQUAL(lent.b, 0);
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 4711});
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+    CHECK_EQUAL(from, 0);
+    CHECK_EQUAL(ask.flags, MQD_CHECK_TRANSACTION);
+    CHECK_EQUAL(ask.a, 8);
+    struct mqd_check_transaction head;
+    struct mqd_check_partition partitions[3];
+    const uint8_t *payload = b->arenas[0] + ask.offset;
+    CHECK_EQUAL(ask.size_bytes, sizeof head + sizeof partitions + 5);
+    memcpy(&head, payload, sizeof head);
+    memcpy(partitions, payload + sizeof head, sizeof partitions);
+    CHECK_EQUAL(head.producer_id, 5);
+    CHECK_EQUAL(head.producer_epoch, 1);
+    CHECK_EQUAL(head.version, 8);
+    CHECK_EQUAL(head.acks, -1);
+    CHECK_EQUAL(head.partition_count, 3);
+    CHECK_EQUAL(head.id_bytes, 5);
+    CHECK(memcmp(payload + sizeof head + sizeof partitions, "my-id", 5) == 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK(memcmp(partitions[i].topic_id, b->topic_id, 16) == 0);
+        CHECK_EQUAL(partitions[i].partition_index, i == 2 ? 4 : i);
+        CHECK_EQUAL(partitions[i].slot, i == 2 ? 4 : i);
+    }
+    check_answer_all(b, 0, &ask, 0);
+    lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+    CHECK_EQUAL(lent.b, 4711);
+    struct mqd_batch batch;
+    const char *reason;
+    CHECK_EQUAL(mqd_batch_validate(b->arenas[0] + lent.offset, lent.size_bytes, &batch, &reason), 0);
+    CHECK_EQUAL(batch.producer_id, 5);
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 99});
+    struct outcomes out = client_take(&client);
+    CHECK_EQUAL(out.count, 3);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQUAL(out.of[i].error, 0);
+        CHECK_EQUAL(out.of[i].base_offset, i == 2 ? 99 : 0);
+    }
+    struct asked_batch next[2] = {{0, raw_transactional(5, 1, 1, 0)}, {1, raw_transactional(5, 1, 1, 0)}}; /* the transaction is ongoing: nobody is asked */
+    CHECK(client_ask(&client, 2, "my-id", -1, LIMIT_MS, next, 2));
+    out = client_take(&client);
+    CHECK_EQUAL(out.of[0].error, 0);
+    CHECK_EQUAL(out.of[1].base_offset, 1);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(later_requests_of_the_connection_wait_and_no_other)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    uint32_t from;
+    for (int32_t partition = 0; partition < 2; partition++) { /* its own, and the other worker's */
+        for (int32_t i = 0; i < 12; i++)
+            CHECK(client_ask_one(&client, i, "id", i % 2 ? 1 : -1, LIMIT_MS, partition, raw_transactional(5, 1, i, 3000)));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+        for (uint64_t i = 0; i < 50; i++) {
+            struct part lone = {partition, {.mark = i, .body_bytes = 20000}};
+            CHECK_EQUAL(client_produce(&other, -1, &lone, 1).error[0], 0);
+        }
+        check_answer_all(b, 0, &ask, 0);
+        for (int32_t i = 0; i < 12; i++) {
+            struct outcomes out = client_take(&client);
+            CHECK_EQUAL(out.correlation_id, i);
+            CHECK_EQUAL(out.of[0].error, 0);
+            CHECK_EQUAL(out.of[0].base_offset, 50 + i);
+        }
+        struct mqd_descriptor none;
+        while (bench_take(b, ACCEPTOR, &none, &from, 0))
+            CHECK_EQUAL(none.kind, MQD_LINK_RELEASE);
+    }
+    client_close(&client);
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(refused_partitions_and_written_ones)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 1);
+    struct asked_batch batches[4];
+    for (int32_t i = 0; i < 4; i++)
+        batches[i] = (struct asked_batch){i, raw_transactional(5, 1, 0, 200)};
+    CHECK(client_ask(&client, 1, "id", 1, LIMIT_MS, batches, 4));
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    check_answer(b, 1, &ask, (int16_t[]){0, 48, 19, 51}, 4);
+    struct outcomes out = client_take(&client);
+    CHECK_EQUAL(out.of[0].error, 0);
+    CHECK_EQUAL(out.of[1].error, 48);
+    CHECK_TEXT(out.of[1].message, "Partition was not added to the transaction");
+    CHECK_EQUAL(out.of[2].error, 19);
+    CHECK_EQUAL(out.of[3].error, 51);
+    CHECK_EQUAL(out.of[3].base_offset, -1);
+    CHECK(client_ask_one(&client, 2, "id", 1, LIMIT_MS, 2, raw_transactional(5, 1, 0, 200))); /* one code for all */
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    bench_say(b, ACCEPTOR, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = 90});
+    CHECK_EQUAL(client_take(&client).of[0].error, 90);
+    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 2, raw_transactional(5, 1, 0, 200))); /* answers that cannot be right */
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    check_answer(b, 1, &ask, (int16_t[]){0, 0}, 2);
+    CHECK_EQUAL(client_take(&client).of[0].error, 19);
+    CHECK(client_ask_one(&client, 4, "id", 1, LIMIT_MS, 2, raw_transactional(5, 1, 0, 200)));
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    bench_say(b, ACCEPTOR, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .offset = ARENA_BYTES - 1, .size_bytes = 2});
+    CHECK_EQUAL(client_take(&client).of[0].error, 19);
+    bench_say(b, ACCEPTOR, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token});
+    bench_say(b, FAKE, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token});
+    CHECK(serves(&client, 1));
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(what_cannot_be_of_a_transaction)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0);
+    struct outcomes out;
+    struct asked_batch batches[3] = {{0, raw_transactional(5, 1, 0, 0)}, {1, raw_noise((struct log_batch){.mark = 3})}, {2, raw_transactional(5, 1, 0, 0)}};
+    CHECK(client_ask(&client, 1, NULL, 1, LIMIT_MS, batches, 3));
+    out = client_take(&client);
+    CHECK_EQUAL(out.of[0].error, 53);
+    CHECK_EQUAL(out.of[1].error, 0);
+    CHECK_EQUAL(out.of[2].error, 53);
+    struct asked_batch two[3] = {{0, raw_transactional(5, 1, 0, 0)}, {1, raw_transactional(6, 1, 0, 0)}, {2, raw_transactional(5, 2, 0, 0)}};
+    CHECK(client_ask(&client, 2, "id", 1, LIMIT_MS, two, 3));
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    check_answer_all(b, 0, &ask, 0);
+    out = client_take(&client);
+    CHECK_EQUAL(out.of[0].error, 0);
+    CHECK_EQUAL(out.of[1].error, 49);
+    CHECK_EQUAL(out.of[2].error, 49);
+    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 1, raw_noise((struct log_batch){.mark = 4}))); /* a transactional id alone asks for nothing */
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    CHECK(client_ask_one(&client, 4, "id", 1, LIMIT_MS, 1, raw_transactional(-1, 0, 0, 0))); /* no producer id */
+    CHECK_EQUAL(client_take(&client).of[0].error, 87);
+    char *huge = calloc(1, 32768);
+    memset(huge, 'x', 32767);
+    CHECK(client_ask_one(&client, 5, huge, 1, LIMIT_MS, 3, raw_transactional(7, 1, 0, 0)));
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    struct mqd_check_transaction head;
+    memcpy(&head, b->arenas[0] + ask.offset, sizeof head);
+    CHECK_EQUAL(head.id_bytes, 32767);
+    CHECK(memcmp(b->arenas[0] + ask.offset + sizeof head + sizeof(struct mqd_check_partition), huge, 32767) == 0);
+    check_answer_all(b, 0, &ask, 42);
+    CHECK_EQUAL(client_take(&client).of[0].error, 42);
+    CHECK(client_ask_one(&client, 6, "", 1, LIMIT_MS, 3, raw_transactional(7, 1, 0, 0))); /* the coordinator's to refuse */
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    check_answer_all(b, 0, &ask, 42);
+    CHECK_EQUAL(client_take(&client).of[0].error, 42);
+    free(huge);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(a_check_takes_too_long)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0);
+    uint32_t from;
+    for (int acks = -1; acks <= 1; acks += 2) {
+        CHECK(client_ask_one(&client, 1, "id", acks, 50, 0, raw_transactional(5, 1, 0, 200)));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from), again;
+        CHECK_EQUAL(client_take(&client).of[0].error, 19);
+        CHECK(client_ask_one(&client, 2, "id", acks, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
+        again = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+        CHECK(again.token != ask.token);
+        CHECK(again.offset != ask.offset); /* the first is still lent */
+        check_answer_all(b, 0, &ask, 0);   /* too late: nothing comes of it */
+        check_answer_all(b, 0, &again, 48);
+        CHECK_EQUAL(client_take(&client).of[0].error, 48);
+    }
+    CHECK(client_ask_one(&client, 3, "id", 0, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200))); /* acks=0: told by the end of the connection */
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+    check_answer_all(b, 0, &ask, 48);
+    CHECK_EQUAL(client_receive(&client), 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(the_acceptor_restarts_and_is_asked_again)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0), late = client_open(b, 0), gone = client_open(b, 0);
+    uint32_t from;
+    CHECK(client_ask_one(&client, 1, "id", -1, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+    CHECK(client_ask_one(&gone, 1, "id3", -1, 1, 0, raw_transactional(7, 1, 0, 200)));
+    bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+    CHECK_EQUAL(client_take(&gone).of[0].error, 19);
+    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_NONE});
+    acceptor_restarts(b);
+    CHECK(client_ask_one(&late, 1, "id2", -1, LIMIT_MS, 0, raw_transactional(6, 1, 0, 200)));
+    struct mqd_descriptor again = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from), second = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from), none;
+    CHECK(again.token != ask.token);
+    CHECK_EQUAL(again.error, (int32_t)(mqd_endpoint_generation(b->control, ACCEPTOR) & 0x7fffffff));
+    check_answer_all(b, 0, &second, 0);
+    check_answer_all(b, 0, &again, 0);
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    CHECK_EQUAL(client_take(&late).of[0].error, 0);
+    while (bench_take(b, ACCEPTOR, &none, &from, 20)) /* what nobody waits for is not asked again */
+        CHECK_EQUAL(none.kind, MQD_LINK_RELEASE);
+    client_close(&client);
+    client_close(&late);
+    client_close(&gone);
+    bench_stop(b);
+}
+
+BOTH(the_owner_dies_while_a_batch_is_verified)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0);
+    uint32_t from;
+    CHECK(client_ask_one(&client, 1, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200)));
+    struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 1});
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+    mqd_endpoint_set_state(b->control, FAKE, MQD_PROCESS_DEAD, 0);
+    CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, FAKE), 0);
+    bench_done(b, 0, b->token);
+    check_answer_all(b, 0, &ask, 0);
+    CHECK_EQUAL(client_take(&client).of[0].error, 6);
+    mqd_endpoint_set_state(b->control, FAKE, MQD_PROCESS_RUNNING, getpid());
+    mqd_endpoint_close(b->endpoints[FAKE]);
+    b->endpoints[FAKE] = mqd_endpoint_open(b->control, b->links, FAKE, ENDPOINTS, b->eventfds);
+    bench_fake_slot(b);
+    CHECK(client_ask_one(&client, 2, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200))); /* an owner that forgets what it said: the client is to try again */
+    for (int i = 0; i < 2; i++) {
+        lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+        bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 7});
+        if (i)
+            break;
+        ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
+        check_answer_all(b, 0, &ask, 0);
+    }
+    CHECK_EQUAL(client_take(&client).of[0].error, 19);
+    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200))); /* dies while a batch is with it */
+    bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+    mqd_endpoint_set_state(b->control, FAKE, MQD_PROCESS_DEAD, 0);
+    CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, FAKE), 0);
+    bench_done(b, 0, b->token);
+    CHECK_EQUAL(client_take(&client).of[0].error, 7);
+    CHECK(serves(&client, 1));
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(a_topic_goes_while_a_batch_is_verified)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0);
+    CHECK(client_ask_one(&client, 1, "id", 1, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    static const uint32_t turned[PARTITIONS] = {2, 1, 0, 3, 4};
+    uint8_t id[16] = {9};
+    bench_topic_remove(b, b->topic_id);
+    bench_topic_put(b, id, "quick", turned, PARTITIONS); /* the slot is another partition's now */
+    check_answer_all(b, 0, &ask, 0);
+    CHECK_EQUAL(client_take(&client).of[0].error, 3);
+    struct part lone = {2, {.mark = 1}};
+    CHECK_EQUAL(client_produce(&client, 1, &lone, 1).base_offset[0], 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(clients_leave_and_the_broker_stops_while_batches_are_verified)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client leaving = client_open(b, 0), other = client_open(b, 0);
+    struct linger at_once = {1, 0};
+    CHECK(client_ask_one(&leaving, 1, "id", -1, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    setsockopt(leaving.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    client_close(&leaving);
+    for (uint64_t i = 0; i < 64; i++)
+        CHECK(serves(&other, i));
+    check_answer_all(b, 0, &ask, 0);
+    for (int i = 0; i < 40; i++) {
+        leaving = client_open(b, i % 2);
+        struct asked_batch batches[2] = {{0, raw_transactional(100 + i, 1, 0, 200)}, {4, raw_transactional(100 + i, 1, 0, 100000)}}; /* one parked, one with its owner */
+        CHECK(client_ask(&leaving, 1, "id", -1, LIMIT_MS, batches, 2));
+        if (i % 3)
+            bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
+        client_close(&leaving);
+    }
+    CHECK(serves(&other, 99));
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(batches_that_wait_do_not_take_the_memory_of_others)
+{
+    struct bench *b = bench_start(backend, verifying);
+    enum { COUNT = 200 };
+    static struct client clients[COUNT];
+    struct client other = client_open(b, 0);
+    uint32_t asked = 0, refused = 0, from;
+    struct mqd_descriptor asks[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) { /* four times what the control arena holds; large ones in runs of their own */
+        clients[i] = client_open(b, 0);
+        CHECK(client_ask_one(&clients[i], 1, "id", 1, LIMIT_MS, 0, raw_transactional(100 + i, 1, 0, i % 8 == 7 ? 150000 : 16000)));
+    }
+    for (uint64_t i = 0; i < 100; i++)
+        CHECK(serves(&other, i));
+    while (asked + refused < COUNT && !test_failed) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            struct pollfd wait = {clients[i].fd, POLLIN, 0};
+            if (clients[i].fd < 0 || poll(&wait, 1, 0) != 1)
+                continue;
+            struct outcomes out = client_take(&clients[i]);
+            CHECK_EQUAL(out.of[0].error, 19);
+            client_close(&clients[i]);
+            refused++;
+        }
+        while (bench_take(b, ACCEPTOR, &asks[asked], &from, 1))
+            asked += asks[asked].kind == MQD_LINK_CHECK;
+    }
+    CHECK(asked > 20 && refused > 20);
+    for (uint32_t i = 0; i < asked; i++)
+        check_answer_all(b, 0, &asks[i], 0);
+    for (uint32_t i = 0; i < COUNT; i++)
+        if (clients[i].fd >= 0) {
+            CHECK_EQUAL(client_take(&clients[i]).of[0].error, 0);
+            CHECK(client_ask_one(&clients[i], 2, "id", 1, LIMIT_MS, 0, raw_transactional(100 + i, 1, 1, 16000)));
+            CHECK_EQUAL(client_take(&clients[i]).of[0].error, 0);
+            client_close(&clients[i]);
+        }
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(a_full_ring_delays_and_loses_nothing)
+{
+    struct bench *b = bench_start(backend, verifying);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    struct mqd_descriptor ask;
+    uint32_t from, count = 0;
+    for (int i = 0; i < 1500; i++) /* answers that nobody waits for: each is given back by a note, more than the ring holds */
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = UINT64_MAX, .size_bytes = 4});
+    CHECK(client_ask_one(&client, 1, "id", 1, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
+    for (uint64_t i = 0; i < 20; i++)
+        CHECK(serves(&other, i));
+    do {
+        CHECK(bench_take(b, ACCEPTOR, &ask, &from, LIMIT_MS));
+        count++;
+    } while (ask.kind != MQD_LINK_CHECK);
+    CHECK(count > 1024);
+    check_answer_all(b, 0, &ask, 0);
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    client_close(&client);
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* ---- records ---- */
+
+static void refuse_records(struct bench *b, const struct mqd_descriptor *ask, const int32_t *indexes, uint16_t count, const char *message)
+{
+    struct mqd_check_refusal head = {count, count, (uint16_t)strlen(message)};
+    uint8_t *at = b->arenas[ACCEPTOR];
+    memcpy(at, &head, sizeof head);
+    if (count)
+        memcpy(at + sizeof head, indexes, count * sizeof *indexes);
+    memcpy(at + sizeof head + count * sizeof *indexes, message, strlen(message));
+    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask->token, .error = 87, .offset = 0,
+                                                      .size_bytes = (uint32_t)(sizeof head + count * sizeof *indexes + strlen(message))});
+}
+
+BOTH(records_without_key)
+{
+    struct bench *b = bench_start(backend, compacted);
+    struct client client = client_open(b, 0);
+    for (int32_t partition = 0; partition < 2; partition++) { /* looked at by who receives it, whoever owns it */
+        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, partition, raw_records(100, 0, 10)));
+        CHECK_EQUAL(client_take(&client).of[0].error, 0);
+        CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, partition, raw_records(10, 1 << 3 | 1 << 7, 10)));
+        struct outcomes out = client_take(&client);
+        CHECK_EQUAL(out.of[0].error, 87);
+        CHECK_EQUAL(out.of[0].record_errors, 2);
+        CHECK_EQUAL(out.of[0].first_index, 3);
+        CHECK_TEXT(out.of[0].record_message, partition ? "Compacted topic cannot accept message without key in topic partition quick-1."
+                                                       : "Compacted topic cannot accept message without key in topic partition quick-0.");
+        CHECK_CONTAINS(out.of[0].message, "2 records of the batch have no key");
+        CHECK(client_ask_one(&client, 3, NULL, -1, LIMIT_MS, partition, raw_records(200, UINT64_MAX, 0)));
+        out = client_take(&client);
+        CHECK_EQUAL(out.of[0].record_errors, 64); /* the first of them */
+        CHECK_CONTAINS(out.of[0].message, "200 records");
+        CHECK(client_ask_one(&client, 4, NULL, -1, LIMIT_MS, partition, raw_noise((struct log_batch){.mark = 1})));
+        out = client_take(&client);
+        CHECK_EQUAL(out.of[0].error, 87);
+        CHECK_EQUAL(out.of[0].record_errors, 1);
+        CHECK_EQUAL(out.of[0].first_index, 0);
+        CHECK(client_ask_one(&client, 5, NULL, -1, LIMIT_MS, partition, raw_records(1, 0, 1)));
+        out = client_take(&client);
+        CHECK_EQUAL(out.of[0].error, 0);
+        CHECK_EQUAL(out.of[0].base_offset, 100);
+    }
+    b->log_options.compacted = 0; /* the setting changes */
+    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    bench_done(b, 0, b->token);
+    CHECK(client_ask_one(&client, 6, NULL, -1, LIMIT_MS, 0, raw_records(1, 1, 1)));
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+static void uncompressed(struct bench *b) { b->log_options.validation = MQD_VALIDATION_UNCOMPRESSED; }
+static void all(struct bench *b) { b->log_options.validation = MQD_VALIDATION_ALL; }
+
+/* The records of raw_records(3, 0, 5), which are of one length each, with other bytes in the second. */
+struct malformed { uint32_t at; uint8_t bytes[10]; uint32_t size_bytes; const char *why; };
+
+BOTH(records_that_cannot_be_parsed)
+{
+    static const struct malformed cases[] = { /* a record: length, attributes, timestamp delta, offset delta, key length, key, value length, ... */
+        {0, {0xfe, 0xff, 0xff, 0xff, 0x0f}, 5, "length is impossible"}, /* 2^31 - 1 */
+        {0, {0x09}, 1, "length is impossible"},                         /* -5 */
+        {0, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "length is impossible"},
+        {2, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "timestamp is cut off"},
+        {3, {0x00}, 1, "offset delta is not its place"},
+        {3, {0x04}, 1, "offset delta is not its place"},
+        {4, {0x03}, 1, "key is cut off"},
+        {4, {0xfe, 0xff, 0xff, 0xff, 0x0f}, 5, "key is cut off"},
+    };
+    struct bench *b = bench_start(backend, uncompressed);
+    struct client client = client_open(b, 0);
+    struct raw good = raw_records(3, 0, 5);
+    uint32_t record_bytes = (good.size_bytes - MQD_BATCH_HEADER_BYTES) / 3;
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct raw raw = {memcpy(malloc(good.size_bytes), good.bytes, good.size_bytes), good.size_bytes};
+        memcpy(raw.bytes + MQD_BATCH_HEADER_BYTES + record_bytes + cases[i].at, cases[i].bytes, cases[i].size_bytes);
+        raw_finish(&raw);
+        CHECK(client_ask_one(&client, (int32_t)i, NULL, -1, LIMIT_MS, i % 2, raw));
+        struct outcomes out = client_take(&client);
+        CHECK_EQUAL(out.of[0].error, 87);
+        CHECK_EQUAL(out.of[0].record_errors, 1);
+        CHECK_EQUAL(out.of[0].first_index, 1);
+        CHECK_CONTAINS(out.of[0].record_message, cases[i].why);
+        CHECK_CONTAINS(out.of[0].message, "record 1 of the batch cannot be parsed");
+    }
+    CHECK(client_ask_one(&client, 100, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5))); /* keys are not asked for */
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    CHECK(client_ask_one(&client, 101, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7}))); /* nor is it looked into a compressed one */
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    b->log_options.validation = MQD_VALIDATION_NONE;
+    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    bench_done(b, 0, b->token);
+    CHECK(client_ask_one(&client, 102, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.mark = 1})));
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    free(good.bytes);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(compressed_batches_are_parsed_where_all_are)
+{
+    struct bench *b = bench_start(backend, all);
+    struct client client = client_open(b, 0);
+    for (int32_t error = 0; error <= 87; error += 87) {
+        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+        CHECK_EQUAL(ask.flags, MQD_CHECK_PARSE);
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = error});
+        CHECK_EQUAL(client_take(&client).of[0].error, error);
+    }
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(hostile_records)
+{
+    struct bench *b = bench_start(backend, compacted);
+    struct client client = client_open(b, 0);
+    uint64_t seed = 7;
+    uint32_t refused = 0;
+    for (int i = 0; i < (test_long() ? 20000 : 1000); i++) {
+        struct raw raw = raw_records(3, 0, 5);
+        uint32_t changes = 1 + test_random(&seed) % 3;
+        for (uint32_t j = 0; j < changes; j++) {
+            uint32_t at = MQD_BATCH_HEADER_BYTES + (uint32_t)(test_random(&seed) % (raw.size_bytes - MQD_BATCH_HEADER_BYTES));
+            raw.bytes[at] = (uint8_t)test_random(&seed);
+        }
+        raw_finish(&raw);
+        CHECK(client_ask_one(&client, i, NULL, 1, LIMIT_MS, 0, raw));
+        struct outcomes out = client_take(&client);
+        CHECK(out.of[0].error == 0 || out.of[0].error == 87);
+        refused += out.of[0].error == 87;
+    }
+    CHECK(refused > 500);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(compressed_batches_are_looked_at_by_the_acceptor)
+{
+    struct bench *b = bench_start(backend, compacted);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    for (int32_t size_bytes = 500; size_bytes < 400000; size_bytes *= 30) { /* copied, and where it is */
+        int32_t partition = size_bytes > 1000;
+        struct raw raw = raw_noise((struct log_batch){.attributes = 4, .body_bytes = size_bytes, .mark = 77});
+        struct raw copy = {memcpy(malloc(raw.size_bytes), raw.bytes, raw.size_bytes), raw.size_bytes};
+        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, partition, raw));
+        CHECK(client_ask_one(&client, 2, NULL, -1, LIMIT_MS, partition, raw_records(5, 0, 1)));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+        CHECK_EQUAL(ask.flags, MQD_CHECK_RECORDS);
+        CHECK_EQUAL(ask.slot, partition);
+        for (uint64_t i = 0; i < 64; i++) { /* the window goes round */
+            CHECK(client_ask_one(&other, 3, NULL, 1, LIMIT_MS, 3, raw_records(3, 0, 20)));
+            CHECK_EQUAL(client_take(&other).of[0].error, 0);
+        }
+        CHECK_EQUAL(ask.size_bytes, copy.size_bytes);
+        CHECK(memcmp(b->arenas[0] + ask.offset, copy.bytes, copy.size_bytes) == 0);
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token});
+        struct outcomes first = client_take(&client), second = client_take(&client);
+        CHECK_EQUAL(first.of[0].error, 0);
+        CHECK_EQUAL(second.of[0].error, 0);
+        CHECK_EQUAL(second.of[0].base_offset, first.of[0].base_offset + 1);
+        CHECK(client_ask_one(&client, 4, NULL, -1, LIMIT_MS, partition, copy));
+        ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+        refuse_records(b, &ask, (int32_t[]){2, 5}, 2, "");
+        first = client_take(&client);
+        CHECK_EQUAL(first.of[0].error, 87);
+        CHECK_EQUAL(first.of[0].record_errors, 2);
+        CHECK_EQUAL(first.of[0].first_index, 2);
+        CHECK_CONTAINS(first.of[0].record_message, "Compacted topic cannot accept message without key");
+        bench_expect(b, ACCEPTOR, MQD_LINK_RELEASE, NULL);
+        CHECK(client_ask_one(&client, 5, NULL, -1, LIMIT_MS, partition, raw_noise((struct log_batch){.attributes = 1, .body_bytes = size_bytes, .mark = 77})));
+        ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+        refuse_records(b, &ask, NULL, 0, "it is not gzip at all");
+        first = client_take(&client);
+        CHECK_EQUAL(first.of[0].error, 87);
+        CHECK_EQUAL(first.of[0].record_errors, 0);
+        CHECK_TEXT(first.of[0].message, "it is not gzip at all");
+        CHECK(client_ask_one(&client, 6, NULL, -1, 30, partition, raw_noise((struct log_batch){.attributes = 1, .body_bytes = size_bytes, .mark = 77})));
+        bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL); /* never answered */
+        CHECK_EQUAL(client_take(&client).of[0].error, 7);
+    }
+    acceptor_restarts(b); /* what it was lent is free again */
+    client_close(&client);
+    client_close(&other);
+    bench_stop(b);
+}
+
+static void both_kinds(struct bench *b)
+{
+    verifying(b);
+    compacted(b);
+}
+
+BOTH(compressed_and_transactional)
+{
+    struct bench *b = bench_start(backend, both_kinds);
+    struct client client = client_open(b, 0);
+    struct asked_batch batches[3];
+    for (int32_t i = 0; i < 3; i++)
+        batches[i] = (struct asked_batch){i, raw_noise((struct log_batch){.attributes = 0x13, .producer_id = 5, .producer_epoch = 1, .body_bytes = 1000, .mark = 1})};
+    CHECK(client_ask(&client, 1, "the-id", -1, LIMIT_MS, batches, 3));
+    for (int32_t i = 0; i < 3; i++) {
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+        CHECK_EQUAL(ask.flags, MQD_CHECK_RECORDS);
+        if (i == 1)
+            refuse_records(b, &ask, (int32_t[]){0}, 1, "");
+        else
+            bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token});
+    }
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+    CHECK_EQUAL(ask.flags, MQD_CHECK_TRANSACTION);
+    struct mqd_check_transaction head;
+    memcpy(&head, b->arenas[0] + ask.offset, sizeof head);
+    CHECK_EQUAL(head.partition_count, 2); /* one check, when all are looked at */
+    CHECK(memcmp(b->arenas[0] + ask.offset + sizeof head + 2 * sizeof(struct mqd_check_partition), "the-id", 6) == 0); /* the frame is gone by now */
+    check_answer_all(b, 0, &ask, 0);
+    struct outcomes out = client_take(&client);
+    CHECK_EQUAL(out.of[0].error, 0);
+    CHECK_EQUAL(out.of[1].error, 87);
+    CHECK_EQUAL(out.of[2].error, 0);
+    client_close(&client);
+    bench_stop(b);
+}

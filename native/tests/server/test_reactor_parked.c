@@ -1,0 +1,216 @@
+/* tsan */
+/* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave meanwhile (MQD_LINK_ABANDON): server/control_request.c. The test is the acceptor. */
+#include "base/big_endian.h"
+#include "mqd_reactor_test.h"
+
+enum { FIND_COORDINATOR = 10, JOIN_GROUP = 11, SYNC_GROUP = 14, CREATE_TOPICS = 19 };
+
+/* One request of `api_key` whose body is `body_bytes` of `fill`. */
+static bool ask_for(struct client *client, int16_t api_key, int32_t correlation_id, uint32_t body_bytes, uint8_t fill)
+{
+    struct frame frame = {0};
+    uint32_t begin = frame_begin(&frame, api_key, 1, correlation_id);
+    for (uint32_t i = 0; i < body_bytes; i++)
+        put(&frame, 1, fill);
+    frame_end(&frame, begin);
+    bool sent = client_send(client, &frame);
+    frame_free(&frame);
+    return sent;
+}
+
+static void park(struct bench *b, const struct mqd_descriptor *ask)
+{
+    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = ask->token});
+}
+
+static void acceptor_dies_and_comes_back(struct bench *b)
+{
+    mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
+    mqd_endpoint_close(b->endpoints[ACCEPTOR]);
+    CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, ACCEPTOR), 0);
+    bench_done(b, 0, b->token);
+    b->endpoints[ACCEPTOR] = mqd_endpoint_open(b->control, b->links, ACCEPTOR, ENDPOINTS, b->eventfds);
+    mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
+}
+
+/* Whether everybody else is served: the reactor has seen what was said to it before. */
+static bool others_are_served(struct bench *b, struct client *other)
+{
+    static int32_t number = 1000000;
+    CHECK_OR(ask_for(other, FIND_COORDINATOR, ++number, 0, 0), return false);
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    bench_respond(b, 0, &ask, "answer", 0, true, 0);
+    CHECK_OR(client_receive(other) == 1, return false);
+    return (int32_t)take(other, 4) == number;
+}
+
+static bool is_answered(struct client *client, int32_t correlation_id)
+{
+    return client_receive(client) == 1 && (int32_t)take(client, 4) == correlation_id;
+}
+
+BOTH(what_takes_long_leaves_the_arena_to_the_others)
+{
+    enum { COUNT = 40, BODY_BYTES = 60000 }; /* more than the control arena holds, a quarter of ARENA_BYTES */
+    struct bench *b = bench_start(backend, NULL);
+    struct client clients[COUNT], other = client_open(b, 0);
+    struct mqd_descriptor asks[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        clients[i] = client_open(b, 0);
+        CHECK(ask_for(&clients[i], i % 2 ? JOIN_GROUP : SYNC_GROUP, i, BODY_BYTES, (uint8_t)i));
+        asks[i] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+        CHECK(asks[i].size_bytes > BODY_BYTES && b->arenas[0][asks[i].offset + asks[i].size_bytes - 1] == (uint8_t)i);
+        park(b, &asks[i]);
+        park(b, &asks[i]); /* once more changes nothing */
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = asks[i].token + (1 << 16)}); /* nobody's */
+        CHECK(others_are_served(b, &other));
+    }
+    for (int i = COUNT; i-- > 0;) {
+        /* the frame is not there any more: an answer that begins with what the test keeps */
+        uint32_t correlation_id = htobe32((uint32_t)i);
+        uint64_t at = 64 * (1 + (uint64_t)i);
+        memcpy(b->arenas[ACCEPTOR] + at, &correlation_id, 4);
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = asks[i].token, .offset = at, .size_bytes = 4});
+        CHECK(is_answered(&clients[i], i));
+        client_close(&clients[i]);
+    }
+    CHECK(others_are_served(b, &other));
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(the_acceptor_dies_while_requests_are_parked)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client sync = client_open(b, 0), join = client_open(b, 0), gone = client_open(b, 0), other = client_open(b, 0);
+    struct mqd_descriptor asked, ask;
+    CHECK(ask_for(&sync, SYNC_GROUP, 1, 5000, 's'));
+    asked = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    park(b, &asked);
+    CHECK(ask_for(&join, JOIN_GROUP, 2, 100, 'j'));
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    park(b, &ask);
+    CHECK(ask_for(&gone, SYNC_GROUP, 3, 100, 'g'));
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    park(b, &ask);
+    CHECK(others_are_served(b, &other));
+    client_close(&gone);
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_ABANDON, NULL);
+    memset(b->arenas[0] + asked.offset, 0, asked.size_bytes); /* given back: what is asked again comes from where it was kept */
+    acceptor_dies_and_comes_back(b);
+    CHECK_EQUAL(client_receive(&join), 0);
+    do /* the dead one's tell themselves by the generation that they name */
+        ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    while (ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
+    CHECK_EQUAL(ask.size_bytes, asked.size_bytes);
+    for (uint32_t i = 0; i < 5000; i++)
+        CHECK(b->arenas[0][ask.offset + ask.size_bytes - 1 - i] == 's');
+    bench_respond(b, 0, &asked, "from the grave", 0, true, 64);
+    park(b, &asked);
+    park(b, &ask);
+    CHECK(others_are_served(b, &other));
+    client_close(&sync);
+    struct mqd_descriptor abandoned = bench_expect(b, ACCEPTOR, MQD_LINK_ABANDON, NULL);
+    CHECK_EQUAL(abandoned.token, ask.token);
+    CHECK_EQUAL(abandoned.error, ask.error);
+    CHECK(others_are_served(b, &other));
+    client_close(&join);
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* The answer to a parked request cannot be taken over: its connection ends, and the request with it, at once. The rest of the answer means nobody. */
+BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client other = client_open(b, 0);
+    for (int i = 0; i < 8; i++) {
+        struct client client = client_open(b, 0);
+        CHECK(ask_for(&client, i % 4 < 2 ? JOIN_GROUP : SYNC_GROUP, i, 100, 'x'));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+        if (i % 2)
+            park(b, &ask);
+        struct mqd_descriptor answer = {.kind = MQD_LINK_RESPONSE, .token = ask.token, .offset = ARENA_BYTES - 64, .size_bytes = 65}; /* outside the arena, as no memory for it */
+        answer.flags = i < 4 ? MQD_RESPONSE_MORE : 0;
+        bench_say(b, ACCEPTOR, 0, answer);
+        CHECK_EQUAL(client_receive(&client), 0);
+        if (i < 4)
+            bench_respond(b, 0, &ask, "the rest", 0, true, 64);
+        CHECK(others_are_served(b, &other));
+        client_close(&client);
+    }
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* More requests than the table has entries, parked and left: who comes after them is served. */
+BOTH(who_joins_and_leaves_again_takes_nothing)
+{
+    enum { CONNECTIONS = 2200, EACH = 8 }; /* fewer than inflight_count_max: with as many, nobody reads that the client has gone */
+    struct bench *b = bench_start(backend, NULL);
+    struct client other = client_open(b, 0);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        struct client client = client_open(b, 0);
+        struct mqd_descriptor asks[EACH];
+        for (int j = 0; j < EACH; j++)
+            CHECK(ask_for(&client, j % 3 ? JOIN_GROUP : CREATE_TOPICS, j, 0, 0));
+        for (int j = 0; j < EACH; j++) {
+            asks[j] = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            if (j % 2)
+                park(b, &asks[j]);
+        }
+        client_close(&client);
+        for (int j = 0; j < EACH; j += 2)
+            park(b, &asks[j]);
+    }
+    CHECK(others_are_served(b, &other));
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* One byte of body says whose commit it is. After each death the new acceptor gets, of every connection, all that was not answered, oldest first: what the
+ * dead one had, then what was never sent. An older commit behind a newer one would lower the group's offset. */
+BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
+{
+    enum { OFFSET_COMMIT = 8, CLIENTS = 3, ROUNDS = 100, PENDING_MAX = 6 };
+    struct bench *b = bench_start(backend, NULL);
+    struct client clients[CLIENTS];
+    struct mqd_descriptor asked[CLIENTS][PENDING_MAX]; /* by commit number modulo PENDING_MAX */
+    int sent[CLIENTS] = {0}, answered[CLIENTS] = {0};
+    uint64_t seed = 7;
+    for (int i = 0; i < CLIENTS; i++)
+        clients[i] = client_open(b, 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int living = 1; living >= 0; living--) {
+            for (int i = 0; i < CLIENTS; i++)
+                for (uint64_t more = test_random(&seed) % (uint64_t)(PENDING_MAX + 1 - (sent[i] - answered[i])); more > 0; more--)
+                    CHECK(ask_for(&clients[i], OFFSET_COMMIT, sent[i]++, 1, (uint8_t)i));
+            if (living) /* what comes from now on is not sent to it */
+                mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
+        }
+        acceptor_dies_and_comes_back(b);
+        int missing = 0, next[CLIENTS];
+        for (int i = 0; i < CLIENTS; i++) {
+            next[i] = answered[i];
+            missing += sent[i] - answered[i];
+        }
+        while (missing > 0) {
+            struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            if (ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR))
+                continue; /* it was for the dead one */
+            const uint8_t *frame = b->arenas[0] + ask.offset;
+            int whose = frame[ask.size_bytes - 1];
+            CHECK_EQUAL((int)mqd_get_be32(frame + 4), next[whose]);
+            asked[whose][next[whose]++ % PENDING_MAX] = ask;
+            missing--;
+        }
+        for (int i = 0; i < CLIENTS; i++)
+            for (uint64_t some = test_random(&seed) % (uint64_t)(1 + sent[i] - answered[i]); some > 0; some--, answered[i]++) {
+                bench_respond(b, 0, &asked[i][answered[i] % PENDING_MAX], "done", 0, true, 64 * (uint64_t)(1 + i));
+                CHECK(is_answered(&clients[i], answered[i]));
+            }
+    }
+    for (int i = 0; i < CLIENTS; i++)
+        client_close(&clients[i]);
+    bench_stop(b);
+}

@@ -1,0 +1,137 @@
+/* Record batches, magic 2: decoding the header and deciding whether the bytes may enter the log.
+ *
+ *    0  int64  base_offset             ] written by the broker,
+ *    8  int32  batch_length            ] counts the bytes after itself
+ *   12  int32  partition_leader_epoch  ] written by the broker
+ *   16  int8   magic                     also where formats 0 and 1 keep theirs
+ *   17  uint32 crc                       CRC32C of everything after it
+ *   21  int16  attributes                bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
+ *   23  int32  last_offset_delta
+ *   27  int64  base_timestamp_ms
+ *   35  int64  max_timestamp_ms
+ *   43  int64  producer_id
+ *   51  int16  producer_epoch
+ *   53  int32  base_sequence
+ *   57  int32  record_count
+ *   61         records, perhaps compressed; never opened here
+ *
+ * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks follow what Kafka's broker refuses from clients, as far as the
+ * header tells. The bytes are a peer's: nothing is read before its length is known to be there.
+ */
+#include "base/big_endian.h"
+#include "base/error.h"
+
+#include <string.h>
+
+enum { NONE = 0, CORRUPT_MESSAGE = 2, UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, UNSUPPORTED_COMPRESSION_TYPE = 76, INVALID_RECORD = 87 };
+enum { COMPRESSION_MASK = 7, COMPRESSION_LAST = 4 /* zstd */, ATTRIBUTE_TRANSACTIONAL = 1 << 4, ATTRIBUTE_CONTROL = 1 << 5 };
+enum { LENGTH_END = 12, MAGIC_AT = 16, CRC_END = 21 };
+/* length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte each at the least */
+#define RECORD_BYTES_MIN 7
+
+/* 61 bytes are there. size_bytes is only right when batch_length is sane: see sizes_reason. */
+static void decode(const uint8_t *bytes, struct mqd_batch *out)
+{
+    out->base_offset = (int64_t)mqd_get_be64(bytes);
+    out->size_bytes = (int32_t)(mqd_get_be32(bytes + 8) + LENGTH_END);
+    out->partition_leader_epoch = (int32_t)mqd_get_be32(bytes + 12);
+    out->crc = mqd_get_be32(bytes + 17);
+    out->attributes = (int16_t)mqd_get_be16(bytes + 21);
+    out->last_offset_delta = (int32_t)mqd_get_be32(bytes + 23);
+    out->base_timestamp_ms = (int64_t)mqd_get_be64(bytes + 27);
+    out->max_timestamp_ms = (int64_t)mqd_get_be64(bytes + 35);
+    out->producer_id = (int64_t)mqd_get_be64(bytes + 43);
+    out->producer_epoch = (int16_t)mqd_get_be16(bytes + 51);
+    out->base_sequence = (int32_t)mqd_get_be32(bytes + 53);
+    out->record_count = (int32_t)mqd_get_be32(bytes + 57);
+}
+
+/* Whole size that batch_length claims, or -1 when it cannot hold a header or wraps around. */
+static int64_t claimed_size(const uint8_t *bytes)
+{
+    int64_t length = (int32_t)mqd_get_be32(bytes + 8);
+    return length < MQD_BATCH_HEADER_BYTES - LENGTH_END || length > INT32_MAX - LENGTH_END ? -1 : length + LENGTH_END;
+}
+
+static int16_t refuse(int16_t error, const char *text, const char **reason)
+{
+    *reason = text;
+    return error;
+}
+
+/* From here on the header is whole and the sizes agree. What a compressed batch holds inside is its reader's concern. */
+static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
+{
+    if ((batch->attributes & COMPRESSION_MASK) > COMPRESSION_LAST)
+        return refuse(UNSUPPORTED_COMPRESSION_TYPE, "compression type is none of none, gzip, snappy, lz4, zstd", reason);
+    if (batch->record_count <= 0)
+        return refuse(INVALID_RECORD, "record count is not positive", reason);
+    if (batch->last_offset_delta < 0)
+        return refuse(INVALID_RECORD, "last offset delta is negative", reason);
+    if (batch->last_offset_delta != batch->record_count - 1)
+        return refuse(INVALID_RECORD, "last offset delta is not record count - 1", reason);
+    if (!(batch->attributes & COMPRESSION_MASK) && batch->record_count > (batch->size_bytes - MQD_BATCH_HEADER_BYTES) / RECORD_BYTES_MIN)
+        return refuse(INVALID_RECORD, "record count is more than the bytes of the batch can hold", reason);
+    return NONE;
+}
+
+/* Clients that are not idempotent leave all kinds of numbers in epoch and sequence; they count only beside a producer id. Control
+ * batches carry no sequence. */
+static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
+{
+    if (batch->producer_id < -1)
+        return refuse(INVALID_RECORD, "producer id is neither -1 (none) nor an id", reason);
+    if (batch->producer_id == -1)
+        return batch->attributes & ATTRIBUTE_TRANSACTIONAL ? refuse(INVALID_RECORD, "transactional batch has no producer id", reason) : NONE;
+    if (batch->producer_epoch < 0)
+        return refuse(INVALID_RECORD, "producer id comes with a negative producer epoch", reason);
+    if (batch->base_sequence < 0 && !(batch->attributes & ATTRIBUTE_CONTROL))
+        return refuse(INVALID_RECORD, "producer id comes with a negative base sequence", reason);
+    return NONE;
+}
+
+/* base_offset is not looked at: the broker overwrites it, and has done so already in batches that come from a log. */
+int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason)
+{
+    *reason = NULL;
+    if (size_bytes == 0)
+        return refuse(INVALID_RECORD, "there is no record batch", reason);
+    if (size_bytes <= MAGIC_AT)
+        return refuse(CORRUPT_MESSAGE, "record batch is cut off in its header", reason);
+    int8_t magic = (int8_t)bytes[MAGIC_AT];
+    if (magic == 0 || magic == 1)
+        return refuse(UNSUPPORTED_FOR_MESSAGE_FORMAT, "message format 0 or 1; only record batches of magic 2 are taken (clients since Kafka 0.11)", reason);
+    if (magic != 2)
+        return refuse(CORRUPT_MESSAGE, "magic is not 2", reason);
+    if (size_bytes < MQD_BATCH_HEADER_BYTES)
+        return refuse(CORRUPT_MESSAGE, "record batch is cut off in its header", reason);
+    int64_t claimed = claimed_size(bytes);
+    if (claimed < 0)
+        return refuse(CORRUPT_MESSAGE, "batch length is impossible", reason);
+    if ((uint64_t)claimed > size_bytes)
+        return refuse(CORRUPT_MESSAGE, "batch length is more than the bytes there are", reason);
+    if ((uint64_t)claimed < size_bytes)
+        return refuse(INVALID_RECORD, "more bytes than one record batch; a partition takes exactly one batch per request", reason);
+    decode(bytes, out);
+    if (mqd_crc32c(0, bytes + CRC_END, size_bytes - CRC_END) != out->crc)
+        return refuse(CORRUPT_MESSAGE, "CRC32C of the record batch does not match its bytes", reason);
+    int16_t error = check_counts(out, reason);
+    return error ? error : check_producer(out, reason);
+}
+
+/* Stored batches may hold fewer records than offsets (compaction), down to none. */
+int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out)
+{
+    if (available_bytes < MQD_BATCH_HEADER_BYTES)
+        return mqd_error_set_static(MQD_E_CORRUPT, "record batch is cut off in its header");
+    if (bytes[MAGIC_AT] != 2)
+        return mqd_error_set_static(MQD_E_CORRUPT, "magic of the record batch is not 2");
+    if (claimed_size(bytes) < 0)
+        return mqd_error_set_static(MQD_E_CORRUPT, "batch length is impossible");
+    decode(bytes, out);
+    if (out->last_offset_delta < 0 || out->base_offset < 0 || out->base_offset >= INT64_MAX - out->last_offset_delta)
+        return mqd_error_set_static(MQD_E_CORRUPT, "offsets of the record batch are impossible");
+    if (out->record_count < 0 || out->record_count - 1 > out->last_offset_delta)
+        return mqd_error_set_static(MQD_E_CORRUPT, "record count of the batch does not fit its last offset delta");
+    return 0;
+}
