@@ -26,16 +26,10 @@
 #define MQD_TXN_INDEX_H
 
 #include "native.h"
+#include "wire/aborted.h"
 
 #define MQD_TXN_INDEX_ENTRY_BYTES 34
 #define MQD_TXN_SUM_BYTES 4
-
-struct mqd_aborted {
-    int64_t producer_id;
-    int64_t first_offset;
-    int64_t last_offset;
-    int64_t last_stable_offset;
-};
 
 struct mqd_txn_index { /* of the active segment */
     int fd, sum_fd;         /* -1 = not open; both or none */

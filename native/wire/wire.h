@@ -9,8 +9,8 @@
 #ifndef MQD_WIRE_H
 #define MQD_WIRE_H
 
-#include "log/txn_index.h"
 #include "native.h"
+#include "wire/aborted.h"
 
 struct mqd_cursor_bytes { const uint8_t *at; const uint8_t *end; const uint8_t *begin; };
 
