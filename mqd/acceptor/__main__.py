@@ -143,6 +143,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
 
 
 def main() -> int:
+    paths.keep_private()
     log = logging.setup("acceptor")
     places = paths.layout(paths.default_data_dir())
     try:

@@ -85,8 +85,24 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
     )
 
 
+def keep_private() -> None:
+    """For the start of every process of a broker: what it makes is for its own user alone. Records, metadata and keys are in these files."""
+    os.umask(0o077)
+
+
+def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
+    """Takes a directory of this user from everyone else, but for `passable` (of 0o011: may pass through, sees nothing). True: it was open. Raises OSError."""
+    about = os.stat(directory)
+    mode = 0o700 | passable
+    if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077 == passable:
+        return False
+    os.chmod(directory, mode)
+    return bool(about.st_mode & 0o066)
+
+
 def create(places: Layout) -> None:
-    """Makes the directories. Raises OSError; PermissionError when the run directory in /tmp belongs to somebody else."""
+    """Makes the directories. Raises OSError; PermissionError when the run directory in /tmp belongs to another user."""
+    keep_private()
     for directory in (places.data_dir, places.logs_dir, places.metadata_dir):
         directory.mkdir(parents=True, exist_ok=True)
     places.run_dir.mkdir(mode=0o700, exist_ok=True)

@@ -73,6 +73,7 @@ from mqd.cluster.metadata_records import (
     TopicState,
 )
 from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.placement import Directory
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
@@ -123,7 +124,7 @@ class MetadataCore:
         self._rules = config_rules
         self._new_id = new_id
         self._partition_count_max = partition_count_max
-        self._directories: tuple[rules.Directory, ...] = ()
+        self._directories: tuple[Directory, ...] = ()
         self._pending: list[_Batch] = []
         self._waiting: list[_Waiting] = []
         self._peers: list[_PeerWaiting] = []

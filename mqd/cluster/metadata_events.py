@@ -9,6 +9,7 @@ from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_rules as rules
 from mqd.cluster.metadata_records import Record, TopicState
 from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.placement import Directory
 
 # -- events --------------------------------------------------------------------------------------------------------------------
 
@@ -24,7 +25,7 @@ class BrokerStarted(msgspec.Struct, frozen=True):
 
 
 class DirectoriesSeen(msgspec.Struct, frozen=True):
-    directories: tuple[rules.Directory, ...]
+    directories: tuple[Directory, ...]
 
 
 class ChangeRequested(msgspec.Struct, frozen=True):

@@ -355,6 +355,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
 
 
 def main() -> int:
+    paths.keep_private()
     log = logging.setup("controller")
     places = paths.layout(paths.default_data_dir())
     try:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mqd import native
 from mqd.base import logging
 from mqd.base.asking import in_thread
-from mqd.cluster.metadata_rules import Directory
+from mqd.cluster.placement import Directory
 
 T = TypeVar("T")
 

@@ -29,6 +29,17 @@ def _ask_to_be_spared() -> None:
         pass
 
 
+def _keep_directories_private(settings: keeper_settings.Settings) -> None:
+    """A directory from before, or made by hand, may be open to others; what is in it is not."""
+    from mqd.keeper.sockets import passable_to
+
+    log = logging.get("keeper")
+    passable = passable_to(int(settings.config.get("local.socket.permissions", "0600"), 8))
+    for directory in {str(settings.places.data_dir), *settings.log_dirs}:
+        if os.path.isdir(directory) and paths.tighten(directory, passable if directory == str(settings.places.data_dir) else 0):
+            log.info("a directory was open to other users and is not any more", directory=directory)
+
+
 def main() -> int:
     supervisor_pid = _supervisor_pid()
     log = logging.setup("keeper")
@@ -41,6 +52,7 @@ def main() -> int:
         settings = keeper_settings.load()
         log = logging.setup("keeper", 0, settings.config)
         paths.create(settings.places)
+        _keep_directories_private(settings)
         made = resources.make(settings)
     except (OSError, ValueError, IdentityError, SegmentError) as error:
         log.error(f"the broker cannot start: {error.strerror if isinstance(error, OSError) and error.strerror else error}")

@@ -190,6 +190,11 @@ def listen_keeper(path: Path) -> socket.socket:
     return listener
 
 
+def passable_to(permissions: int) -> int:
+    """Which of group and others may pass through the directories above a socket of these permissions: bits of 0o011."""
+    return (0o010 if permissions & 0o060 else 0) | (0o001 if permissions & 0o006 else 0)
+
+
 def listen_local(path: Path, permissions: int) -> socket.socket:
     """Where clients of this host ask for shared memory (mqd/acceptor/local.py). Only for whoever holds the data directory's lock. Where others than this user may
     connect, they may pass through the directory too: it shows them nothing, and every other socket in it is this user's alone."""
@@ -197,7 +202,7 @@ def listen_local(path: Path, permissions: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     listener.bind(os.fspath(path))
     os.chmod(path, permissions)
-    os.chmod(path.parent, 0o700 | (0o010 if permissions & 0o060 else 0) | (0o001 if permissions & 0o006 else 0))
+    os.chmod(path.parent, 0o700 | passable_to(permissions))
     listener.listen(BACKLOG)
     return listener
 

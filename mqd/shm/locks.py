@@ -34,8 +34,10 @@ def lock_file(path: str | os.PathLike[str]) -> int | None:
     """The locked descriptor of `path` (made if missing), or None when somebody else holds it. Raises OSError when it cannot be opened.
 
     Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So this looks a few times before it gives up."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        if os.fstat(fd).st_uid == os.getuid():
+            os.fchmod(fd, 0o600)  # one that others may open they may lock: the broker would not start
         for attempt in range(LOOK_COUNT):
             if attempt:
                 time.sleep(LOOK_INTERVAL_S)

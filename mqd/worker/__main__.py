@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mqd.base import logging
-from mqd.base.paths import default_data_dir, layout
+from mqd.base.paths import default_data_dir, keep_private, layout
 from mqd.native import NativeError
 from mqd.shm.attach import KeeperClient, KeeperError
 from mqd.shm.segments import SegmentError
@@ -28,6 +28,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
+    keep_private()
     log = logging.setup("worker", arguments.index)
     places = layout(arguments.data_dir or default_data_dir())
     try:

@@ -23,7 +23,7 @@ from mqd.cluster import controller_messages as messages
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.metadata_records import BrokerRegistered, PartitionsChanged, Record, decode_record, encode_record
-from mqd.cluster.metadata_rules import Directory
+from mqd.cluster.placement import Directory
 from mqd.cluster.metadata_state import MetadataState
 
 OPTIONS = ControllerOptions(replication_delay_ms=60_000, balance_check_ms=20_000, balance_stable_ms=5_000, retire_barrier_ms=2_000, retire_grace_ms=5_000)

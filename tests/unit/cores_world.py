@@ -9,7 +9,7 @@ from mqd.cluster import controller_messages as messages
 from mqd.cluster import host_core, metadata_core
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.metadata_records import Record, decode_record, encode_record
-from mqd.cluster.metadata_rules import Directory
+from mqd.cluster.placement import Directory
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.placement import INTERNAL_SLOTS
 
