@@ -9,6 +9,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1
+LOCAL_MS = 5_000  # Kafka's leader deletes at once, and waits for other replicas alone: a timeout of 0 is no reason to answer REQUEST_TIMED_OUT
 
 
 async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
@@ -35,5 +36,5 @@ async def _partition(broker: Broker, name: str, index: int, offset: int, timeout
         return result(broker.unserved_error(partition))
     if offset < HIGH_WATERMARK or offset > view.high_watermark:
         return result(ErrorCode.OFFSET_OUT_OF_RANGE)
-    answer = await broker.controller.request(messages.DeleteRecords(name, index, offset), timeout_ms)
+    answer = await broker.controller.request(messages.DeleteRecords(name, index, offset), max(timeout_ms, LOCAL_MS))
     return result(answer.error, answer.offset if answer.error == 0 else -1)
