@@ -79,6 +79,8 @@ def _class_of(response: object, field: Field) -> type:
 def _name(answer: object, element: object, source: Field, version: int) -> bool:
     """What the answer is about, as the request called it. False: they have nothing in common."""
     own = [field for field in _fields(owner_of(type(answer))[1], version) if not field.is_array and field.struct is None]
+    if all(field.name.startswith("error_") for field in own):
+        return True  # it names nothing: answers are in the order of what was asked (ACLs)
     if isinstance(element, msgspec.Struct):
         common = [field.name for field in own if hasattr(element, field.name)]
         for name in common:

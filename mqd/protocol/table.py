@@ -58,6 +58,8 @@ NOTES = """
 * **AlterReplicaLogDirs** is answered when the move has begun; **DescribeLogDirs** shows the copy as a future replica with its lag.
 * **AlterPartitionReassignments** is answered when the reassignments have begun, each judged by itself. **DescribeQuorum** is the view of the quorum's leader, whoever is asked; its tagged
   field 9100, of a partition, is the leader's `controller.quorum.fetch.timeout.ms`. On a host of its own it is a quorum of one. **ElectLeaders** there: ELECTION_NOT_NEEDED. **UnregisterBroker** is refused while the broker lives, or holds replicas. **DescribeUserScramCredentials**: RESOURCE_NOT_FOUND for every user.
+* **DescribeAcls**, **CreateAcls**, **DeleteAcls**: SECURITY_DISABLED, as by a Kafka broker without an authorizer. Authorized operations, where they are asked for, are all that a
+  resource knows.
 * **CreatePartitions** (from 2 on) has a tagged field of our own, number 9100, of a topic: 1 retires the partitions from `count` on, 2 also where that moves keys of those that remain, 3 ends the pause of their
   producers, 4 changes nothing. The answer to each has the field of the same number: `step` (0 none is being retired; 1 they draw near to those that take their records, 2 sealed, 3 redirected, 4 hidden), whether this host's workers
   act by it (`applied`), how many remain, and of each retired partition which one takes its records, its leader and leader epoch. CONCURRENT_TRANSACTIONS: a transaction is open on one of them.

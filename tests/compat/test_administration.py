@@ -9,14 +9,16 @@ import confluent_kafka
 import kafka
 import kafka.admin
 import pytest
-from confluent_kafka import ElectionType, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
 
-from mqd.protocol.messages import AlterClientQuotasRequest
+from mqd.protocol.messages import AlterClientQuotasRequest, DescribeAclsRequest
 from tests.broker import Broker
 from tests.compat import topics
+from tests.kafka_connection import KafkaConnection
 
 DEADLINE_SECONDS = 20
+DESCRIBE_ACLS = 29
 
 
 @pytest.fixture
@@ -41,6 +43,28 @@ def test_confluent_elects_and_describes_credentials(shared_broker: Broker, topic
         admin.describe_user_scram_credentials(["nobody"])["nobody"].result(DEADLINE_SECONDS)
     assert caught.value.args[0].code() == 91
     assert admin.describe_user_scram_credentials(None).result(DEADLINE_SECONDS) == {}
+
+
+def test_acls_are_disabled_and_everything_is_authorized(shared_broker: Broker, topic: str) -> None:
+    """As at an Apache Kafka broker without an authorizer."""
+    admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap})
+    everything = AclBindingFilter(ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
+    rule = AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:me", "*", AclOperation.READ, AclPermissionType.ALLOW)
+    with KafkaConnection("127.0.0.1", shared_broker.port) as kafka_connection:  # confluent_kafka gives an empty list for an error
+        for version in (1, 2, 3):
+            described = kafka_connection.call(DESCRIBE_ACLS, version, DescribeAclsRequest(resource_type_filter=1, operation=1, permission_type=1))
+            assert (described.error_code, described.error_message, described.resources) == (KafkaError.SECURITY_DISABLED, "No Authorizer is configured.", [])
+    for asked in (*admin.create_acls([rule]).values(), *admin.delete_acls([everything]).values()):
+        with pytest.raises(KafkaException) as caught:
+            asked.result(DEADLINE_SECONDS)
+        assert caught.value.args[0].code() == KafkaError.SECURITY_DISABLED and "No Authorizer is configured" in str(caught.value)
+    described = admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)[topic].result(DEADLINE_SECONDS)
+    names = {"READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
+    assert {operation.name for operation in described.authorized_operations} == names
+    cluster = admin.describe_cluster(include_authorized_operations=True).result(DEADLINE_SECONDS)
+    of_cluster = (names - {"READ", "WRITE", "DELETE"}) | {"CLUSTER_ACTION", "IDEMPOTENT_WRITE"}
+    assert {operation.name for operation in cluster.authorized_operations} == of_cluster
+    assert not admin.describe_cluster().result(DEADLINE_SECONDS).authorized_operations
 
 
 def test_kafka_python_describes_the_cluster(python_admin: kafka.KafkaAdminClient, topic: str) -> None:

@@ -64,6 +64,8 @@ def test_metadata_of_every_version(tmp_path: Path) -> None:
                     assert topic.topic_id == topic_id
                 if version >= 8:
                     assert topic.topic_authorized_operations == -(2**31)
+                    (asked,) = (await broker.ask(named("orders", include_topic_authorized_operations=True), version)).topics
+                    assert asked.topic_authorized_operations == 0b1101_1111_1000
                 if version >= 2:
                     assert response.cluster_id == "cluster"
 

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, ask, coordinator, rebalance_of
+from mqd.acceptor.handlers.authorized import GROUP_OPERATIONS
+from mqd.acceptor.handlers.group_requests import ask, coordinator, rebalance_of
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.group.consumer_events import ConsumerDescribe
 from mqd.protocol.errors import ErrorCode, error_message
@@ -17,7 +18,7 @@ async def handle(context: Context, header: RequestHeader, request: ConsumerGroup
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
-                group.authorized_operations = AUTHORIZED_OPERATIONS
+                group.authorized_operations = GROUP_OPERATIONS
     if request.include_rebalance:
         for group in groups:
             if not group.error_code:

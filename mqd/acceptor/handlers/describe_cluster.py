@@ -1,6 +1,7 @@
 """DescribeCluster 0-2 (KIP-700, KIP-919, KIP-1073)."""
 
 from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.authorized import CLUSTER_OPERATIONS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeClusterRequest, DescribeClusterResponse
@@ -19,4 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeClust
     if request.include_fenced_brokers:
         fenced = [one for one in broker.metadata.brokers.values() if one.fenced and one.node_id != broker.node_id]
         brokers += [DescribeClusterResponse.Broker(broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack, is_fenced=True) for one in fenced]
-    return DescribeClusterResponse(cluster_id=broker.metadata.cluster_id, controller_id=broker.node_id, brokers=brokers)
+    response = DescribeClusterResponse(cluster_id=broker.metadata.cluster_id, controller_id=broker.node_id, brokers=brokers)
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response

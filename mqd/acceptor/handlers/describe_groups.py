@@ -1,7 +1,8 @@
 """DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Of another kind or unknown: state Dead, from version 6 on with GROUP_ID_NOT_FOUND."""
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, NAME_BYTES_MAX, coordinator, rebalance_of
+from mqd.acceptor.handlers.authorized import GROUP_OPERATIONS
+from mqd.acceptor.handlers.group_requests import NAME_BYTES_MAX, coordinator, rebalance_of
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.group.group import Group
 from mqd.protocol.errors import ErrorCode
@@ -16,7 +17,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeGroup
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
-                group.authorized_operations = AUTHORIZED_OPERATIONS
+                group.authorized_operations = GROUP_OPERATIONS
     return DescribeGroupsResponse(groups=groups)
 
 

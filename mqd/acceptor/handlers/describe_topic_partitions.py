@@ -1,6 +1,7 @@
 """DescribeTopicPartitions 0 (KIP-966): topics in order of name, a page at a time."""
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.authorized import TOPIC_OPERATIONS
 from mqd.acceptor.handlers.metadata import is_served, offline_replicas
 from mqd.cluster.controller_messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
@@ -45,6 +46,7 @@ def _topic(broker: Broker, topic: TopicImage, page: list[PartitionImage]) -> Des
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=[_partition(broker, partition, partition.index < visible) for partition in page],
+        topic_authorized_operations=TOPIC_OPERATIONS,
     )
 
 

@@ -10,8 +10,6 @@ from mqd.group.group import Group
 from mqd.protocol.errors import ErrorCode
 
 NAME_BYTES_MAX = 32767  # what a record's string holds
-# READ, DELETE and DESCRIBE: all that can be done to a group, where nobody is kept from anything (KIP-430).
-AUTHORIZED_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 
 
 def is_group_id(name: str) -> bool:

@@ -6,6 +6,7 @@ without its lease. What it leads has an error then: no such answer is given agai
 """
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
+from mqd.acceptor.handlers.authorized import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
@@ -26,12 +27,18 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
     context.cacheable = version == broker.metadata.version and not any(
         topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics
     )
-    return MetadataResponse(
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+    response = MetadataResponse(
         brokers=[MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack) for node_id, host, port, rack in broker.brokers(context.address)],
         cluster_id=broker.metadata.cluster_id,
         controller_id=broker.node_id,
         topics=topics,
     )
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
 
 
 async def _topics(broker: Broker, version: int, request: MetadataRequest) -> list[MetadataResponse.Topic]:
