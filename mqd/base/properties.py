@@ -146,6 +146,10 @@ def _cluster() -> list[Property]:
             "leader.replication.throttled.rate", "long", str(LONG_MAX),
             "Accepted. Replicas that are not in sync are throttled where they fetch: follower.replication.throttled.rate of their host.", minimum=0, maximum=LONG_MAX, dynamic=True, ignored=True,
         ),
+        Property(
+            "replica.alter.log.dirs.io.max.bytes.per.second", "long", str(LONG_MAX),
+            "Accepted, for kafka-reassign-partitions. A move between log directories is not throttled.", minimum=1, maximum=LONG_MAX, dynamic=True, ignored=True,
+        ),
         Property("auto.leader.rebalance.enable", "bool", "true", "Give leaderships back to preferred leaders that have returned."),
         Property("leader.imbalance.check.interval.seconds", "long", "300", "How often that is looked at.", minimum=1, maximum=INT_MAX),
         Property("leader.imbalance.per.broker.percentage", "int", "10", "Share of a host's preferred leaderships that may be elsewhere before they are given back.", minimum=0, maximum=100),

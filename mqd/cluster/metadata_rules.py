@@ -373,10 +373,8 @@ def _check_dynamic(rules: ConfigRules, resource_type: int, name: str) -> None:
 
 def _alter_one(config: dict[str, str], operation: messages.ConfigOperation, resource_type: int, rules: ConfigRules, broker_config: Mapping[str, str]) -> None:
     name, value, verb = operation.name, operation.value, operation.operation
-    if verb == "delete":  # also what an older version stored and this one does not know
+    if verb == "delete":  # an unknown name too, as in Kafka: tools delete throttles whether they were set or not
         _check_dynamic(rules, resource_type, name)
-        if name not in config:
-            _check_known(rules, resource_type, name)
         config.pop(name, None)
         return
     _check_known(rules, resource_type, name)

@@ -436,6 +436,10 @@ def test_topic_configuration(world: World) -> None:
     assert world.ask(alter("orders", [("flush.ms", "set", "9")], replace=True)).error == 0
     assert world.core.committed.topics["orders"].config == {"flush.ms": "9"}
     assert world.ask(alter("orders", [("flush.ms", "delete", None)])).error == 0
+    assert world.ask(alter("orders", [("nothing.of.the.kind", "delete", None)])).error == 0, "as in Kafka"
+    for verb, value in (("set", "1000000"), ("delete", None), ("delete", None)):  # what kafka-reassign-partitions does to brokers
+        throttles = ("leader.replication.throttled.rate", "follower.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second")
+        assert world.ask(alter("1", [(name, verb, value) for name in throttles], kind=4)).error == 0
     assert world.core.committed.topics["orders"].config == {}
 
 
