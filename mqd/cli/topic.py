@@ -1,5 +1,6 @@
 """`mqd topic`: create, list, describe, alter, delete, add-partitions, retire-partitions, reassign."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,14 +159,30 @@ def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tupl
 @options
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="No error when a topic does not exist.")
-def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
-    """Delete topics with all their records."""
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, delete nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, on a terminal.")
+def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run: bool, yes: bool) -> None:
+    """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
     from confluent_kafka import KafkaError
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, metadata, raise_failures
 
     admin = admin_client(settings.bootstrap)
-    futures = admin.delete_topics(list(dict.fromkeys(names)), operation_timeout=REQUEST_TIMEOUT_S)
+    there = metadata(admin).topics
+    missing = [name for name in dict.fromkeys(names) if name not in there]
+    if missing and not if_exists:
+        raise CliError(f"nothing was deleted: there is no topic {', '.join(missing)} (--if-exists deletes the others)")
+    found = [name for name in dict.fromkeys(names) if name in there]
+    if dry_run or not found:
+        if settings.json:
+            emit_json({"deleted": [], "would_delete": found})
+        else:
+            for name in found:
+                click.echo(f"would delete topic {name} ({len(there[name].partitions)} partitions)")
+        return
+    if sys.stdin.isatty() and not yes:
+        click.confirm(f"Delete {', '.join(found)} with all records?", abort=True, err=True)
+    futures = admin.delete_topics(found, operation_timeout=REQUEST_TIMEOUT_S)
     done, failed = each_future(futures)
     if if_exists:
         failed = [(name, error) for name, error in failed if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART]

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -62,8 +63,27 @@ def test_the_life_of_a_topic(mqd):
     assert described["config"] == {"retention.ms": "60000", "flush.on.ack": "false"}
     assert [(p["partition"], p["log_start_offset"], p["high_watermark"], p["in_sync_replicas"]) for p in described["partitions"]] == [(0, 0, 0, [1]), (1, 0, 2, [1]), (2, 0, 0, [1])]
     assert "3 partitions, 1 replica, 2 offsets in use" in mqd("topic", "describe", "life")[1]
-    assert mqd("topic", "delete", "life", "no-such-topic")[:2] == (1, "deleted topic life\n")
+    code, output, error = mqd("topic", "delete", "no-such-topic", "life")
+    assert (code, output) == (1, "") and "nothing was deleted: there is no topic no-such-topic" in error
+    assert mqd("topic", "delete", "life", "--dry-run")[:2] == (0, "would delete topic life (3 partitions)\n")
+    assert mqd("topic", "delete", "no-such-topic", "life", "--if-exists")[:2] == (0, "deleted topic life\n")
     assert "life" not in mqd("topic", "list")[1].splitlines()
+
+
+@pytest.mark.parametrize(("arguments", "answer", "deleted"), [([], b"n\n", False), ([], b"\n", False), ([], b"y\n", True), (["--yes"], b"", True)])
+def test_a_terminal_is_asked_before_topics_are_deleted(mqd, broker, arguments: list[str], answer: bytes, deleted: bool):
+    assert mqd("topic", "create", "asked")[0] == 0
+    terminal, its_end = pty.openpty()
+    try:
+        os.write(terminal, answer)
+        done = subprocess.run([sys.executable, "-m", "mqd.cli.main", "topic", "delete", "asked", *arguments], stdin=its_end, capture_output=True, text=True, timeout=60)
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+    assert ("Delete asked with all records?" in done.stderr) == (not arguments), done.stderr
+    assert (done.returncode == 0) == deleted
+    assert ("asked" in mqd("topic", "list")[1].splitlines()) != deleted
+    mqd("topic", "delete", "asked", "--if-exists")
 
 
 def test_looking_creates_nothing(mqd):
