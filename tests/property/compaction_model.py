@@ -11,6 +11,7 @@ from mqd.log import compaction as policies
 from mqd.log import segments
 from mqd.log.compaction import Stored
 from mqd.log.segments import Segment
+from mqd.protocol.crc32c import crc32c
 from mqd.protocol.records import DELETE_HORIZON, BatchHeader, Record, decode_batch, encode_batch, iterate_batches
 from mqd.worker import compaction_steps as steps
 
@@ -92,8 +93,13 @@ class Log:
         self._append(encode_batch([marker], base_offset=at, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True), 1, producer)
         if not commit and first is not None:
             base = max(base for base in self.bases() if base <= at)
+            entry = struct.pack(">hqqqq", 0, producer, first, at, at + 1)
             with open(segments.segment_path(self.directory, base, ".txnindex"), "ab") as file:
-                file.write(struct.pack(">hqqqq", 0, producer, first, at, at + 1))
+                file.write(entry)
+            with open(segments.segment_path(self.directory, base, ".txnsum"), "a+b") as file:  # a number for each entry, over the one before it
+                file.seek(max(0, file.tell() - 4))
+                before = int.from_bytes(file.read(4), "big")
+                file.write(struct.pack(">I", crc32c(struct.pack(">q", base) + entry, before)))
 
     def roll(self) -> None:
         if self.end not in self.bases():
