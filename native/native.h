@@ -62,6 +62,7 @@ struct mqd_partition_view { /* a consistent copy of a partition slot, for Python
     uint8_t log_dir;
     uint8_t role;           /* enum mqd_slot_role */
     uint8_t latest_pending; /* a new leader: the high watermark has not reached the log end that it began with (KIP-207) */
+    uint8_t flush_on_ack;
     uint64_t segments_generation;
     uint64_t owner_generation;
 };
@@ -96,6 +97,8 @@ uint32_t mqd_worker_connection_count(void *control, uint32_t worker);
 int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner, uint8_t log_dir, int32_t leader_epoch);
 void mqd_slot_clear(void *control, uint32_t slot);
 void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
+/* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions once more after the call: the flush may have ended before it. -1 MQD_E_INVALID: no such slot. */
+int mqd_slot_await_flush(void *control, uint32_t slot);
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out); /* -1 MQD_E_INVALID: no such slot; a free slot gives state FREE */
 
 enum mqd_counter {
@@ -152,7 +155,8 @@ enum mqd_descriptor_kind {
     MQD_LINK_DESCRIBE,       /* acceptor -> owner: what does the slot's partition know of its producers?                            */
     MQD_LINK_DESCRIBED,      /* owner -> acceptor: struct mqd_producer_view's, or error; RELEASE (token, offset) when it has a payload */
     MQD_LINK_PARKED,         /* acceptor -> worker: this request (token) was read and takes long; its bytes need not stay in the arena */
-    MQD_LINK_ABANDON         /* worker -> acceptor: whoever sent this request (token, parked) has gone; error as in REQUEST. It need not wait any longer */
+    MQD_LINK_ABANDON,        /* worker -> acceptor: whoever sent this request (token, parked) has gone; error as in REQUEST. It need not wait any longer */
+    MQD_LINK_FLUSHED         /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see mqd_slot_await_flush          */
 };
 
 #define MQD_RESPONSE_MORE 1       /* flags of RESPONSE: more fragments of the same response follow */

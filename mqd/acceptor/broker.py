@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mqd.acceptor.disks import Disks
+from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
 from mqd.base import logging
@@ -36,6 +37,8 @@ class PartitionTable(Protocol):
     def slot_view(self, slot: int) -> SlotView: ...
 
     def endpoint_generation(self, endpoint: int) -> int: ...
+
+    def await_flush(self, slot: int) -> None: ...
 
 
 class Quotas(Protocol):
@@ -105,6 +108,7 @@ class Broker:
         self._advertised = configuration.advertised_listeners(config)
         self.disks = Disks(self.log_dirs)
         self.directories = Questions()
+        self.flushes = Flushes(table)
         self.quotas: Quotas = NoQuotas()
 
     @property
@@ -157,6 +161,12 @@ class Broker:
         its owner has not yet heard that it leads), or this host has lost its lease."""
         view = self.replica_view(partition) if partition.leader == self.node_id else None
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
+
+    async def flushed(self, named: Iterable[tuple[str, int]]) -> None:
+        """Returns when what these partitions, (topic, index), held at the call is on this host's disk, where flush.on.ack promises that; after Flushes.WAIT_S at the latest.
+        Look-ups await it before they read view(), so that a client finds what was acknowledged before it asked."""
+        partitions = [partition for name, index in named if (partition := self.partition_of(name, index)) is not None and self.view(partition) is not None]
+        await self.flushes.wait(partition.slot for partition in partitions)
 
     def replica_view(self, partition: messages.PartitionImage) -> SlotView | None:
         """Of this host's replica, whatever it does; None when there is none, or it is not served."""

@@ -49,7 +49,7 @@ def control_size_bytes() -> int:
 
 
 # struct mqd_partition_view, flattened; unpacking once beats seventeen attribute reads
-_VIEW = Layout("@7q2I16s2iH4B2Q")
+_VIEW = Layout("@7q2I16s2iH5B2Q")
 assert _VIEW.size == ffi.sizeof("struct mqd_partition_view")
 _unpack_view, _read_slot = _VIEW.unpack_from, lib.mqd_slot_view
 
@@ -74,6 +74,7 @@ class SlotView(msgspec.Struct, frozen=True):
     log_dir: int
     role: int  # SlotRole: of this host's replica
     latest_pending: int  # 1: a new leader, whose high watermark has not reached the log end that it began with (KIP-207)
+    flush_on_ack: int
     segments_generation: int
     owner_generation: int
 
@@ -179,6 +180,10 @@ class Control:
     def set_slot_state(self, slot: int, state: int) -> None:
         self._slot_exists(slot)
         lib.mqd_slot_set_state(self._memory, slot, state)
+
+    def await_flush(self, slot: int) -> None:
+        """Asks the slot's owner for one FLUSHED descriptor; read the slot again after the call, for the flush may have ended before it."""
+        check(lib.mqd_slot_await_flush(self._memory, slot))
 
     @staticmethod
     def _slot_exists(slot: int) -> None:

@@ -120,6 +120,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
     mqd_store_release(&slot->compacted, (uint8_t)mqd_partition_options(owned->partition)->compacted);
     mqd_store_release(&slot->validation, mqd_partition_options(owned->partition)->validation);
+    mqd_store_release(&slot->flush_on_ack, (uint8_t)mqd_partition_options(owned->partition)->flush_on_ack);
     mqd_redirect_opened(r, owned);
     mqd_owner_publish(r, owned);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
@@ -257,7 +258,9 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         mqd_partition_set_options(owned->partition, &command->options);
         mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->compacted, command->options.compacted);
         mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->validation, command->options.validation);
+        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->flush_on_ack, command->options.flush_on_ack);
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
+        mqd_look_ups_tell(r, command->slot);
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);
         break;

@@ -58,6 +58,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
             enqueue(r, owned);
         mqd_fetcher_flushed(r, owned);
     }
+    mqd_look_ups_tell(r, owned->slot);
     mqd_owned_maybe_close(r, owned);
 }
 
@@ -276,6 +277,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     }
     mqd_list_remove(&owned->write_node);
     mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+    mqd_look_ups_tell(r, owned->slot);
     r->owned[owned->slot] = NULL;
     r->owned_count--;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);

@@ -228,6 +228,10 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         if (descriptor->slot < MQD_PARTITION_SLOT_COUNT)
             mqd_fetch_wake_slot(r, descriptor->slot);
         break;
+    case MQD_LINK_FLUSHED:
+        if (descriptor->slot < MQD_PARTITION_SLOT_COUNT)
+            mqd_look_ups_wake(r, descriptor->slot);
+        break;
     case MQD_LINK_RESPONSE:
         mqd_control_on_response(r, descriptor, from);
         break;
@@ -275,7 +279,9 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         append->message = "the process that owns the partition ended; whether the batch was written is unknown";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
-        mqd_fetch_wake_slot(r, slot); /* all set their bits anew: the dead one may have taken them, and the slot may have another owner by now */
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) { /* all set their bits again: the dead one may have taken them, and the slot may have another owner by now */
+        mqd_fetch_wake_slot(r, slot);
+        mqd_look_ups_wake(r, slot);
+    }
     mqd_control_send_queued(r);
 }

@@ -54,6 +54,7 @@
 #define MQD_BUSY_FEW 12
 #define MQD_BUSY_BYTES (1ll << 20) /* not flushed yet: a partition that is written to, not one with a record now and then */
 #define MQD_BACKGROUND_FLUSH_MS 5000
+#define MQD_LOOK_UP_BUCKET_COUNT 64
 #define MQD_MUTE_TICK_COUNT 256
 #define MQD_MUTE_TICK_MS 4
 #define MQD_IN_SYNC_REPEAT_MS 1000  /* a proposal without an answer is told again */
@@ -260,6 +261,7 @@ struct mqd_reactor {
     uint32_t overflow_count[MQD_ENDPOINT_COUNT_MAX], overflow_capacity[MQD_ENDPOINT_COUNT_MAX], overflow_head[MQD_ENDPOINT_COUNT_MAX];
 
     struct mqd_node sessions, woken;
+    struct mqd_node look_ups[MQD_LOOK_UP_BUCKET_COUNT]; /* by slot */
     struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
@@ -498,6 +500,17 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 
 /* server/fetch/list_offsets.c */
 bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes); /* false: not for us */
+
+void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body, uint32_t size_bytes);
+
+/* server/look_up.c */
+bool mqd_look_up_unflushed(struct mqd_reactor *r, uint32_t slot, int64_t end_offset); /* whether a flush is to be waited for until `end_offset` may be told */
+struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count, const uint8_t *body, uint32_t body_bytes); /* NULL: no memory */
+void mqd_look_up_begin(struct mqd_reactor *r, struct mqd_look_up *look_up); /* `awaited` is filled; may close the connection */
+void mqd_look_up_free(struct mqd_request *request);
+void mqd_look_up_expire(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot);
+void mqd_look_ups_tell(struct mqd_reactor *r, uint32_t slot);
 
 /* server/control_request.c */
 void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes);

@@ -68,6 +68,7 @@ static void end_other(struct mqd_reactor *r, struct mqd_request *request)
         mqd_heap_give(r, request->frame_bytes);
         free(request->frame);
     }
+    mqd_look_up_free(request);
     if (request->reply.bytes)
         mqd_buffer_free(&request->reply);
 }
@@ -320,5 +321,7 @@ void mqd_timers_run(struct mqd_reactor *r)
             mqd_fetch_evaluate(r, request, true);
         else if (request->kind == MQD_REQUEST_PRODUCE)
             mqd_produce_timeout(r, request);
+        else if (request->kind == MQD_REQUEST_LIST_OFFSETS)
+            mqd_look_up_expire(r, request);
     }
 }

@@ -12,6 +12,7 @@ struct mqd_check;
 struct mqd_connection;
 struct mqd_fetch_set;
 struct mqd_local;
+struct mqd_look_up;
 struct mqd_request;
 
 /* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that forwarded it ---- */
@@ -83,7 +84,7 @@ struct mqd_refusal { /* why single records were refused; of its request's heap_b
 
 /* ---- requests ---- */
 
-enum mqd_request_kind { MQD_REQUEST_READY, MQD_REQUEST_PRODUCE, MQD_REQUEST_FETCH, MQD_REQUEST_CONTROL };
+enum mqd_request_kind { MQD_REQUEST_READY, MQD_REQUEST_PRODUCE, MQD_REQUEST_FETCH, MQD_REQUEST_CONTROL, MQD_REQUEST_LIST_OFFSETS };
 
 struct mqd_produce_topic_entry { struct mqd_topic_key key; uint32_t append_count; uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3]; };
 
@@ -140,7 +141,19 @@ struct mqd_request {
     uint64_t control_generation;          /* of the acceptor it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
-    struct mqd_buffer reply;              /* READY, CONTROL: from the correlation id on */
+    struct mqd_buffer reply;              /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
+    struct mqd_look_up *look_up;          /* LIST_OFFSETS that waits for flushes */
+};
+
+struct mqd_awaited_flush { uint32_t slot; int64_t end_offset; };
+
+struct mqd_look_up { /* of its request's heap_bytes */
+    struct mqd_node node;        /* in reactor->look_ups while it waits */
+    struct mqd_request *request;
+    uint8_t *body;               /* after the list */
+    uint32_t body_bytes;
+    uint32_t count, at;          /* awaited[at] is waited for */
+    struct mqd_awaited_flush awaited[];
 };
 
 /* This Produce comes next: thousands that waited for followers do not fit in the cache. NULL is no harm. */

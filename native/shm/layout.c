@@ -101,6 +101,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, identity_version), FIELD(mqd_partition_slot, partition_index), FIELD(mqd_partition_slot, leader_epoch),
         FIELD(mqd_partition_slot, owner), FIELD(mqd_partition_slot, state), FIELD(mqd_partition_slot, log_dir), FIELD(mqd_partition_slot, owner_generation),
         FIELD(mqd_partition_slot, compacted), FIELD(mqd_partition_slot, role), FIELD(mqd_partition_slot, latest_pending), FIELD(mqd_partition_slot, lagging), FIELD(mqd_partition_slot, validation),
+        FIELD(mqd_partition_slot, flush_on_ack), FIELD(mqd_partition_slot, flush_awaited),
         FIELD(mqd_partition_slot, in_sync_follower_count), FIELD(mqd_partition_slot, in_sync_followers), FIELD(mqd_partition_slot, waiters), sizeof(struct mqd_partition_slot), MQD_PARTITION_SLOT_COUNT, MQD_SLOT_DELETING, MQD_PROCESS_DEAD,
         QUOTAS_AT, FIELD(mqd_quota_table, version), FIELD(mqd_quota_table, rules), FIELD(mqd_quota_table, bucket), FIELD(mqd_quota_rules, count), FIELD(mqd_quota_rules, kinds),
         FIELD(mqd_quota_rules, burst_ns), FIELD(mqd_quota_rules, defaults), FIELD(mqd_quota_rules, rule), FIELD(mqd_quota_rule, key), FIELD(mqd_quota_rule, interval),
@@ -108,7 +109,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_ring, head), FIELD(mqd_ring, tail), offsetof(struct mqd_ring, descriptor), MQD_LINK_DESCRIPTOR_COUNT,
         FIELD(mqd_descriptor, kind), FIELD(mqd_descriptor, flags), FIELD(mqd_descriptor, slot), FIELD(mqd_descriptor, token), FIELD(mqd_descriptor, offset),
         FIELD(mqd_descriptor, size_bytes), FIELD(mqd_descriptor, error), FIELD(mqd_descriptor, a), FIELD(mqd_descriptor, b), FIELD(mqd_descriptor, c),
-        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_ABANDON,
+        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_FLUSHED,
     };
     uint64_t hash = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
@@ -430,6 +431,7 @@ void mqd_slot_clear(void *control, uint32_t index)
     mqd_store_release(&slot->role, (uint8_t)MQD_ROLE_LEADS);
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
     mqd_store_release(&slot->lagging, (uint8_t)0);
+    mqd_store_release(&slot->flush_on_ack, (uint8_t)0);
     mqd_store_release(&slot->in_sync_follower_count, 0);
     mqd_store_release(&slot->segments_generation, mqd_load_relaxed(&slot->segments_generation) + 1);
     mqd_slot_publish(slot, &empty);
@@ -442,6 +444,16 @@ void mqd_slot_set_state(void *control, uint32_t index, uint8_t state)
     struct mqd_partition_slot *slot = mqd_control_partition(control, index);
     if (slot)
         mqd_store_release(&slot->state, state);
+}
+
+int mqd_slot_await_flush(void *control, uint32_t index)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(control, index);
+    if (!slot)
+        return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
+    mqd_store_seq_cst(&slot->flush_awaited, (uint8_t)1);
+    mqd_fence_full(); /* before the caller's look at the positions */
+    return 0;
 }
 
 int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
@@ -463,6 +475,7 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
         out->log_dir = mqd_load_acquire(&slot->log_dir);
         out->role = mqd_load_acquire(&slot->role);
         out->latest_pending = mqd_load_acquire(&slot->latest_pending);
+        out->flush_on_ack = mqd_load_acquire(&slot->flush_on_ack);
         out->segments_generation = mqd_load_acquire(&slot->segments_generation);
         out->owner_generation = mqd_load_acquire(&slot->owner_generation);
         mqd_slot_positions(slot, &out->positions);

@@ -20,7 +20,7 @@
  *   L1  magic is stored last (release) by the keeper; whoever reads it (acquire) sees a complete header.
  *   L2  a partition slot's positions are published by double copy: the owner writes the inactive copy, then
  *       release-stores `version`; a writer killed half-way leaves the active copy whole, so no reader waits for the dead.
- *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange) and the buckets of the quotas (compare-and-swap).
+ *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange), `flush_awaited` and the buckets of the quotas (compare-and-swap).
  */
 #ifndef MQD_SHM_LAYOUT_H
 #define MQD_SHM_LAYOUT_H
@@ -120,7 +120,9 @@ struct mqd_partition_slot {
     uint8_t latest_pending; /* owner writes: the latest offset may not be told yet */
     uint8_t lagging;     /* owner writes: a follower that is not in sync: who reads here goes elsewhere for what it lacks */
     uint8_t validation;  /* owner writes: enum mqd_record_validation */
-    uint8_t pad2[3];
+    uint8_t flush_on_ack; /* owner writes */
+    uint8_t flush_awaited; /* any process stores 1, the owner exchanges it to 0 and tells all by MQD_LINK_FLUSHED */
+    uint8_t pad2[1];
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to 0 and tells them by link */
     uint64_t waiters;
     /* owner writes: node ids of the other replicas that are in sync, as many as fit; each word by itself (server/fetch/nearest.c) */

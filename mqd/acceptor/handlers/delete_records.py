@@ -13,6 +13,7 @@ LOCAL_MS = 5_000  # Kafka's leader deletes at once, and waits for other replicas
 
 
 async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    await context.broker.flushed((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
     topics = await asyncio.gather(*(_topic(context.broker, topic, request.timeout_ms) for topic in request.topics))
     return DeleteRecordsResponse(topics=list(topics))
 

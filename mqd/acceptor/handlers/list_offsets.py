@@ -18,12 +18,14 @@ from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_OF_THE_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)  # no record is looked for
 READ_COMMITTED = 1
 OFFSET_NOT_AVAILABLE_SINCE = 5
 
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    await context.broker.flushed((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions if asked.timestamp not in _OF_THE_START)
     silent: set[int] = set()
     topics = []
     for topic in request.topics:

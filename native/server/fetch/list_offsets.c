@@ -1,5 +1,5 @@
 /* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark asks them twice a poll. Everything else (by time, max timestamp) reads
- * files and goes to the acceptor, with the whole request. */
+ * files and goes to the acceptor, with the whole request. The latest offset waits for the flush of what was appended before (server/look_up.c). */
 #include <string.h>
 
 #include "server/reactor.h"
@@ -9,31 +9,49 @@
 #define NOT_AVAILABLE_SINCE_VERSION 5 /* before it there was no code for it */
 
 /* The acceptor asks other hosts in the name of clients on this one. */
-static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_text *name, int32_t partition_index)
+static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic, int32_t partition_index)
 {
-    if (!c->local || !r->topics.broker_count)
-        return false;
-    struct mqd_topic_key key = {.name = *name};
-    const struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
-    return topic && partition_index >= 0 && (uint32_t)partition_index < topic->partition_count && mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
+    return c->local && r->topics.broker_count && topic && partition_index >= 0 && (uint32_t)partition_index < topic->partition_count && mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
 }
 
-static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes, int16_t version)
+/* Whether the answer has to wait for a flush, and for which: `flush`. */
+static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked, struct mqd_awaited_flush *flush)
+{
+    if (!topic || asked->timestamp != TIMESTAMP_LATEST || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count ||
+        topic->slots[asked->partition_index] == MQD_SLOT_NONE)
+        return false;
+    struct mqd_positions positions;
+    flush->slot = topic->slots[asked->partition_index];
+    mqd_slot_positions(mqd_control_partition(r->options.control, flush->slot), &positions);
+    flush->end_offset = positions.log_end_offset;
+    return mqd_look_up_unflushed(r, flush->slot, flush->end_offset);
+}
+
+/* awaited_count: of partitions whose latest offset is asked for, when the flush of any has to be waited for; else 0. */
+static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes, int16_t version, uint32_t *awaited_count)
 {
     struct mqd_list_offsets_request walk;
+    struct mqd_awaited_flush flush;
+    uint32_t latest_count = 0;
+    bool waiting = false;
     if (mqd_list_offsets_parse(body, size_bytes, version, &walk) < 0)
         return false;
     for (int32_t t = 0; t < walk.topic_count; t++) {
         struct mqd_list_offsets_topic topic;
         if (mqd_list_offsets_next_topic(&walk, &topic) < 0)
             return false;
+        struct mqd_topic_key key = {.name = topic.name};
+        const struct mqd_topic *known = mqd_topics_find(&r->topics, &key);
         for (int32_t p = 0; p < topic.partition_count; p++) {
             struct mqd_list_offsets_partition partition;
             if (mqd_list_offsets_next_partition(&walk, &partition) < 0 || (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST) ||
-                another_host(r, c, &topic.name, partition.partition_index))
+                another_host(r, c, known, partition.partition_index))
                 return false;
+            latest_count += partition.timestamp == TIMESTAMP_LATEST;
+            waiting = waiting || waits(r, known, &partition, &flush);
         }
     }
+    *awaited_count = waiting ? latest_count : 0;
     return mqd_list_offsets_end(&walk) == 0;
 }
 
@@ -74,21 +92,14 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
     mqd_list_offsets_response_partition(out, version, asked->partition_index, error, -1, offset, error ? -1 : leader_epoch);
 }
 
-bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body, uint32_t size_bytes)
 {
-    int16_t version = header->api_version;
-    if (!all_native(r, c, body, size_bytes, version))
-        return false;
-    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_READY);
-    if (!request) {
-        mqd_connection_close(r, c, "out of memory");
-        return true;
-    }
+    int16_t version = request->version;
     struct mqd_list_offsets_request walk;
     struct mqd_buffer *out = &r->scratch;
     out->size_bytes = 0;
     mqd_list_offsets_parse(body, size_bytes, version, &walk);
-    mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, header->correlation_id);
+    mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, request->correlation_id);
     mqd_list_offsets_response_begin(out, version, 0, walk.topic_count);
     for (int32_t t = 0; t < walk.topic_count; t++) {
         struct mqd_list_offsets_topic named;
@@ -104,13 +115,52 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
         mqd_list_offsets_response_topic_end(out, version);
     }
     mqd_list_offsets_response_end(out, version);
-    mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
-    uint32_t length = out->size_bytes - 4; /* a READY reply begins with the correlation id; its length word is written when it leaves */
+    uint32_t length = out->size_bytes - 4; /* the reply begins with the correlation id; its length word is written when it leaves */
     if (out->failed || !mqd_request_reply(r, request, out->bytes + 4, length)) {
         out->failed = false;
-        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
+        mqd_connection_fail(r, request->connection, "no memory for another answer (queued.max.request.bytes)");
+        return;
+    }
+    mqd_look_up_free(request);
+    mqd_request_complete(r, request);
+}
+
+/* Those of its partitions that it waits for. */
+static void fill(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
+{
+    struct mqd_list_offsets_request walk;
+    mqd_list_offsets_parse(look_up->body, look_up->body_bytes, version, &walk);
+    for (int32_t t = 0; t < walk.topic_count; t++) {
+        struct mqd_list_offsets_topic named;
+        mqd_list_offsets_next_topic(&walk, &named);
+        struct mqd_topic_key key = {.name = named.name};
+        const struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
+        for (int32_t p = 0; p < named.partition_count; p++) {
+            struct mqd_list_offsets_partition asked;
+            mqd_list_offsets_next_partition(&walk, &asked);
+            if (waits(r, topic, &asked, &look_up->awaited[look_up->count]))
+                look_up->count++;
+        }
+    }
+}
+
+bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+{
+    uint32_t awaited_count;
+    if (!all_native(r, c, body, size_bytes, header->api_version, &awaited_count))
+        return false;
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_LIST_OFFSETS);
+    if (!request) {
+        mqd_connection_close(r, c, "out of memory");
         return true;
     }
-    mqd_request_complete(r, request);
+    mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
+    struct mqd_look_up *look_up = awaited_count ? mqd_look_up_new(r, request, awaited_count, body, size_bytes) : NULL;
+    if (!look_up) { /* nothing to wait for, or no memory to do it in: what is known now */
+        mqd_list_offsets_answer(r, request, body, size_bytes);
+        return true;
+    }
+    fill(r, look_up, header->api_version);
+    mqd_look_up_begin(r, look_up);
     return true;
 }

@@ -80,6 +80,7 @@ static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     mqd_store_release(&slot->lagging, lagging);
     mqd_store_release(&slot->role, role);
+    mqd_look_ups_tell(r, owned->slot);
     if (!mqd_list_linked(&owned->publish_node)) /* who reads here looks again, and is sent elsewhere */
         mqd_list_append(&r->to_wake, &owned->publish_node);
 }
