@@ -460,7 +460,8 @@ int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint
 #define MQD_FETCHER_COUNT_MAX 2048
 enum mqd_fetcher_lane {
     MQD_LANE_IN_SYNC,  /* partitions whose in-sync set has this node */
-    MQD_LANE_CATCH_UP, /* those that it has not: throttled; without such a connection they use the other */
+    MQD_LANE_CATCH_UP, /* those that it has not; without such a connection they use the first */
+    MQD_LANE_THROTTLED, /* of these, those whose assignment says `throttled`: fetched at a bounded rate; without such a connection they use the first */
     MQD_LANE_COUNT
 };
 struct mqd_fetcher_options {
@@ -474,14 +475,14 @@ struct mqd_fetcher_options {
     uint32_t partition_bytes_max;    /* replica.fetch.max.bytes */
     uint32_t timeout_ms;             /* without an answer for so long beyond wait_ms the connection is taken for dead (replica.socket.timeout.ms) */
     uint32_t backoff_ms;             /* replica.fetch.backoff.ms: a partition that the leader refused is asked for again after this; sooner where it may not know yet that it leads */
-    int64_t bytes_per_second_max;    /* follower.replication.throttled.rate, of the catch-up lane; 0 = no bound */
+    int64_t bytes_per_second_max;    /* follower.replication.throttled.rate, of the throttled lane; 0 = no bound */
 };
 /* A connection to a worker of another host, both sides proven. The reactor takes the socket (non-blocking or not), also when the command fails. It replaces one of the same
  * (leader_node, leader_worker, lane). The connection's `token` comes back in MQD_EVENT_FETCHER_ENDED. The command's own answer is MQD_EVENT_DONE, as ever. */
 int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_fetcher_options *options);
 /* Ends it; no MQD_EVENT_FETCHER_ENDED then. */
 int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker, uint32_t lane);
-int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max); /* of every catch-up lane, in all */
+int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max); /* of every throttled lane, in all */
 
 /* Produce of local clients for partitions that other hosts lead (server/relay/relay.h). MQD_EVENT_RELAY_WANTED asks for a connection: offset = the leader's node id, log_dir = which of its workers,
  * level = enum mqd_relay_lane; it is answered by relay_put or relay_refuse. */

@@ -109,6 +109,8 @@ def parse_value(prop: Property, text: str) -> Value:
         for member in members:
             if prop.choices and member not in prop.choices:
                 raise _not_allowed(prop, text, prop.refused.get(member, ""))
+            if prop.pattern and not re.fullmatch(prop.pattern, member):
+                raise _not_allowed(prop, text, f"{member!r} is no value of it. {prop.doc}")
         return members
     return text
 

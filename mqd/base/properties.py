@@ -20,6 +20,7 @@ class Property(msgspec.Struct, frozen=True):
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] = ()  # of an enum; of each member of a list
+    pattern: str = ""  # of each member of a list, a regular expression; `doc` says what it means
     refused: dict[str, str] = {}  # values that Kafka knows and mqd does not (yet): value -> why
     dynamic: bool = False  # may be changed while the broker runs (IncrementalAlterConfigs)
     broker_name: str | None = None  # of a topic's property: the broker's property that supplies the default
@@ -140,15 +141,17 @@ def _cluster() -> list[Property]:
         ),
         Property(
             "follower.replication.throttled.rate", "long", str(LONG_MAX),
-            "Bytes per second that replicas of this host which are not in sync fetch at most, an equal share for each worker. Those in sync are never throttled.", minimum=1, maximum=LONG_MAX, dynamic=True,
+            "Bytes per second that replicas of this host fetch at most while they are not in sync and follower.replication.throttled.replicas of their topic names them, an equal share for each worker."
+            " Those in sync are never throttled.", minimum=1, maximum=LONG_MAX, dynamic=True,
         ),
         Property(
             "leader.replication.throttled.rate", "long", str(LONG_MAX),
-            "Accepted. Replicas that are not in sync are throttled where they fetch: follower.replication.throttled.rate of their host.", minimum=0, maximum=LONG_MAX, dynamic=True, ignored=True,
+            "Accepted. Replicas are throttled where they fetch: follower.replication.throttled.rate of their host.", minimum=0, maximum=LONG_MAX, dynamic=True, ignored=True,
         ),
         Property(
             "replica.alter.log.dirs.io.max.bytes.per.second", "long", str(LONG_MAX),
-            "Accepted, for kafka-reassign-partitions. A move between log directories is not throttled.", minimum=1, maximum=LONG_MAX, dynamic=True, ignored=True,
+            "Bytes per second that moves between log directories copy at most, an equal share for each worker. What was written meanwhile and is copied at the end, while the partition is closed, is not bounded.",
+            minimum=1, maximum=LONG_MAX, dynamic=True,
         ),
         Property("auto.leader.rebalance.enable", "bool", "true", "Give leaderships back to preferred leaders that have returned."),
         Property("leader.imbalance.check.interval.seconds", "long", "300", "How often that is looked at.", minimum=1, maximum=INT_MAX),
@@ -417,8 +420,11 @@ def _topic_table() -> list[Property]:
             " too, which the acceptor decompresses (Kafka does always); `none`. Batches for compacted topics always are.", choices=("none", "uncompressed", "all"), dynamic=True,
         )
     )
-    for name in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):
-        table.append(Property(name, "list", "", "Accepted. Every replica that is not in sync is throttled; see follower.replication.throttled.rate.", dynamic=True, ignored=True))
+    replicas = {"kind": "list", "default": "", "dynamic": True, "pattern": r"\*|[0-9]+:[0-9]+"}
+    followers = "Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host): PARTITION:BROKER, separated by commas, or * for all."
+    table.append(Property(name="follower.replication.throttled.replicas", doc=followers, **replicas))  # type: ignore[arg-type]
+    leaders = "Accepted: PARTITION:BROKER, separated by commas, or *. Replicas are throttled where they fetch; see follower.replication.throttled.replicas."
+    table.append(Property(name="leader.replication.throttled.replicas", doc=leaders, ignored=True, **replicas))  # type: ignore[arg-type]
     return table
 
 

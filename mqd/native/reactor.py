@@ -179,9 +179,9 @@ class Reactor:
         check(lib.mqd_reactor_brokers_put(self._reactor, token, node_id, addresses, len(brokers)))
 
     def replica_set(self, token: int, slot: int, assignment: Any, leader_worker: int) -> None:
-        """`assignment`: replica.Assignment, or what has its fields. The event's `offset` is the log end."""
+        """`assignment`: mqd.worker.assignments.Assignment, or what has its fields. The event's `offset` is the log end."""
         native = ffi.new("struct mqd_replica_assignment *")
-        for name in ("node_id", "broker_epoch", "leader", "leader_epoch", "partition_epoch", "min_insync", "lag_ms_max", "lag_records_max", "flush_on_ack"):
+        for name in ("node_id", "broker_epoch", "leader", "leader_epoch", "partition_epoch", "min_insync", "lag_ms_max", "lag_records_max", "flush_on_ack", "throttled"):
             setattr(native, name, getattr(assignment, name))
         native.member_count = len(assignment.members)
         if native.member_count > len(native.members):
@@ -205,7 +205,7 @@ class Reactor:
         check(lib.mqd_reactor_fetcher_remove(self._reactor, token, leader_node, leader_worker, lane))
 
     def fetcher_rate(self, token: int, bytes_per_second_max: int) -> None:
-        """Of all catch-up lanes together; 0 = no bound."""
+        """Of all throttled lanes together; 0 = no bound."""
         check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
     def relay_put(self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> None:

@@ -35,6 +35,7 @@ class Assignment(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     leader_worker: int  # 0 when nobody leads
     recovering: bool = False
+    throttled: bool = False  # fetched at follower.replication.throttled.rate while it is not in sync
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True):
     lag_ms_max: int
     lag_records_max: int
     flush_on_ack: bool
+    throttled_replicas: frozenset[str] = frozenset()  # PARTITION:BROKER, or *
 
 
 class Cluster(msgspec.Struct):
@@ -72,6 +74,7 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
         lag_ms_max=int(broker_value(broker_config, "replica.lag.time.max.ms")),  # type: ignore[arg-type]
         lag_records_max=int(effective["replica.lag.max.messages"]),
         flush_on_ack=topic.internal or bool(topic_value(effective, "flush.on.ack")),
+        throttled_replicas=frozenset(topic_value(effective, "follower.replication.throttled.replicas")),  # type: ignore[arg-type]
     )
 
 
@@ -96,4 +99,5 @@ def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster
         members=tuple(_member(node, partition, cluster.brokers) for node in partition.replicas),
         leader_worker=leader_worker(topic, partition, cluster),
         recovering=partition.recovering,
+        throttled=not settings.throttled_replicas.isdisjoint(("*", f"{partition.index}:{cluster.node_id}")),
     )

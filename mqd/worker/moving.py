@@ -23,6 +23,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
+from mqd.base.config import broker_value
 from mqd.cluster.controller_messages import MoveCompleted, ToController
 from mqd.log import directories, moving
 from mqd.log.files import Files
@@ -134,11 +135,18 @@ class Mover:
         if self._log_dirs[move.target].guard.full:
             raise OSError(errno.ENOSPC, "no space is left beside log.dirs.free.bytes.min", str(self._log_dirs[move.target].path))
         view = self._control.slot_view(move.owned.slot)
-        steps = move.copy.advance(view.log_end_segment, view.log_end_position)
-        while await self._background.slow(move.target, next, steps, None) is not None:
-            pass
+        steps, loop = move.copy.advance(view.log_end_segment, view.log_end_position), asyncio.get_running_loop()
+        began_s = loop.time()
+        while (copied_bytes := await self._background.slow(move.target, next, steps, None)) is not None:
+            await asyncio.sleep(max(0.0, copied_bytes / self._bytes_per_second() - (loop.time() - began_s)))
+            began_s = loop.time()
         view = self._control.slot_view(move.owned.slot)
         return await self._background.slow(move.target, move.copy.missing_bytes, view.log_end_segment, view.log_end_position)
+
+    def _bytes_per_second(self) -> float:
+        """An equal share for each worker: they have no common account."""
+        rate = broker_value(self._partitions.broker_config, "replica.alter.log.dirs.io.max.bytes.per.second")
+        return int(rate) / max(1, self._control.worker_count)  # type: ignore[arg-type]
 
     # -- switching -----------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
     catalog's assignments -> wanted_links(), spare_links() -> one task for each link: connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
                                                                       ^---------------- back-off <- MQD_EVENT_FETCHER_ENDED, or another address or life of the leader
 
-A link is a worker of a leader's host in one lane: what is in sync and what catches up use different connections, so that the second, throttled one never delays the first.
+A link is a worker of a leader's host in one lane: what is in sync, what catches up, and what does so at a bounded rate use different connections, so that none delays the one before it.
 Links to the other hosts that may lead what is replicated here are made beforehand: when a leader goes, an acknowledgement of the next one waits for its followers, and they would first have to
 connect. At most one for each worker of each other host; nothing is asked over them.
 
@@ -36,7 +36,7 @@ from mqd.worker.dialing import dial
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
 LIVED_S = 5.0  # a connection that lasted so long was a good one
-IN_SYNC, CATCH_UP = range(2)  # enum mqd_fetcher_lane
+IN_SYNC, CATCH_UP, THROTTLED = range(3)  # enum mqd_fetcher_lane
 _FORGOTTEN_MAX = 1024
 _NOT_REGISTERED = "this host is not registered"
 
@@ -56,7 +56,9 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def lane_of(assignment: Assignment) -> int:
-    return IN_SYNC if any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members) else CATCH_UP
+    if any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members):
+        return IN_SYNC
+    return THROTTLED if assignment.throttled else CATCH_UP
 
 
 def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:

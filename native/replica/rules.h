@@ -50,6 +50,7 @@ struct mqd_replica_assignment {
     int64_t lag_ms_max;      /* replica.lag.time.max.ms: a member that has not had everything for so long is to leave the in-sync set */
     int64_t lag_records_max; /* replica.lag.max.messages, or MQD_REPLICA_NO_RECORD_BOUND */
     uint8_t flush_on_ack;
+    uint8_t throttled;       /* not of the core: this node's replica is fetched at the bound of the throttled lane while it is not in sync */
     uint32_t member_count;   /* all replicas, this node among them, at most MQD_REPLICA_COUNT_MAX */
     struct mqd_replica_member members[16];
 };

@@ -120,6 +120,7 @@ struct mqd_owned {
     int sync_error;
     uint8_t closing, preallocating, in_syncfs, snapshotting;
     uint8_t resting;              /* enum mqd_rest; commands for it wait in `deferred` meanwhile */
+    uint8_t throttled;            /* its assignment says so */
     uint8_t replicated;           /* as mqd_partition_replicated: has, or may have, other replicas (server/replication/leading.c) */
     uint8_t retiring;             /* enum mqd_retiring; then the next four count (server/redirect.h) */
     int32_t retired_epoch;        /* leader epoch of the step */

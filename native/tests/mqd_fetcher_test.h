@@ -78,13 +78,13 @@ __attribute__((unused)) static void listen_to(struct two *two)
 
 /* ---- assignments ---- */
 
-struct role { int32_t leader, leader_epoch, partition_epoch, min_insync; uint32_t in_sync; /* bit per node */ uint32_t leader_worker; };
+struct role { int32_t leader, leader_epoch, partition_epoch, min_insync; uint32_t in_sync; /* bit per node */ uint32_t leader_worker; uint8_t throttled; };
 
 __attribute__((unused)) static struct mqd_replica_assignment assignment_of(struct two *two, int32_t node, struct role role)
 {
     struct mqd_replica_assignment assignment = {.node_id = node, .broker_epoch = EPOCH_OF(node), .leader = role.leader, .leader_epoch = role.leader_epoch,
                                                 .partition_epoch = role.partition_epoch, .min_insync = role.min_insync, .lag_ms_max = LIMIT_MS * 10,
-                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND, .flush_on_ack = two->b->log_options.flush_on_ack, .member_count = 2};
+                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND, .flush_on_ack = two->b->log_options.flush_on_ack, .throttled = role.throttled, .member_count = 2};
     for (int32_t other = 1; other <= 2; other++)
         assignment.members[other - 1] = (struct mqd_replica_member){other, role.in_sync >> other & 1, 1, EPOCH_OF(other)};
     return assignment;

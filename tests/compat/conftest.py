@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from perf.peers.peer import Unavailable
 from tests.compat.clients import NAMES, Client, client_of
+from tests.compat.kafka_tools import KafkaTools
 from tests.compat.kcat import Kcat, find_kcat
 
 
@@ -26,3 +28,12 @@ def client(request: pytest.FixtureRequest, unpacked_clients: Path) -> Client:
 @pytest.fixture(scope="session")
 def kcat(unpacked_clients: Path) -> Kcat:
     return find_kcat(unpacked_clients)
+
+
+@pytest.fixture(scope="module")
+def kafka_tools(tmp_path_factory: pytest.TempPathFactory) -> KafkaTools:
+    """Apache Kafka's tools and broker. Skips, with the reason, where there is no Java 17 or the jars cannot be had."""
+    try:
+        return KafkaTools(tmp_path_factory.mktemp("kafka"))
+    except Unavailable as why:
+        pytest.skip(f"Apache Kafka: {why}")

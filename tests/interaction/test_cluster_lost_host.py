@@ -77,6 +77,8 @@ def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
     filled(cluster, "back")
     slow = run("config", "set", "broker/4", f"follower.replication.throttled.rate={SLOW_BYTES_PER_S}", "-b", cluster.bootstrap)
     assert slow.returncode == 0, slow.stderr
+    listed = run("config", "set", "topic/back", "follower.replication.throttled.replicas=*", "-b", cluster.bootstrap)
+    assert listed.returncode == 0, listed.stderr
     cluster.brokers[3].kill_all()
     until("the fourth host copies it", lambda: replicas(cluster, "back") == {1, 2, 3, 4} and has(cluster.brokers[4], "back"), cluster)
     cluster.brokers[3].start()

@@ -191,11 +191,26 @@ def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_t
                 resources = [asked.Resource(resource_type=BROKER, resource_name="1", configs=of_broker), asked.Resource(resource_type=TOPIC, resource_name="a", configs=of_topic)]
                 return [one.error_code for one in (await broker.ask(asked(resources=resources), 1)).responses]
 
+            def asked_rate(name: str):
+                async def one(operation: int, value: str | None) -> int:
+                    asked = IncrementalAlterConfigsRequest
+                    configs = [asked.Config(name=name, config_operation=operation, value=value)]
+                    return (await broker.ask(asked(resources=[asked.Resource(resource_type=BROKER, resource_name="1", configs=configs)]), 1)).responses[0].error_code
+
+                return one
+
             assert await alter(0, "50000000", "0:1,1:1") == [0, 0]
             shown = (await describe(broker, BROKER, "1", keys=["follower.replication.throttled.rate"])).configs[0]
             assert (shown.value, shown.config_source) == ("50000000", 2), "that is what throttles"
             assert broker.metadata.topics["a"].config["leader.replication.throttled.replicas"] == "0:1,1:1"
             assert await alter(1, None, None) == [0, 0] and broker.metadata.topics["a"].config == {}
+            for wrong in ("all", "0", "0-1", "0:1;1:1", "a:1", "0:1:2"):
+                assert await alter(0, "1", wrong) == [0, 40], wrong
+            assert await alter(0, "1", "*") == [0, 0]
+
+            moves = asked_rate("replica.alter.log.dirs.io.max.bytes.per.second")
+            assert [await moves(operation, value) for operation, value in ((0, "1000"), (1, None), (1, None))] == [0, 0, 0]
+            assert [await asked_rate("no.such.name")(operation, value) for operation, value in ((1, None), (0, "1"))] == [0, 40], "nothing is to be deleted; nothing is known"
 
     asyncio.run(run())
 

@@ -44,6 +44,7 @@ class Partitions:
         self.log_dirs = log_dirs
         self.open: dict[tuple[bytes, int], OpenPartition] = {}
         self.deleted: list[str] = []
+        self.broker_config: dict[str, str] = {}
 
     async def apply(self, changes: Changes) -> None:
         for owned in changes.open:
@@ -72,7 +73,7 @@ class World:
         self.partitions, self.catalog, self.background = Partitions(self.log_dirs), Catalog(0), Background()
         self.said: list[MoveCompleted] = []
         view = SimpleNamespace(log_end_segment=0, log_end_position=1000, log_start_offset=LOG_START)
-        control = SimpleNamespace(slot_view=lambda _slot: view)
+        control = SimpleNamespace(slot_view=lambda _slot: view, worker_count=2)
         self.mover = Mover(self.log_dirs, control, self.partitions, self.catalog, self.background, self.files, self.said.append, asyncio.Lock())  # type: ignore[arg-type]
 
     async def serve(self) -> OpenPartition:
@@ -211,3 +212,27 @@ def test_who_closes_for_a_move_does_not_wait_for_who_waits_for_the_files(tmp_pat
         background.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("rate", "slept_s"), [(None, 0.0), ("500", 4.0), ("2000", 1.0)])
+def test_copies_keep_to_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str | None, slept_s: float) -> None:
+    """replica.alter.log.dirs.io.max.bytes.per.second, of which this worker of two has half: 1000 bytes."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(delay_s: float) -> None:
+        slept.append(delay_s)
+        await sleep(0)
+
+    async def scenario(world: World) -> None:
+        if rate is not None:
+            world.partitions.broker_config["replica.alter.log.dirs.io.max.bytes.per.second"] = rate
+        opened = await world.serve()
+        monkeypatch.setattr("mqd.worker.moving.asyncio.sleep", noted)
+        assert await world.mover.begin(opened, 1) == (0, "")
+        async with asyncio.timeout(20):
+            while not world.said:
+                await sleep(0.001)
+        assert slept_s - 0.5 < sum(slept) <= slept_s
+
+    run(tmp_path, scenario)

@@ -13,12 +13,12 @@ import pytest
 from mqd import native
 from mqd.base.config import BROKER
 from mqd.cluster import handshake
-from mqd.cluster.controller_messages import BrokerImage
+from mqd.cluster.controller_messages import BrokerImage, PartitionImage, TopicImage
 from mqd.cluster.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
 from mqd.cluster.host_core import owner_of
-from mqd.worker.assignments import Assignment, Cluster, Member
-from mqd.worker.replication import CATCH_UP, IN_SYNC, Link, Replication, Target, spare_links, wanted_links
+from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
+from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, wanted_links
 
 SECRET = b"a secret of sixteen bytes and more"
 TOPIC = b"t" * 16
@@ -29,9 +29,9 @@ def broker(node_id: int, port: int = 9093, epoch: int = 5, host: str = "127.0.0.
     return BrokerImage(node_id, "clients", 9092, None, epoch, inter_broker_host=host, inter_broker_port=port, worker_count=4, directory_id=f"directory-{node_id}")
 
 
-def assignment(leader: int, worker: int = 0, in_sync: bool = True, node_id: int = 1, replicas: tuple[int, ...] = (1, 2, 3)) -> Assignment:
+def assignment(leader: int, worker: int = 0, in_sync: bool = True, node_id: int = 1, replicas: tuple[int, ...] = (1, 2, 3), throttled: bool = False) -> Assignment:
     members = tuple(Member(node, node != node_id or in_sync, True, 5) for node in replicas)
-    return Assignment(node_id, 5, leader, 7, 3, 2, 10_000, -1, True, members, worker)
+    return Assignment(node_id, 5, leader, 7, 3, 2, 10_000, -1, True, members, worker, throttled=throttled)
 
 
 # -- what is wanted ----------------------------------------------------------------------------------------------------------
@@ -53,6 +53,20 @@ def test_one_link_for_each_worker_and_lane() -> None:
     assert wanted_links({}, brokers) == {}
 
 
+@pytest.mark.parametrize(("in_sync", "throttled", "lane"), [(True, False, IN_SYNC), (True, True, IN_SYNC), (False, False, CATCH_UP), (False, True, THROTTLED)])
+def test_what_is_in_sync_is_not_throttled(in_sync: bool, throttled: bool, lane: int) -> None:
+    assert list(wanted_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [Link(2, 0, lane)]
+
+
+@pytest.mark.parametrize(("listed", "throttled"), [("", []), ("*", [0, 1, 2]), ("1:1", [1]), ("1:2,2:1,0:3", [2]), ("11:1,1:11", []), ("0:1,*", [0, 1, 2])])
+def test_the_topic_lists_what_is_throttled(listed: str, throttled: list[int]) -> None:
+    partitions = [PartitionImage(index, index, 0, 0, 1, 2, [2, 1], [2, 1]) for index in range(3)]
+    topic = TopicImage("t", TOPIC, partitions, {"follower.replication.throttled.replicas": listed})
+    told = Cluster(1, {2: broker(2)})
+    settings = settings_of(topic, told, {})
+    assert [partition.index for partition in partitions if assignment_of(topic, partition, told, settings).throttled] == throttled
+
+
 def test_links_to_those_who_may_lead_next() -> None:
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, 9), 4: broker(4, host="")}
     key = next((TOPIC, index) for index in range(4) if owner_of(TOPIC, index, 4) == 3)
@@ -65,7 +79,7 @@ def test_links_to_those_who_may_lead_next() -> None:
 
 
 def test_lanes_are_those_of_the_native_core() -> None:
-    assert (IN_SYNC, CATCH_UP) == (native.lib.MQD_LANE_IN_SYNC, native.lib.MQD_LANE_CATCH_UP)
+    assert (IN_SYNC, CATCH_UP, THROTTLED) == (native.lib.MQD_LANE_IN_SYNC, native.lib.MQD_LANE_CATCH_UP, native.lib.MQD_LANE_THROTTLED)
 
 
 # -- connections -------------------------------------------------------------------------------------------------------------

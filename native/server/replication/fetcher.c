@@ -48,18 +48,19 @@ static struct mqd_fetcher *fetcher_find(struct mqd_fetchers *fetchers, int32_t l
     return NULL;
 }
 
-static uint32_t lane_of(const struct mqd_replica *replica)
+static uint32_t lane_of(const struct mqd_owned *owned)
 {
+    const struct mqd_replica *replica = owned->replica;
     for (uint32_t i = 0; i < replica->follower_count; i++)
-        if (replica->followers[i].member.node_id == replica->node_id)
-            return replica->followers[i].member.in_sync ? MQD_LANE_IN_SYNC : MQD_LANE_CATCH_UP;
-    return MQD_LANE_CATCH_UP;
+        if (replica->followers[i].member.node_id == replica->node_id && replica->followers[i].member.in_sync)
+            return MQD_LANE_IN_SYNC;
+    return owned->throttled ? MQD_LANE_THROTTLED : MQD_LANE_CATCH_UP;
 }
 
 static struct mqd_fetcher *fetcher_for(struct mqd_fetchers *fetchers, const struct mqd_owned *owned)
 {
     const struct mqd_replica *replica = owned->replica;
-    struct mqd_fetcher *fetcher = fetcher_find(fetchers, replica->leader, owned->leader_worker, lane_of(replica));
+    struct mqd_fetcher *fetcher = fetcher_find(fetchers, replica->leader, owned->leader_worker, lane_of(owned));
     return fetcher ? fetcher : fetcher_find(fetchers, replica->leader, owned->leader_worker, MQD_LANE_IN_SYNC);
 }
 
@@ -315,7 +316,7 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
 /* Partitions of this leader that have no connection, or use another lane's for want of their own. */
 static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
-    struct mqd_fetcher *other = fetcher->options.lane == MQD_LANE_CATCH_UP ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC) : NULL;
+    struct mqd_fetcher *other = fetcher->options.lane != MQD_LANE_IN_SYNC ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC) : NULL;
     MQD_LIST_EACH(node, spare, &fetchers->unserved) {
         struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
         move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
@@ -336,7 +337,7 @@ static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max
     if (fetchers->allowance_bytes < 0)
         fetchers->allowance_bytes = 0;
     for (uint32_t i = 0; i < fetchers->count; i++)
-        if (fetchers->fetcher[i]->options.lane == MQD_LANE_CATCH_UP)
+        if (fetchers->fetcher[i]->options.lane == MQD_LANE_THROTTLED)
             fetchers->fetcher[i]->not_before_ms = 0;
 }
 
@@ -363,7 +364,7 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     fetchers->fetcher[fetchers->count++] = fetcher;
-    if (options->lane == MQD_LANE_CATCH_UP)
+    if (options->lane == MQD_LANE_THROTTLED)
         set_rate(fetchers, options->bytes_per_second_max);
     gather_members(fetchers, fetcher);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");

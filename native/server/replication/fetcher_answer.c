@@ -272,7 +272,7 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->in_begin += 4;
     fetcher->in_frame = 1;
     mqd_answer_begin(&fetcher->answer, size_bytes);
-    if (fetcher->options.lane == MQD_LANE_CATCH_UP && r->fetchers->rate > 0)
+    if (fetcher->options.lane == MQD_LANE_THROTTLED && r->fetchers->rate > 0)
         r->fetchers->allowance_bytes -= size_bytes;
     return true;
 }

@@ -1,4 +1,4 @@
-/* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the catch-up lanes, sending. See server/replication/fetcher.h. */
+/* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the throttled lanes, sending. See server/replication/fetcher.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 
 #include "server/replication/fetcher_state.h"
 
-#define BURST_MS 100 /* the catch-up lanes may use at once what they were granted in so long */
+#define BURST_MS 100 /* the throttled lanes may use at once what they were granted in so long */
 
 /* What the session is to know of this partition. false: nothing now. */
 static bool wanted(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
@@ -89,7 +89,7 @@ static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fet
 
 static bool throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
 {
-    return fetcher->options.lane == MQD_LANE_CATCH_UP && fetchers->rate > 0;
+    return fetcher->options.lane == MQD_LANE_THROTTLED && fetchers->rate > 0;
 }
 
 static int32_t bytes_max_of(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)

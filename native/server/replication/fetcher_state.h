@@ -68,7 +68,7 @@ struct mqd_fetchers {
     struct mqd_followed *buckets[MQD_FOLLOWED_BUCKET_COUNT];
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;
-    int64_t rate;                /* bytes per second of all catch-up lanes; 0 = no bound */
+    int64_t rate;                /* bytes per second of all throttled lanes; 0 = no bound */
     int64_t allowance_bytes;     /* what they may receive now; below 0: owed */
     int64_t allowance_parts;     /* ... and so many thousandths of a byte */
     int64_t allowance_ms;        /* when it was last filled */

@@ -131,6 +131,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
         }
         if (!(changed & MQD_REPLICA_CHANGED_STALE)) {
             owned->leader_worker = command->number;
+            owned->throttled = assignment->throttled;
             take_role(r, owned, changed);
             tell_in_sync_changes(r, owned, &before);
         }

@@ -355,8 +355,8 @@ BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
     two_stop(two);
 }
 
-/* The catch-up lane is bounded; the other is not. */
-BOTH(catching_up_is_throttled)
+/* The throttled lane is bounded; those of replicas in sync, and of others that catch up, are not. */
+BOTH(only_what_is_throttled_is_slow)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0);
@@ -370,7 +370,7 @@ BOTH(catching_up_is_throttled)
             CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
     }
     struct mqd_fetcher_options options = fetcher_options();
-    options.lane = MQD_LANE_CATCH_UP;
+    options.lane = MQD_LANE_THROTTLED;
     options.bytes_per_second_max = 1000000;
     struct client slow = client_open_as(two->b, 0, 2), fast = client_open_as(two->b, 0, 2);
     fetcher_put(two, slow.fd, options);
@@ -378,7 +378,7 @@ BOTH(catching_up_is_throttled)
     role.in_sync = 6, role.partition_epoch = 2; /* partition 2 is in sync, 0 is not */
     int64_t began_ns = test_now_ns();
     assign_follower(two, 2, role);
-    role.in_sync = 2;
+    role.in_sync = 2, role.throttled = 1;
     assign_follower(two, 0, role);
     UNTIL(positions_of(two, FOLLOWED(2)).log_end_offset == 40);
     CHECK((test_now_ns() - began_ns) / 1000000 < 400);
@@ -388,11 +388,43 @@ BOTH(catching_up_is_throttled)
     role.in_sync = 6, role.partition_epoch = 3; /* it has caught up: the other lane has it */
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
-    CHECK_EQUAL(mqd_reactor_fetcher_remove(two->b->reactors[1], ++two->b->token, 1, 0, MQD_LANE_CATCH_UP), 0);
+    CHECK_EQUAL(mqd_reactor_fetcher_remove(two->b->reactors[1], ++two->b->token, 1, 0, MQD_LANE_THROTTLED), 0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
     struct part parts[1] = {part(0, 4, 1)};
     CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 41);
+    client_close(&client);
+    two_stop(two);
+}
+
+/* Two replicas catch up beside each other; the bound is for the one that is throttled, and for that one until it is said that it is not. */
+BOTH(what_catches_up_unthrottled_is_not_bounded)
+{
+    struct two *two = two_start(backend, NULL);
+    struct client client = client_open(two->b, 0);
+    struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2};
+    for (int32_t partition = 0; partition <= 2; partition += 2) {
+        follower_open(two, partition);
+        assign_leader(two, partition, role);
+        struct part parts[1] = {part(partition, 4, 1)};
+        parts[0].batch.body_bytes = 20000;
+        for (int i = 0; i < 40; i++)
+            CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
+    }
+    struct mqd_fetcher_options options = fetcher_options();
+    struct client slow = client_open_as(two->b, 0, 2), fast = client_open_as(two->b, 0, 2);
+    options.lane = MQD_LANE_THROTTLED, options.bytes_per_second_max = 1000;
+    fetcher_put(two, slow.fd, options);
+    options.lane = MQD_LANE_CATCH_UP;
+    fetcher_put(two, fast.fd, options);
+    assign_follower(two, 2, role);
+    role.throttled = 1;
+    assign_follower(two, 0, role);
+    UNTIL(positions_of(two, FOLLOWED(2)).log_end_offset == 40);
+    CHECK(positions_of(two, FOLLOWED(0)).log_end_offset < 40);
+    role.throttled = 0;
+    assign_follower(two, 0, role);
+    UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 40);
     client_close(&client);
     two_stop(two);
 }
@@ -408,7 +440,7 @@ BOTH(who_raises_or_removes_the_bound_need_not_wait_for_what_is_owed)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0), link = client_open_as(two->b, 0, 2);
-    struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2};
+    struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2, .throttled = 1};
     follower_open(two, 0);
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
@@ -417,7 +449,7 @@ BOTH(who_raises_or_removes_the_bound_need_not_wait_for_what_is_owed)
     for (int i = 0; i < 3; i++)
         CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
     struct mqd_fetcher_options options = fetcher_options();
-    options.lane = MQD_LANE_CATCH_UP;
+    options.lane = MQD_LANE_THROTTLED;
     options.bytes_per_second_max = 1000;
     fetcher_put(two, link.fd, options);
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 1);

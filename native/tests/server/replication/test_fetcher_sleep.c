@@ -18,13 +18,13 @@ TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
     free(r);
 }
 
-/* A reactor with one fetcher of a catch-up lane that nobody wants anything of. */
+/* A reactor with one fetcher of a throttled lane that nobody wants anything of. */
 static struct mqd_reactor *throttled(struct mqd_fetcher *fetcher, int64_t rate)
 {
     struct mqd_reactor *r = calloc(1, sizeof *r);
     r->fetchers = calloc(1, sizeof *r->fetchers);
     r->fetchers->fetcher[r->fetchers->count++] = fetcher;
-    *fetcher = (struct mqd_fetcher){.options.lane = MQD_LANE_CATCH_UP};
+    *fetcher = (struct mqd_fetcher){.options.lane = MQD_LANE_THROTTLED};
     mqd_list_init(&fetcher->members);
     mqd_list_init(&fetcher->changes);
     mqd_list_init(&fetcher->put_off);
