@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from mqd.protocol.messages import (
-    AddRaftVoterRequest, AlterClientQuotasRequest, AlterPartitionReassignmentsRequest, AlterReplicaLogDirsRequest, DescribeClientQuotasRequest, DescribeLogDirsRequest, DescribeQuorumRequest,
+    AddRaftVoterRequest, AlterClientQuotasRequest, AlterPartitionReassignmentsRequest, AlterReplicaLogDirsRequest, CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, DescribeClientQuotasRequest, DescribeLogDirsRequest, DescribeQuorumRequest,
     DescribeUserScramCredentialsRequest, ElectLeadersRequest, ListConfigResourcesRequest, RemoveRaftVoterRequest, ListPartitionReassignmentsRequest, UnregisterBrokerRequest, UpdateFeaturesRequest,
 )
 from tests.interaction.transactional import fresh
 
 DESCRIBE_LOG_DIRS, ALTER_QUOTAS = 35, 49
-INVALID_REQUEST, ELECTION_NOT_NEEDED, BROKER_ID_NOT_REGISTERED = 42, 84, 102
+INVALID_REQUEST, SECURITY_DISABLED, ELECTION_NOT_NEEDED, BROKER_ID_NOT_REGISTERED = 42, 54, 84, 102
 BROKER, TOPIC, EXACT, UPGRADE = 4, 2, 0, 1
+READ, ALLOW = 3, 3  # an operation and a permission of access control lists
 
 
 def _move(setting, version: int) -> AlterReplicaLogDirsRequest:
@@ -50,6 +51,15 @@ def _quorum_described(setting, version: int, response) -> bool:
     return ([voter.replica_id for voter in partition.current_voters], partition.leader_id) == ([1], 1) and (version < 2 or len(nodes) > 0)
 
 
+def _create_acls(setting, version: int) -> CreateAclsRequest:
+    creation = CreateAclsRequest.AclCreation(resource_type=TOPIC, resource_name=setting.topic, principal="User:alice", host="*", operation=READ, permission_type=ALLOW)
+    return CreateAclsRequest(creations=[creation])
+
+
+def _delete_acls(setting, version: int) -> DeleteAclsRequest:
+    return DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(resource_type_filter=TOPIC, operation=READ, permission_type=ALLOW)])
+
+
 def _features(setting, version: int) -> UpdateFeaturesRequest:
     """The level that is in force: changes nothing."""
     update = UpdateFeaturesRequest.FeatureUpdateKey(feature="transaction.version", max_version_level=2, allow_downgrade=False, upgrade_type=UPGRADE)
@@ -62,6 +72,9 @@ def _resources(setting, version: int, response) -> bool:
 
 
 CASES = {
+    29: (lambda s, v: DescribeAclsRequest(resource_type_filter=TOPIC, operation=READ, permission_type=ALLOW), lambda r: [], lambda s, v, r: r.error_code == SECURITY_DISABLED and r.resources == []),
+    30: (_create_acls, lambda r: [], lambda s, v, r: [one.error_code for one in r.results] == [SECURITY_DISABLED]),
+    31: (_delete_acls, lambda r: [], lambda s, v, r: [one.error_code for one in r.filter_results] == [SECURITY_DISABLED]),
     34: (_move, lambda r: [p.error_code for t in r.results for p in t.partitions], lambda s, v, r: len(r.results[0].partitions) == 2),
     43: (_elect, lambda r: [r.error_code], lambda s, v, r: [p.error_code for t in r.replica_election_results for p in t.partition_result] == [ELECTION_NOT_NEEDED] * 2),
     45: (_reassign, lambda r: [r.error_code, *(p.error_code for t in r.responses for p in t.partitions)], lambda s, v, r: len(r.responses) == 1),

@@ -82,8 +82,13 @@ def test_a_failed_flush_fences_its_directory_only(start_faulty):
         for partition in bad:  # what was not flushed is shown to nobody, what was is still there to read
             found, high_watermark = fetch_records(kafka, "t", partition, 0)
             assert ([value for _, value in found], high_watermark) == ([b"before"], 1)
-    text = (broker.data_dir / "logs" / "mqd-worker-0.log").read_text() + (broker.data_dir / "logs" / "mqd-worker-1.log").read_text()
-    assert "disk-0" in text and "flush failed" in text, text
+    logs = [broker.data_dir / "logs" / f"mqd-worker-{worker}.log" for worker in (0, 1)]
+
+    def logged() -> str:
+        return "".join(log.read_text() for log in logs)
+
+    # The worker's reactor refuses at once; its Python loop writes the line a moment later.
+    wait_until(lambda: "disk-0" in logged() and "flush failed" in logged(), 10, logged)
 
 
 def test_a_directory_fails_under_load_and_the_others_go_on(start_faulty, seed):

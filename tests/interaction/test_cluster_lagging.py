@@ -17,6 +17,7 @@ from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, p
 
 BOUND = 100
 HOUR_MS = 3_600_000
+FETCHED = b"fetched by all"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,13 @@ def places(cluster: Cluster, topic: str) -> tuple[Member, Member]:
     return cluster.brokers[found.leader], cluster.brokers[next(node for node in found.replicas if node != found.leader)]
 
 
+def followed(cluster: Cluster, topic: str) -> tuple[Member, Member]:
+    """Like places(), after all have fetched: the bound counts from a follower's first fetch in a leader epoch, and a new topic is in sync before it."""
+    leader, follower = places(cluster, topic)
+    write(leader, topic, [FETCHED], "all")
+    return leader, follower
+
+
 def write(leader: Member, topic: str, values: list[bytes], acks: str) -> None:
     """All acknowledged, or the test fails. By the leader alone: a worker that is stopped answers nobody."""
     failed: list[object] = []
@@ -59,7 +67,7 @@ def in_sync(leader: Member, topic: str) -> list[int]:
 
 def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> None:
     create(cluster, "bounded", partitions=1, config={"replica.lag.max.messages": str(BOUND)})
-    leader, follower = places(cluster, "bounded")
+    leader, follower = followed(cluster, "bounded")
     values = [str(number).encode() for number in range(3 * BOUND)]
     with stopped_worker(follower):
         write(leader, "bounded", values, "1")
@@ -69,12 +77,12 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
     said = leader.logs(1000)
     for verb in ("leaves", "joins"):
         assert re.search(rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition=bounded-0", said), said
-    assert read(cluster, "bounded", len(values) + 1) == [*values, b"without it"]
+    assert read(cluster, "bounded", len(values) + 2) == [FETCHED, *values, b"without it"]
 
 
 def test_a_bound_that_is_set_while_a_follower_stands_still_counts_at_once(cluster: Cluster) -> None:
     create(cluster, "unbounded", partitions=1)
-    leader, follower = places(cluster, "unbounded")
+    leader, follower = followed(cluster, "unbounded")
     values = [str(number).encode() for number in range(3 * BOUND)]
     with stopped_worker(follower):
         write(leader, "unbounded", values, "1")
