@@ -11,7 +11,7 @@ from mqd.acceptor.flushes import Flushes
 from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
 from mqd.base import logging
-from mqd.base.asking import Questions
+from mqd.base.blocking_pool import Questions
 from mqd.cluster import controller_messages as messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mqd.base.asking import UnderWay, in_thread
+from mqd.base.blocking_pool import UnderWay, in_thread
 
 READS_AT_ONCE = 4
 LOADS_AT_ONCE = 2

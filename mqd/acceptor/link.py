@@ -33,7 +33,7 @@ from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Answer as CheckAnswer
 from mqd.acceptor.checks import Checks
 from mqd.base import logging
-from mqd.base.vital import vital
+from mqd.base.crash_on_error import vital
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode
 

@@ -14,7 +14,7 @@ import socket
 from mqd.acceptor.between import own_identity, read_frame, set_options, shake
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
-from mqd.base.names import looked_up
+from mqd.base.host_names import looked_up
 from mqd.cluster import handshake
 from mqd.cluster.controller_messages import BrokerImage
 from mqd.protocol.api import decode_response, encode_request

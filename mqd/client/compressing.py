@@ -24,7 +24,7 @@ from mqd.client.delivering import Delivery
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.partitioner import NAMES
 from mqd.client.staging import Chunk
-from mqd.native_client import Columns, partition_for, records_encode
+from mqd.native.client import Columns, partition_for, records_encode
 from mqd.protocol.compression import codec_number, compress
 
 _HEADER_BYTES = 61

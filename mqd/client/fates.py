@@ -20,7 +20,7 @@ import numpy as np
 from mqd.client.delivering import Batch, CallReport, Delivery, Part
 from mqd.client.messages import KafkaError, broker_error, local_error
 from mqd.native import NativeError
-from mqd.native_client import Delivery as NativeDelivery
+from mqd.native.client import Delivery as NativeDelivery
 from mqd.protocol.errors import ErrorCode, is_retriable
 
 _log = logging.getLogger("mqd.client")

@@ -8,7 +8,7 @@ from typing import Any
 from mqd.client.config import Choice, Settings
 from mqd.client.messages import KafkaError, failure
 from mqd.native import E_LAYOUT, NativeError
-from mqd.native_client import Client
+from mqd.native.client import Client
 from mqd.shm import rendezvous
 
 _ATTACH_TIMEOUT_MS = 5000

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from mqd.client.record_batch import Blobs, RecordBatchView, timestamp_type_of
 from mqd.native.core import NativeError
-from mqd.native_reader import Block, ReadState, ReadStop, SegmentReader, compressed_batch, fill_from_records
+from mqd.native.reader import Block, ReadState, ReadStop, SegmentReader, compressed_batch, fill_from_records
 from mqd.protocol.compression import decompress
 from mqd.protocol.errors import ProtocolError
 from mqd.protocol.records import RECORD_BYTES_MIN

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, decode_headers, encode_headers
-from mqd import native_reader as segments
+from mqd.native import reader as segments
 
 if TYPE_CHECKING:
     import pyarrow

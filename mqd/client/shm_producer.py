@@ -38,8 +38,8 @@ from mqd.client.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of
 from mqd.client.statistics import Statistics
 from mqd.client.transactional import Transactions
 from mqd.native import NativeError
-from mqd.native_client import INT64_MAX, ProducerOptions
-from mqd.native_client import Producer as NativeProducer
+from mqd.native.client import INT64_MAX, ProducerOptions
+from mqd.native.client import Producer as NativeProducer
 
 _log = logging.getLogger("mqd.client")
 _NEVER = float("inf")

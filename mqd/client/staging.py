@@ -20,7 +20,7 @@ import numpy as np
 from mqd.client import columns
 from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, failure
-from mqd.native_client import Columns
+from mqd.native.client import Columns
 
 STAGE_MAX = 1024  # records handed over at once: more would leave the caches
 

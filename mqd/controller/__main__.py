@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mqd import native
 from mqd.base import clock, logging, paths, watchdog
 from mqd.base import config as configuration
-from mqd.base.asking import in_thread
+from mqd.base.blocking_pool import in_thread
 from mqd.cluster import broker_messages, features, placement
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules

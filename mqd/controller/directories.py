@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mqd import native
 from mqd.base import logging
-from mqd.base.asking import in_thread
+from mqd.base.blocking_pool import in_thread
 from mqd.cluster.placement import Directory
 
 T = TypeVar("T")

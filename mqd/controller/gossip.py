@@ -24,7 +24,7 @@ from pathlib import Path
 
 from mqd import native
 from mqd.base import clock, logging
-from mqd.base.asking import in_thread
+from mqd.base.blocking_pool import in_thread
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_core import GossipCore
 from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqd.base import clock, cluster_config, logging
-from mqd.base.asking import in_thread
+from mqd.base.blocking_pool import in_thread
 from mqd.cluster import death_notice, death_proofs, quorum_events
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_events import MemberView, Profile

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from mqd.base import logging
-from mqd.base.names import looked_up
+from mqd.base.host_names import looked_up
 from mqd.cluster import handshake, peer_messages
 from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
 

@@ -12,7 +12,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import clock, logging
-from mqd.base.asking import in_thread
+from mqd.base.blocking_pool import in_thread
 from mqd.cluster import broker_core, host_core, metadata_core
 from mqd.cluster import broker_messages as peer
 from mqd.cluster import controller_messages as messages

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqd.base import logging
-from mqd.base.asking import UnderWay
+from mqd.base.blocking_pool import UnderWay
 from mqd.coordinator.actions import Cores
 from mqd.coordinator.shard import Loaded
 from mqd.log import indexes, segments

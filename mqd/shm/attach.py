@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from mqd import native
-from mqd.base.vital import vital
+from mqd.base.crash_on_error import vital
 from mqd.shm import segments
 from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Leave, Left, Ready, Refused, Shutdown, Waiting, Welcome
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from mqd.client import columns
 from mqd.client.columns import Column
 from mqd.native import crc32c
-from mqd.native_client import Columns, Partitioner, partitions_for, records_encode
+from mqd.native.client import Columns, Partitioner, partitions_for, records_encode
 from mqd.protocol.compression import compress
 from mqd.spark.headers import HeadersError
 from mqd.spark.headers import encode as encode_headers

@@ -22,7 +22,7 @@ import msgspec
 
 from mqd.client.reading import BlockPool, PartitionReader
 from mqd.native import NativeError
-from mqd.native_reader import SegmentReader, batches_extent
+from mqd.native.reader import SegmentReader, batches_extent
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FetchRequest
 from mqd.spark.options import SourceOptions

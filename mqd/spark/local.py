@@ -20,7 +20,7 @@ from typing import Any
 
 from mqd.client.reading import BlockPool, PartitionReader
 from mqd.native import NativeError
-from mqd.native_client import Client
+from mqd.native.client import Client
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ProtocolError
 from mqd.protocol.messages import FetchRequest

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from mqd.native import NativeError
-from mqd.native_client import CORRELATION_ID_END, Client
+from mqd.native.client import CORRELATION_ID_END, Client
 from mqd.protocol.api import encode_request
 from mqd.protocol.framing import KNOWN
 from mqd.shm import rendezvous

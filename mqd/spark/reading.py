@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from mqd.client.reading import BlockPool
 from mqd.native import NativeError
-from mqd.native_columns import ArrowRows
+from mqd.native.columns import ArrowRows
 from mqd.spark import local
 from mqd.spark.driver import report_loss
 from mqd.spark.fetching import TcpViews

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from mqd.base.vital import vital
+from mqd.base.crash_on_error import vital
 from mqd.native import Event, EventKind, NativeError, Reactor
 
 UNDER_WAY_MAX = 1024

@@ -23,7 +23,7 @@ from mqd.cluster import handshake
 from mqd.cluster.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Cluster
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.dialing import dial
+from mqd.worker.host_connections import dial
 
 CONNECT_S_MAX = 1.0  # clients wait meanwhile
 BACKOFF_MS_MIN, BACKOFF_MS_MAX = 50, 1000

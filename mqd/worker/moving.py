@@ -8,7 +8,7 @@ Y1  from the moment when the controller may have been told until the metadata ha
     MoveCompleted is said again after every reconnection and now and then (the metadata log may have been full).
 Y2  a move that fails before that leaves the source as it was: it is opened there again, the copy is deleted.
 Y3  the old copy is deleted only when the new one is open.
-What a crash leaves is sorted out at the next start (mqd/worker/strays.py, by V1 of mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small files) at a time
+What a crash leaves is sorted out at the next start (mqd/worker/orphan_directories.py, by V1 of mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small files) at a time
 in each target directory; the pause copies at most PAUSE_BYTES, the active segment's indexes and what was written while that was found out, unless the writers (or compaction) outrun the copying for
 ROUNDS_MAX rounds. A target directory without space takes no copies.
 Concurrency: the event loop; opening and closing under the worker's lock of changes, as every change.

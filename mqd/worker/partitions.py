@@ -5,7 +5,7 @@ Order that matters
     N2  partitions with a past are named in this worker's own checkpoint before they are given to the reactor (C3 of log/checkpoints.py).
     N3  a partition that cannot be opened is OFFLINE and named in the failures; all others go on.
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied; its files go later.
-    N5  a log that recovery has cut below what had counted follows and does not lead (shortened.py); one that is shorter than a predecessor has published in this life of the host stays
+    N5  a log that recovery has cut below what had counted follows and does not lead (shortened_log.py); one that is shorter than a predecessor has published in this life of the host stays
         offline until the broker is started again, for those who count on it have heard nothing of it.
     N6  a log without some of its segments is an ERROR. The only replica is served with what it has, its end where it was. One of several: without its end it is shortened; with a gap in the
         middle, which following would never fill, it stays offline.
@@ -31,7 +31,7 @@ from mqd.log.checkpoints import Entry
 from mqd.log.files import Files
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
-from mqd.worker import shortened
+from mqd.worker import shortened_log as shortened
 from mqd.worker.assignments import Assignment, leader_worker
 from mqd.worker.background import Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes, Key, Owned

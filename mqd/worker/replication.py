@@ -31,7 +31,7 @@ from mqd.cluster.host_core import owner_of
 from mqd.worker.assignments import Assignment, Cluster
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.dialing import dial
+from mqd.worker.host_connections import dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0

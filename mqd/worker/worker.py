@@ -55,9 +55,9 @@ from mqd.worker.options import reactor_options
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
-from mqd.worker.strays import set_left_behind_aside, set_strays_aside
-from mqd.worker.telling import Telling
-from mqd.worker.upkeep import Upkeep, scan_max_timestamp
+from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
+from mqd.worker.partition_reporter import Telling
+from mqd.worker.maintenance import Upkeep, scan_max_timestamp
 
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0

@@ -13,7 +13,7 @@ import pytest
 
 from mqd.client.reading import PartitionReader
 from mqd.native import NativeError
-from mqd.native_client import Client
+from mqd.native.client import Client
 from tests.broker import Broker
 from tests.crash.processes import kill_and_wait
 from tests.interaction.traffic import batch, create_topic, delete_records, log_end, produce

@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from mqd import native_client
+from mqd.native import client as native_client
 from tests.broker import Broker
 from tests.client_reading import read_all
 

@@ -15,7 +15,7 @@ from mqd.client.offsets import positions_request, read_positions
 from mqd.client.reading import PartitionReader
 from mqd.client.record_batch import RecordBatchView
 from mqd.native import NativeError
-from mqd.native_client import Client
+from mqd.native.client import Client
 from mqd.protocol.api import decode_response, encode_request
 from tests.broker import Broker
 from tests.crash.processes import kill_and_wait

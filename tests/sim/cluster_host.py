@@ -37,7 +37,7 @@ from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
-from mqd.worker.shortened import Shortened, is_wanted
+from mqd.worker.shortened_log import Shortened, is_wanted
 from tests.sim.batch_worker import BatchWorker
 from tests.sim.controller_process import ControllerProcess
 from tests.sim.coordinators import Coordinator

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.active_controller import UNUSED_MS
 from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_SEALED, TopicState
-from mqd.worker.telling import TICK_S, Telling
+from mqd.worker.partition_reporter import TICK_S, Telling
 from tests.sim.clients import TIMEOUT, Client, Consumer
 from tests.sim.kernel import MILLISECOND, SECOND, Violation
 from tests.sim.model_worker import Caller, Place
@@ -261,7 +261,7 @@ class Retirement:
     # -- workers -------------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """New workers begin to tell; once their metadata are of the present they delete what left this host before their life (strays.py)."""
+        """New workers begin to tell; once their metadata are of the present they delete what left this host before their life (orphan_directories.py)."""
         for host in self.world.hosts:
             for worker in host.workers:
                 if worker is not None and worker not in self._telling:

@@ -58,7 +58,7 @@ def test_a_frame_arrives_whole(spark: Any, broker: Broker, kafka: KafkaConnectio
 
 def partition_of(key: bytes) -> int:
     """As the Java client's default partitioner: the native tests compare mqd's murmur2 with its numbers."""
-    from mqd.native_client import partition_for
+    from mqd.native.client import partition_for
 
     return partition_for(number_of("murmur2_random"), key, PARTITIONS)
 

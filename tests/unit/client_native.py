@@ -15,7 +15,7 @@ from mqd.client.config import Choice, read
 from mqd.client.messages import KafkaError, Message
 from mqd.client.shm_producer import ShmProducer
 from mqd.native import E_INVALID, NativeError
-from mqd.native_client import INT64_MAX, Delivery
+from mqd.native.client import INT64_MAX, Delivery
 from mqd.protocol.messages import EndTxnResponse, FindCoordinatorResponse, InitProducerIdResponse
 from tests.unit.client_broker import FakeBroker
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mqd.base import asking
-from mqd.base.asking import Questions
+from mqd.base import blocking_pool as asking
+from mqd.base.blocking_pool import Questions
 
 
 def run(scenario) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqd.base import vital
+from mqd.base import crash_on_error as vital
 from mqd.native import EventKind
 from mqd.shm.attach import KeeperClient
 from mqd.shm.keeper_messages import Death

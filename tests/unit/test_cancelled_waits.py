@@ -13,7 +13,7 @@ from mqd.base import logging
 from mqd.controller.gossip import Gossip
 from mqd.worker.compaction import Compactor
 from mqd.worker.replication import Link, Replication, Target, _Connection
-from mqd.worker.upkeep import Upkeep
+from mqd.worker.maintenance import Upkeep
 
 TURNS = 8  # more than any of them takes from one wait to the next
 

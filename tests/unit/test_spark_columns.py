@@ -10,8 +10,8 @@ pa = pytest.importorskip("pyarrow", reason="the Arrow columns need pyarrow: pip 
 
 from mqd.client.reading import PartitionReader  # noqa: E402
 from mqd.native import NativeError  # noqa: E402
-from mqd.native_columns import ArrowRows  # noqa: E402
-from mqd.native_reader import SegmentReader, batches_extent  # noqa: E402
+from mqd.native.columns import ArrowRows  # noqa: E402
+from mqd.native.reader import SegmentReader, batches_extent  # noqa: E402
 from mqd.protocol.compression import CODECS  # noqa: E402
 from mqd.protocol.records import Record, decode_records, encode_batch  # noqa: E402
 from mqd.spark.reading import Assembly  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqd.native_client import Partitioner, partition_for
+from mqd.native.client import Partitioner, partition_for
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import Record, decode_batch, iterate_batches
 from mqd.spark import writing

@@ -11,10 +11,10 @@ import pytest
 
 from mqd.log import segments
 from mqd.log.files import NativeFiles
-from mqd.worker import upkeep
+from mqd.worker import maintenance as upkeep
 from mqd.worker.catalog import Owned
 from mqd.worker.partitions import OpenPartition
-from mqd.worker.upkeep import Upkeep
+from mqd.worker.maintenance import Upkeep
 
 LOG_DIR = SimpleNamespace(index=0, timestamps=segments.TimestampCache(lambda *_: (0, -1)))
 

@@ -19,7 +19,7 @@ from mqd.worker.catalog import Owned
 from mqd.worker.compaction import Compactor
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.partitions import OpenPartition, PartitionSet
-from mqd.worker.upkeep import Upkeep
+from mqd.worker.maintenance import Upkeep
 
 GENERATION = 7
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from mqd.log.retention import Decision
-from mqd.worker import background, upkeep
+from mqd.worker import background
+from mqd.worker import maintenance as upkeep
 from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
 from mqd.worker.partitions import OpenPartition
-from mqd.worker.upkeep import Upkeep
+from mqd.worker.maintenance import Upkeep
 
 PATIENCE_S = 20.0
 HUNG, SOUND = 0, 1

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mqd import native
-from mqd.worker import shortened
+from mqd.worker import shortened_log as shortened
 from tests.unit.test_worker_shortened import Set
 
 

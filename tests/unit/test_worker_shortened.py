@@ -9,11 +9,11 @@ import pytest
 
 from mqd import native
 from mqd.log.directories import partition_path
-from mqd.worker import shortened
+from mqd.worker import shortened_log as shortened
 from mqd.worker.assignments import Assignment, Member
 from mqd.worker.catalog import Catalog
 from mqd.worker.partitions import OpenPartition, PartitionSet
-from mqd.worker.shortened import Shortened
+from mqd.worker.shortened_log import Shortened
 from tests.unit.test_cluster_unclean import OPTIONS, Controller
 from tests.unit.test_worker_strays import PlainFiles
 

@@ -11,7 +11,7 @@ from mqd.cluster.metadata_records import PartitionState, TopicCreated, TopicRemo
 from mqd.cluster.metadata_state import MetadataState, Snapshot
 from mqd.log import directories, moving
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.strays import set_left_behind_aside, set_strays_aside
+from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
 
 WORKERS = 2
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from mqd.cluster.controller_messages import BrokerImage, Image, InSyncAnswer, PartitionEmptied, PartitionImage, PartitionsPut, ProposeInSync, TopicImage
 from mqd.native.reactor import Proposal
 from mqd.worker.catalog import Catalog
-from mqd.worker.telling import Telling
+from mqd.worker.partition_reporter import Telling
 
 NODE, TOPIC = 2, b"t" * 16
 GRACE_S = 10.0

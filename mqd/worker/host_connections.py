@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 
-from mqd.base.names import looked_up
+from mqd.base.host_names import looked_up
 from mqd.cluster import handshake
 from mqd.cluster.handshake import HandshakeFailed, Identity
 
