@@ -17,7 +17,7 @@
 
 #define MQD_WORKER_COUNT_MAX 64
 #define MQD_ENDPOINT_COUNT_MAX 66
-#define MQD_PARTITION_SLOT_COUNT 16640 /* 16384 for users' topics, the rest for internal ones: mqd/cluster/placement.py */
+#define MQD_PARTITION_SLOT_COUNT 16640 /* 16384 for users' topics, the rest for internal ones: mqd/cluster/metadata/rules/placement.py */
 #define MQD_OWNER_NONE 65535
 #define MQD_TOPIC_NAME_BYTES_MAX 249
 #define MQD_LOG_DIR_COUNT_MAX 32

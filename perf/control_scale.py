@@ -15,16 +15,18 @@ from statistics import median
 import msgspec
 
 from mqd.base.config import load_broker
-from mqd.cluster import broker_messages, host_core, metadata_core
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.active_controller import ActiveController
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.host_core import HostCore
-from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_records import BrokerRegistered, BrokerState, ClusterCreated, PartitionState, TopicCreated, TopicState, decode_record, encode_record
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_store import decode_state, encode_state
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host import core as host_core
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.host.core import HostCore
+from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.records import BrokerRegistered, BrokerState, ClusterCreated, PartitionState, TopicCreated, TopicState, decode_record, encode_record
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.store import decode_state, encode_state
 
 TOPIC_PARTITIONS = 100
 WORKERS = 8

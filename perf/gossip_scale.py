@@ -11,10 +11,10 @@ import random
 import time
 from collections.abc import Callable
 
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_core import GossipCore
-from mqd.cluster.gossip_events import DEAD, SUSPECT, MemberChanged, ProbeStream, Profile, PushPull, SendDatagram, Settings
-from mqd.cluster.gossip_messages import REFUTATIONS, Entry, Seal, State, encode
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip import GossipCore
+from mqd.cluster.membership.gossip_events import DEAD, SUSPECT, MemberChanged, ProbeStream, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_messages import REFUTATIONS, Entry, Seal, State, encode
 
 DELAY_MS = (1, 5)
 ROUND_TRIP_MS = 10

@@ -1,6 +1,6 @@
 """The listener between hosts: connections of other hosts' workers, which go to the worker that they name, and of other hosts' acceptors, which are served here.
 
-    accept -> handshake (mqd/cluster/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
+    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
                                                                          hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (relaying.py)
 
 Markers of a host come over one connection, the newest that has brought any: an older one is that of an acceptor that has died, or was given up. It ends before the newer one's markers
@@ -24,8 +24,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from mqd.acceptor.accepting import MAGIC, packed_ip
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
-from mqd.cluster import handshake
-from mqd.cluster.handshake import HandshakeFailed, Hello, Identity, Refusal
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal
 
 HANDSHAKES_MAX = 64
 FRAME_BYTES_MAX = 16 << 20

@@ -12,7 +12,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
 from mqd.base import logging
 from mqd.base.blocking_pool import Questions
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
 
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """The acceptor's connection to the controller: the metadata it serves, and the changes it asks for.
 
-    4-byte big-endian length, then msgpack (mqd/cluster/controller_messages.py).
+    4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
 The controller may be restarted at any time. A change that was under way then has an unknown outcome: it is answered with REQUEST_TIMED_OUT, never with a definite
 failure. One that could not be sent is sent when the controller is back, or times out likewise.
@@ -15,7 +15,7 @@ import msgspec
 
 from mqd.base import logging
 from mqd.base.collector import paused
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 
 MESSAGE_BYTES_MAX = 256 << 20

@@ -11,7 +11,7 @@ from functools import partial
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.group_cluster import BrokerCluster
 from mqd.base import logging
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.coordinator import load
 from mqd.coordinator.actions import Core, Cores, Effect
 from mqd.coordinator.log import AppendError, Log, Sender, Served

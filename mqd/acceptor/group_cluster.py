@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from mqd.acceptor.broker import Broker
-from mqd.cluster.features import levels
+from mqd.cluster.metadata.features import levels
 from mqd.group.consumer_cluster import Topic
 from mqd.group.regex import RegexMatcher
 from mqd.group.settings import ConsumerSettings

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.metadata_records import RETIRE_HIDDEN
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.records import RETIRE_HIDDEN
 
 
 class Metadata:
@@ -24,7 +24,7 @@ class Metadata:
         self.broker_default_config: dict[str, str] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
         self.client_quotas: list[messages.ClientQuota] = []
-        self.features: dict[str, int] = {}  # what was set; mqd.cluster.features.levels() adds the rest
+        self.features: dict[str, int] = {}  # what was set; mqd.cluster.metadata.features.levels() adds the rest
         self.features_version = 0  # of the message that changed them last
         self.withheld: frozenset[str] = frozenset()  # topics that exist, though this host's processes are not told of them, or not of all their partitions
         self._node_id = -1  # of this host

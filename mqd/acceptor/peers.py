@@ -15,8 +15,8 @@ from mqd.acceptor.between import own_identity, read_frame, set_options, shake
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import looked_up
-from mqd.cluster import handshake
-from mqd.cluster.controller_messages import BrokerImage
+from mqd.cluster.membership import handshake
+from mqd.cluster.host.messages import BrokerImage
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import owner_of
 from mqd.protocol.errors import ProtocolError

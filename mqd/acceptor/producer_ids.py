@@ -5,7 +5,7 @@ twice, whatever restarts; the rest of a block is lost with the acceptor. All who
 import asyncio
 
 from mqd.acceptor.broker import Broker
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 
 BLOCK_COUNT = 1000

@@ -11,8 +11,8 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers import describe_producers, list_transactions
 from mqd.acceptor.peers import PeerError
 from mqd.acceptor.remote_transactions import LIST_VERSION
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.metadata_records import RETIRE_NOT
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.records import RETIRE_NOT
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreatePartitionsResponse, DescribeProducersRequest, DescribeProducersResponse, ListTransactionsRequest, ListTransactionsResponse

@@ -108,7 +108,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     if len(nodes) != 1:
         return False
     from mqd.cli.request import Broker, check
-    from mqd.cluster.config_rules import RESOURCE_BROKER
+    from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER
     from mqd.protocol.messages import DescribeConfigsRequest
 
     resource = DescribeConfigsRequest.Resource(resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_OPENS_LISTENERS))
@@ -444,8 +444,8 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     Choose the host whose metadata reaches farthest.
     """
     from mqd.base.paths import default_data_dir, layout
-    from mqd.cluster.replica_identity import MetadataCorrupt
-    from mqd.cluster.standalone import force_standalone as force
+    from mqd.cluster.raft.identity import MetadataCorrupt
+    from mqd.cluster.raft.standalone import force_standalone as force
     from mqd.keeper.identity import load_identity
     from mqd.shm import locks
 

@@ -47,7 +47,7 @@ def racks_of(broker: Broker) -> dict[int, str | None]:
 
 
 def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], replication_factor: int | None, racks: Mapping[int, str | None]) -> Plan:
-    """Each partition on `brokers` alone, as many replicas as it has (or as told): over their racks first, as new topics are placed (mqd.cluster.placement). Replicas that may stay do, the others go where the fewest are.
+    """Each partition on `brokers` alone, as many replicas as it has (or as told): over their racks first, as new topics are placed (mqd.cluster.metadata.rules.placement). Replicas that may stay do, the others go where the fewest are.
     Raises CliError."""
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):

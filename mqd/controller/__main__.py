@@ -21,17 +21,19 @@ from mqd import native
 from mqd.base import clock, logging, paths, watchdog
 from mqd.base import config as configuration
 from mqd.base.blocking_pool import in_thread
-from mqd.cluster import broker_messages, features, placement
-from mqd.cluster.broker_core import BrokerCore
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.host_core import HostCore, owner_of
-from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import Stored
-from mqd.cluster.quorum_messages import ReplicaKey, SnapshotMeta, Voter
-from mqd.cluster.quorum_store import QuorumStore
-from mqd.cluster.replica_identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import features
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.host.core import HostCore, owner_of
+from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import Stored
+from mqd.cluster.raft.messages import ReplicaKey, SnapshotMeta, Voter
+from mqd.cluster.raft.store import QuorumStore
+from mqd.cluster.raft.identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
 from mqd.controller import directories, options, quotas, session
 from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from mqd.base import clock, logging
-from mqd.cluster import quorum_events as events
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_messages import Batch, SnapshotMeta
-from mqd.cluster.quorum_store import FlushFailed, QuorumStore, encode_state
+from mqd.cluster.raft import events
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.messages import Batch, SnapshotMeta
+from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 
 APPEND_BYTES_MAX = 8 << 20  # of one write
 

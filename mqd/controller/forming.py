@@ -1,13 +1,13 @@
-"""Asks the seeds until this host knows of which cluster it is (mqd/cluster/formation.py), and answers others that ask."""
+"""Asks the seeds until this host knows of which cluster it is (mqd/cluster/membership/formation.py), and answers others that ask."""
 
 import asyncio
 from collections.abc import Callable
 
 from mqd.base import clock, logging
-from mqd.cluster import formation
-from mqd.cluster.formation import FormationAnswer, FormationCore
-from mqd.cluster.handshake import HandshakeFailed
-from mqd.cluster.peer_messages import PeerProtocolError, encode
+from mqd.cluster.membership import formation
+from mqd.cluster.membership.formation import FormationAnswer, FormationCore
+from mqd.cluster.membership.handshake import HandshakeFailed
+from mqd.cluster.membership.peer_messages import PeerProtocolError, encode
 from mqd.controller.peers import Connection, Peers, reason_of
 
 TICK_S = 0.05

@@ -9,7 +9,7 @@
 
 `on_change` is told MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the core has done with the event. Everything it hears is a hint.
 
-A TCP exchange, after the handshake of mqd/cluster/handshake.py (purpose "gossip"): 4-byte length and a State or StreamPing from who connected, the same and a State or
+A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): 4-byte length and a State or StreamPing from who connected, the same and a State or
 StreamAck back; then it ends. Bounds: STATE_BYTES_MAX a message, SERVED_COUNT_MAX served at once, exchange_ms_max each, RESOLVE_COUNT_MAX names being looked up.
 """
 
@@ -25,11 +25,11 @@ from pathlib import Path
 from mqd import native
 from mqd.base import clock, logging
 from mqd.base.blocking_pool import in_thread
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_core import GossipCore
-from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings
-from mqd.cluster.gossip_messages import LIFE_MAX, MAGIC, STATE_BYTES_MAX, Refused, Seal, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
-from mqd.cluster.handshake import HandshakeFailed, Hello, derive_key
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip import GossipCore
+from mqd.cluster.membership.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_messages import LIFE_MAX, MAGIC, STATE_BYTES_MAX, Refused, Seal, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
+from mqd.cluster.membership.handshake import HandshakeFailed, Hello, derive_key
 from mqd.controller.peers import Peers
 
 RECEIVE_BUFFER_BYTES = 1 << 20

@@ -3,7 +3,7 @@
     told      profile (racks, capacity), load, the active controller as the quorum knows it; seeds: cluster.seeds and every broker that is registered
     hints     addresses of hosts (where connections are tried), who may know the quorum's leader (asked when this host knows none), who is suspected (log, `views()`)
 
-Beside it, on the same socket, the notices of keepers (mqd/cluster/death_notice.py): a proof, not a hint.
+Beside it, on the same socket, the notices of keepers (mqd/cluster/membership/death_notice.py): a proof, not a hint.
 
 Nothing of gossip fences, elects or changes anything: a wrong hint costs one connection that fails, or one question in vain.
 """
@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqd.base import clock, cluster_config, logging
 from mqd.base.blocking_pool import in_thread
-from mqd.cluster import death_notice, death_proofs, quorum_events
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_events import MemberView, Profile
-from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.cluster.membership import death_notice, death_proofs
+from mqd.cluster.raft import events as quorum_events
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip_events import MemberView, Profile
+from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller import directories, gossip
 
 if TYPE_CHECKING:
-    from mqd.cluster.handshake import Hello
+    from mqd.cluster.membership.handshake import Hello
     from mqd.controller.peers import Peers
     from mqd.controller.shell import Shell
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mqd.base import cluster_config, logging
-from mqd.cluster import features, formation, handshake
-from mqd.cluster.formation import FormationAsk, FormationCore, Member
-from mqd.cluster.handshake import Hello, Identity, Refusal
-from mqd.cluster.quorum_messages import ReplicaKey
-from mqd.cluster.replica_identity import directory_text
+from mqd.cluster.membership import formation, handshake
+from mqd.cluster.metadata import features
+from mqd.cluster.membership.formation import FormationAsk, FormationCore, Member
+from mqd.cluster.membership.handshake import Hello, Identity, Refusal
+from mqd.cluster.raft.messages import ReplicaKey
+from mqd.cluster.raft.identity import directory_text
 from mqd.controller.forming import Forming
 from mqd.controller.host_gossip import HostGossip, disk_bytes
 from mqd.controller.peers import Connection, Peers

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from mqd.base.config import broker_value
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.quorum_events import QuorumSettings
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.raft.events import QuorumSettings
 
 
 def _number(config: Mapping[str, str], name: str) -> int:

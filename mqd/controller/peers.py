@@ -3,7 +3,7 @@
 Best effort: a message goes out over a connection that lives, else it waits (a few, for a short time) for the one that is being made, else it is dropped; the cores say everything
 again that matters. In order while a connection lasts. Either side's connection serves both directions; a host sends over one of them until that ends.
 
-Every connection begins with the handshake (mqd/cluster/handshake.py): what comes after it comes from the node that proved itself, and nothing before it reaches anybody.
+Every connection begins with the handshake (mqd/cluster/membership/handshake.py): what comes after it comes from the node that proved itself, and nothing before it reaches anybody.
 
 Bounds
     CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  under way at a time; more are closed at once
@@ -23,8 +23,8 @@ import msgspec
 
 from mqd.base import logging
 from mqd.base.host_names import looked_up
-from mqd.cluster import handshake, peer_messages
-from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
+from mqd.cluster.membership import handshake, peer_messages
+from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
 
 CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64

@@ -1,6 +1,6 @@
 """The quorum core at work: its disk, its timer, its messages; what it commits goes into the metadata core, what that proposes comes back.
 
-Everything happens in the loop's thread; an effect is carried out as soon as the core has returned it, in the order given (quorum_events.py says what that rests on).
+Everything happens in the loop's thread; an effect is carried out as soon as the core has returned it, in the order given (raft/events.py says what that rests on).
 """
 
 import asyncio
@@ -9,14 +9,14 @@ from collections.abc import Callable
 import msgspec
 
 from mqd.base import clock, logging
-from mqd.cluster import metadata_core
-from mqd.cluster import quorum_events as events
-from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_records import decode_record, encode_record
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import NO_DEADLINE
-from mqd.cluster.quorum_messages import DATA, Voters
-from mqd.cluster.quorum_store import QuorumStore, decode_state
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.raft import events
+from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.records import decode_record, encode_record
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import NO_DEADLINE
+from mqd.cluster.raft.messages import DATA, Voters
+from mqd.cluster.raft.store import QuorumStore, decode_state
 from mqd.controller.disk import Disk, StoreSnapshot
 
 SNAPSHOT_RETRY_S = 60.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from mqd import native
 from mqd.base.config import broker_value
-from mqd.cluster.metadata_records import Entity
-from mqd.cluster.settings_rules import CLIENT_ID, QUOTA_KEYS, REQUEST
+from mqd.cluster.metadata.records import Entity
+from mqd.cluster.metadata.rules.settings import CLIENT_ID, QUOTA_KEYS, REQUEST
 
 SECOND_NS = 1_000_000_000
 BURST_NS = 10 * SECOND_NS

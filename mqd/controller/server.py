@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from mqd.base import logging
-from mqd.cluster.controller_messages import FromController, Subscribe, ToController
+from mqd.cluster.host.messages import FromController, Subscribe, ToController
 
 REQUEST_BYTES_MAX = 16 << 20
 SEND_BYTES_MAX = 128 << 20

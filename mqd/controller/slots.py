@@ -1,8 +1,8 @@
-"""The control segment's partition slots, as the host core knows them: what a predecessor left there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host_core.py)."""
+"""The control segment's partition slots, as the host core knows them: what a predecessor left there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host/core.py)."""
 
 from mqd import native
-from mqd.cluster.host_core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen, Started
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.host.core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen, Started
+from mqd.cluster.metadata.state import MetadataState
 
 
 def seen(control: native.Control, state: MetadataState) -> Started:

@@ -1,4 +1,4 @@
-"""Who votes: what an operator asks of the quorum, and what follows by itself (mqd/cluster/promotion.py). On the active controller; one change at a time."""
+"""Who votes: what an operator asks of the quorum, and what follows by itself (mqd/cluster/raft/promotion.py). On the active controller; one change at a time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqd.base import clock, logging
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import promotion
-from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_leader import ReplicaView
-from mqd.cluster.quorum_messages import ReplicaKey, Voter
+from mqd.cluster.host import messages
+from mqd.cluster.raft import promotion
+from mqd.cluster.raft import events
+from mqd.cluster.raft.leader import ReplicaView
+from mqd.cluster.raft.messages import ReplicaKey, Voter
 from mqd.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:

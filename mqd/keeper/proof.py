@@ -1,4 +1,4 @@
-"""Tells the voters on other hosts that processes of this one have ended (mqd/cluster/death_notice.py): its controller, or all that act as a broker. Only the keeper can know, and it alone is left."""
+"""Tells the voters on other hosts that processes of this one have ended (mqd/cluster/membership/death_notice.py): its controller, or all that act as a broker. Only the keeper can know, and it alone is left."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mqd import native
 from mqd.base import clock, cluster_config, logging
-from mqd.cluster import death_notice
-from mqd.cluster.death_notice import Notice, Orders
+from mqd.cluster.membership import death_notice
+from mqd.cluster.membership.death_notice import Notice, Orders
 
 log = logging.get("keeper")
 After = Callable[[float, Callable[[], None]], None]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import msgspec
 
 from mqd.base.config import broker_value, topic_effective, topic_value
-from mqd.cluster.controller_messages import BrokerImage, PartitionImage, TopicImage
-from mqd.cluster.host_core import owner_of
-from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
+from mqd.cluster.host.core import owner_of
+from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
 
 
 class Member(msgspec.Struct, frozen=True):

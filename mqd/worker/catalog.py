@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from mqd.base.collector import paused
-from mqd.cluster.controller_messages import (
+from mqd.cluster.host.messages import (
     BrokerConfigPut,
     BrokerImage,
     BrokersPut,

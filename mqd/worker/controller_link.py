@@ -1,6 +1,6 @@
 """The connection to the controller: subscribe, receive in order, answer; connect anew when it ends.
 
-    4-byte big-endian length, then msgpack (mqd/cluster/controller_messages.py).
+    4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
 The controller may be restarted at any time; after each new subscription it sends the whole image first, so nothing that was missed is missed for long.
 Bound: one message of MESSAGE_BYTES_MAX; messages are handed on one after the other, so the socket is the queue.
@@ -14,7 +14,7 @@ import msgspec
 
 from mqd.base import logging
 from mqd.base.collector import paused
-from mqd.cluster.controller_messages import FromController, Subscribe, ToController
+from mqd.cluster.host.messages import FromController, Subscribe, ToController
 
 MESSAGE_BYTES_MAX = 256 << 20  # 16384 partitions need about 2 MB
 RETRY_MS_MIN = 20

@@ -19,8 +19,8 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_value
-from mqd.cluster import handshake
-from mqd.cluster.handshake import HandshakeFailed, Identity
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Cluster
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.host_connections import dial

@@ -1,4 +1,4 @@
-"""Connections to the workers of other hosts: made, and proven on both sides (mqd/cluster/handshake.py), before a byte of anything else is read.
+"""Connections to the workers of other hosts: made, and proven on both sides (mqd/cluster/membership/handshake.py), before a byte of anything else is read.
 
 Concurrency: the event loop's thread.
 """
@@ -8,8 +8,8 @@ import os
 import socket
 
 from mqd.base.host_names import looked_up
-from mqd.cluster import handshake
-from mqd.cluster.handshake import HandshakeFailed, Identity
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 
 LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
 

@@ -24,7 +24,7 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_value
-from mqd.cluster.controller_messages import MoveCompleted, ToController
+from mqd.cluster.host.messages import MoveCompleted, ToController
 from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.protocol.errors import ErrorCode

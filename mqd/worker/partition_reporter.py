@@ -15,8 +15,8 @@ from typing import Any
 
 from mqd import native
 from mqd.base import logging
-from mqd.cluster.controller_messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
-from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED
+from mqd.cluster.host.messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
+from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED
 from mqd.worker.catalog import Catalog, Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.partitions import PartitionSet

@@ -24,8 +24,8 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
-from mqd.cluster.controller_messages import BrokerImage, TopicImage
-from mqd.cluster.host_core import LOG_DIR_NONE
+from mqd.cluster.host.messages import BrokerImage, TopicImage
+from mqd.cluster.host.core import LOG_DIR_NONE
 from mqd.log import directories, moving
 from mqd.log.checkpoints import Entry
 from mqd.log.files import Files

@@ -21,7 +21,7 @@ from typing import Any
 from mqd import native
 from mqd.base import cluster_config, logging, watchdog
 from mqd.base.config import broker_value
-from mqd.cluster.controller_messages import (
+from mqd.cluster.host.messages import (
     Applied,
     BrokerConfigPut,
     BrokersPut,

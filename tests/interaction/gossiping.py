@@ -10,9 +10,9 @@ import sys
 import uuid
 from pathlib import Path
 
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_events import Profile
-from mqd.cluster.handshake import Identity
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip_events import Profile
+from mqd.cluster.membership.handshake import Identity
 from mqd.controller.gossip import create
 from mqd.controller.peers import Peers
 

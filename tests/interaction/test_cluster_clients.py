@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from mqd.base.cluster_config import LOOPBACK_KEY
-from mqd.cluster import handshake
-from mqd.cluster.handshake import HandshakeRefused, Identity, Initiator
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeRefused, Identity, Initiator
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from mqd.cluster.formation import ADVICE
+from mqd.cluster.membership.formation import ADVICE
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import CreateTopicsRequest
 from tests.cluster_hosts import Cluster, Host

@@ -1,5 +1,5 @@
 """A rolling upgrade between hosts that support different levels, under load. The tree has one version, so the "older" hosts are this one with a cap on what they support
-(MQD_TEST_FEATURES, mqd/cluster/features.py): this shows the negotiation - what is in force, who is let in, what refuses to start - and not that an older version's code reads what a newer one's writes.
+(MQD_TEST_FEATURES, mqd/cluster/metadata/features.py): this shows the negotiation - what is in force, who is let in, what refuses to start - and not that an older version's code reads what a newer one's writes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mqd.base import paths
-from mqd.cluster import death_notice
+from mqd.cluster.membership import death_notice
 from tests.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import metadata_core
-from mqd.cluster import quorum_events as events
+from mqd.cluster.host import messages
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.raft import events
 from tests.sim.kernel import MILLISECOND
 
 if TYPE_CHECKING:

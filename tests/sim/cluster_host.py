@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mqd.cluster import broker_core, broker_messages
-from mqd.cluster.broker_messages import RegisterBroker
-from mqd.cluster.controller_messages import (
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.broker.messages import RegisterBroker
+from mqd.cluster.host.messages import (
     Answer,
     Applied,
     BrokersPut,
@@ -29,11 +30,11 @@ from mqd.cluster.controller_messages import (
     TopicPut,
     TopicRemoved,
 )
-from mqd.cluster.death_notice import REPEATS_MS, Notice
-from mqd.cluster.host_core import owner_of
-from mqd.cluster.host_events import SlotSeen
-from mqd.cluster.placement import Directory
-from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.cluster.membership.death_notice import REPEATS_MS, Notice
+from mqd.cluster.host.core import owner_of
+from mqd.cluster.host.events import SlotSeen
+from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.raft.messages import ReplicaKey
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned

@@ -16,17 +16,17 @@ from typing import Any
 
 import msgspec
 
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import peer_messages
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.host_core import owner_of
-from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, decode_record
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import QuorumSettings
-from mqd.cluster.quorum_messages import DATA, Batch, SnapshotMeta, Voter
+from mqd.cluster.host import messages
+from mqd.cluster.membership import peer_messages
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.host.core import owner_of
+from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, decode_record
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import QuorumSettings
+from mqd.cluster.raft.messages import DATA, Batch, SnapshotMeta, Voter
 from tests.sim import coordinators, retirement
 from tests.sim.clients import Asker, Client, Consumer, Producer
 from tests.sim.cluster_faults import Faults

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mqd.cluster import broker_core, broker_messages, host_core, host_events, metadata_core
-from mqd.cluster import quorum_events as events
-from mqd.cluster.broker_core import BrokerCore
-from mqd.cluster.controller_messages import Applied, DeleteRecords, MoveReplica, PartitionEmptied, ProposeInSync, Request, Subscribe
-from mqd.cluster.death_notice import Notice
-from mqd.cluster.death_proofs import DeathProofs, last_words
-from mqd.cluster.host_core import HostCore
-from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_records import decode_record, encode_record
-from mqd.cluster.metadata_state import MetadataState, Snapshot
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import NO_DEADLINE
-from mqd.cluster.quorum_messages import DATA
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host import core as host_core
+from mqd.cluster.host import events as host_events
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.raft import events
+from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.host.messages import Applied, DeleteRecords, MoveReplica, PartitionEmptied, ProposeInSync, Request, Subscribe
+from mqd.cluster.membership.death_notice import Notice
+from mqd.cluster.membership.death_proofs import DeathProofs, last_words
+from mqd.cluster.host.core import HostCore
+from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.records import decode_record, encode_record
+from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import NO_DEADLINE
+from mqd.cluster.raft.messages import DATA
 from tests.sim.kernel import Process, Violation
 from tests.sim.quorum_disk import StoreSnapshot
 

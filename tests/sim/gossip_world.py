@@ -18,10 +18,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_core import GossipCore
-from mqd.cluster.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, LeaveDone, MemberChanged, ProbeStream, Profile, PushPull, SendDatagram, Settings
-from mqd.cluster.gossip_messages import Seal, StreamPing, decode_stream, encode
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip import GossipCore
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, LeaveDone, MemberChanged, ProbeStream, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_messages import Seal, StreamPing, decode_stream, encode
 
 BUFFER_DATAGRAMS_MAX = 300  # a socket's, while its process stands still
 CAPTURED_MAX = 400

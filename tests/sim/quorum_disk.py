@@ -1,7 +1,7 @@
 """The disk of one replica of the metadata quorum: vote, snapshot, log; a queue of operations in order, each durable when it is reported done.
 
 A crash keeps some beginning of what was under way (whole batches: a torn one is cut off when the log is opened) and nothing of what was only queued. A full disk refuses
-an append; with it goes all that is queued behind. The contract of quorum_events.py is asserted on the way.
+an append; with it goes all that is queued behind. The contract of raft/events.py is asserted on the way.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
-from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_events import Stored, VoteState
-from mqd.cluster.quorum_messages import Batch, SnapshotMeta
+from mqd.cluster.raft import events
+from mqd.cluster.raft.events import Stored, VoteState
+from mqd.cluster.raft.messages import Batch, SnapshotMeta
 
 
 class StoreSnapshot:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mqd.cluster import quorum_events as events
-from mqd.cluster.death_notice import REPEATS_MS
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import NO_DEADLINE
-from mqd.cluster.quorum_messages import Batch, ReplicaKey, SnapshotMeta
+from mqd.cluster.raft import events
+from mqd.cluster.membership.death_notice import REPEATS_MS
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import NO_DEADLINE
+from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta
 from tests.sim.kernel import MILLISECOND, SECOND, Process, Violation
 from tests.sim.quorum_disk import QuorumDisk, StoreSnapshot
 

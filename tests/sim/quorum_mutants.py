@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_election import Election
-from mqd.cluster.quorum_events import NO_DEADLINE, AppendLog, Committed, DiskDone, InstallSnapshot, LeaderDied, PersistVote, QuorumSettings, TruncateLog
-from mqd.cluster.quorum_follower import Following
-from mqd.cluster.quorum_leader import Leadership, Replica
-from mqd.cluster.quorum_messages import EndEpoch, Fetch
-from mqd.cluster.quorum_voters import VoterChanges
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.election import Election
+from mqd.cluster.raft.events import NO_DEADLINE, AppendLog, Committed, DiskDone, InstallSnapshot, LeaderDied, PersistVote, QuorumSettings, TruncateLog
+from mqd.cluster.raft.follower import Following
+from mqd.cluster.raft.leader import Leadership, Replica
+from mqd.cluster.raft.messages import EndEpoch, Fetch
+from mqd.cluster.raft.voters import VoterChanges
 from tests.sim.quorum_host import Host
 
 # -- elections -----------------------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_core import QuorumCore, standalone
-from mqd.cluster.quorum_events import QuorumSettings, VoteState
-from mqd.cluster.quorum_messages import Batch, ReplicaKey, SnapshotMeta, leader_change_batch, voters_batch
+from mqd.cluster.raft import events
+from mqd.cluster.raft.core import QuorumCore, standalone
+from mqd.cluster.raft.events import QuorumSettings, VoteState
+from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta, leader_change_batch, voters_batch
 from tests.sim.kernel import Violation
 from tests.sim.quorum_host import Host, chain
 from tests.sim.quorum_world import Plan, World

@@ -8,17 +8,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqd.cluster import broker_messages as peer
-from mqd.cluster.active_controller import ActiveController
-from mqd.cluster.broker_core import BrokerCore
-from mqd.cluster.cluster_view import View
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.death_notice import Notice
-from mqd.cluster.death_proofs import NOTICES_MAX, DeathProofs
-from mqd.cluster.in_sync_rules import Proposals
-from mqd.cluster.metadata_records import BrokerChanged, BrokerState, PartitionsChanged, PartitionState, TopicState
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_events import LeaderDied
+from mqd.cluster.broker import messages as peer
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.membership.death_notice import Notice
+from mqd.cluster.membership.death_proofs import NOTICES_MAX, DeathProofs
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.records import BrokerChanged, BrokerState, PartitionsChanged, PartitionState, TopicState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.events import LeaderDied
 from mqd.protocol.errors import ErrorCode
 from tests.sim.cluster_world import ClusterWorld, Plan
 from tests.sim.disks import Entry, PartitionLog
@@ -298,7 +298,7 @@ def test_a_broker_that_does_not_want_to_end_any_more() -> None:
 
 def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() -> None:
     """The answer to a heartbeat from before arrives after the workers died."""
-    from mqd.cluster import broker_core
+    from mqd.cluster.broker import core as broker_core
 
     state = cluster(in_sync=(0, 1, 2))
     core = BrokerCore(1, state, OPTIONS)
@@ -316,7 +316,7 @@ def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() ->
 
 def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
     """All processes of the host died and are back; the keeper has taken the lease back and said so. The answer to a heartbeat of before finds the new process."""
-    from mqd.cluster import broker_core
+    from mqd.cluster.broker import core as broker_core
 
     state = cluster(in_sync=(0, 1, 2))
     core = BrokerCore(1, state, OPTIONS)
@@ -335,9 +335,9 @@ def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
 def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
     """Seed 1594: a worker dies, and two controller processes start one after the other over a state that is older than the slot of what the worker led. The first one must not overwrite
     the slot, or the second one takes the new worker for the one that led."""
-    from mqd.cluster import controller_messages as messages
-    from mqd.cluster.host_core import AssignSlot, HostCore, RaiseEpochs, Send
-    from mqd.cluster.host_events import SlotSeen, Started, SubscriberJoined
+    from mqd.cluster.host import messages
+    from mqd.cluster.host.core import AssignSlot, HostCore, RaiseEpochs, Send
+    from mqd.cluster.host.events import SlotSeen, Started, SubscriberJoined
 
     state = cluster(in_sync=(0, 1, 2), leader_epoch=3)
     slots = (SlotSeen(5, TOPIC, 0, 4, 0, True, 0),)

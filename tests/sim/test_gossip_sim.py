@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_core import GossipCore
-from mqd.cluster.gossip_events import ALIVE, DEAD, SUSPECT
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip import GossipCore
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, SUSPECT
 from tests.sim.gossip_world import Broken, Host, Weather, World
 
 ROOT = Path(__file__).resolve().parents[2]

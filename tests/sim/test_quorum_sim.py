@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.cluster.quorum_core import QuorumBroken, QuorumCore
+from mqd.cluster.raft.core import QuorumBroken, QuorumCore
 from tests.sim import quorum_mutants as mutants
 from tests.sim import quorum_scenarios as scenarios
 from tests.sim.kernel import Violation

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from mqd.base.logging import Logger
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.group.records import encode_offset_key
 from mqd.transaction.records import State

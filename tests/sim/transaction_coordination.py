@@ -29,7 +29,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.peers import PeerError
 from mqd.acceptor.transactions import _CHECK, _CHECK_PARTITION, TransactionService
 from mqd.base import config as configuration
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.coordinator.load import _State
 from mqd.coordinator.log import AppendError, Log
 from mqd.coordinator.runtime import Coordinator, CoordinatorError

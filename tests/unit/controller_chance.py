@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqd.cluster import broker_core, metadata_core
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.host import messages
 
 if TYPE_CHECKING:
     from controller_world import Host, World

@@ -18,13 +18,15 @@ import msgspec
 from controller_chance import Chance
 
 from mqd.base.config import load_broker
-from mqd.cluster import broker_core, broker_messages, metadata_core
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.metadata_records import BrokerRegistered, PartitionsChanged, Record, decode_record, encode_record
-from mqd.cluster.placement import Directory
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.records import BrokerRegistered, PartitionsChanged, Record, decode_record, encode_record
+from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.metadata.state import MetadataState
 
 OPTIONS = ControllerOptions(replication_delay_ms=60_000, balance_check_ms=20_000, balance_stable_ms=5_000, retire_barrier_ms=2_000, retire_grace_ms=5_000)
 LEASE_MS = 1_500

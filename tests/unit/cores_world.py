@@ -5,13 +5,14 @@ import random
 import msgspec
 
 from mqd.base.config import load_broker
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import host_core, metadata_core
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.metadata_records import Record, decode_record, encode_record
-from mqd.cluster.placement import Directory
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.placement import INTERNAL_SLOTS
+from mqd.cluster.host import messages
+from mqd.cluster.host import core as host_core
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.records import Record, decode_record, encode_record
+from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.placement import INTERNAL_SLOTS
 
 NODE = 1
 ACCEPTOR = "acceptor"

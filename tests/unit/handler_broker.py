@@ -15,18 +15,18 @@ from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import coordinate
 from mqd.base.config import load_broker
-from mqd.cluster import broker_messages
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.broker_core import BrokerCore
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.host_core import HostCore
-from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.placement import PARTITIONS_MAX
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import QuorumSettings
-from mqd.cluster.quorum_messages import SnapshotMeta, Voter
-from mqd.cluster.quorum_store import QuorumStore
-from mqd.cluster.replica_identity import directory_text, settle_key
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host import messages
+from mqd.cluster.broker.core import BrokerCore
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.host.core import HostCore
+from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import QuorumSettings
+from mqd.cluster.raft.messages import SnapshotMeta, Voter
+from mqd.cluster.raft.store import QuorumStore
+from mqd.cluster.raft.identity import directory_text, settle_key
 from mqd.controller import directories
 from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.protocol.api import decode_response, encode_request

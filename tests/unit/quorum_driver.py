@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_core import QuorumCore
-from mqd.cluster.quorum_events import QuorumSettings, Stored
-from mqd.cluster.quorum_messages import BeginEpoch, Fetch, FetchResponse, ReplicaKey, SnapshotMeta, Voter, VoteRequest, VoteResponse
+from mqd.cluster.raft import events
+from mqd.cluster.raft.core import QuorumCore
+from mqd.cluster.raft.events import QuorumSettings, Stored
+from mqd.cluster.raft.messages import BeginEpoch, Fetch, FetchResponse, ReplicaKey, SnapshotMeta, Voter, VoteRequest, VoteResponse
 
 SECOND = 1_000_000_000
 

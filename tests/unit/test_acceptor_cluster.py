@@ -17,10 +17,10 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.peers import PeerError, Peers
 from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
 from mqd.base.config import load_broker
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import handshake
-from mqd.cluster.handshake import Hello, Identity, Refusal
-from mqd.cluster.metadata_records import RETIRE_HIDDEN
+from mqd.cluster.host import messages
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import Hello, Identity, Refusal
+from mqd.cluster.metadata.records import RETIRE_HIDDEN
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.coordinator.topics import CONSUMER_OFFSETS, TRANSACTION_STATE

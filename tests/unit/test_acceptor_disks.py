@@ -12,7 +12,7 @@ from mqd.acceptor.disks import LOADS_AT_ONCE, READS_AT_ONCE, Disks
 from mqd.acceptor.handlers import list_offsets
 from mqd.base import blocking_pool as asking
 from mqd.base.blocking_pool import UnderWay
-from mqd.cluster.controller_messages import PartitionImage
+from mqd.cluster.host.messages import PartitionImage
 from mqd.log.lookup import OffsetAndTimestamp
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ListOffsetsRequest

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 from controller_world import World
 
-from mqd.cluster import broker_core, broker_messages
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host import messages
 
 
 def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no_longer() -> None:

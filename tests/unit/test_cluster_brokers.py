@@ -6,11 +6,14 @@ from controller_world import OPTIONS, Host, World
 from test_cluster_rules import registration
 
 from mqd.base.config import load_broker
-from mqd.cluster import broker_core, broker_messages, broker_rules, metadata_core
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.metadata_records import PartitionState, TopicRemoved
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.records import PartitionState, TopicRemoved
+from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode as E
 
 

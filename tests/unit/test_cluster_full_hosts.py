@@ -8,15 +8,19 @@ from test_cluster_brokers import partitions, run
 from test_cluster_replicas import NONE
 from test_cluster_rules import cluster, do, topic
 
-from mqd.cluster import broker_core, broker_messages, broker_rules, reassign_rules, retire_rules
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.active_controller import UPKEEP_MS, ActiveController
-from mqd.cluster.cluster_view import View
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.metadata_records import BrokerChanged, BrokerConfigured, PartitionsChanged, PartitionState
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.placement import Directories, Directory, Loads, balance, choose, choose_one
-from mqd.cluster.reassign_rules import GROW_ELSEWHERE_MS
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.active_controller import UPKEEP_MS, ActiveController
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.records import BrokerChanged, BrokerConfigured, PartitionsChanged, PartitionState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose, choose_one
+from mqd.cluster.metadata.rules.reassignments import GROW_ELSEWHERE_MS
 
 MIB = 1 << 20
 

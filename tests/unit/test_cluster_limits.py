@@ -4,16 +4,18 @@ import msgspec
 import pytest
 from test_cluster_rules import TOPIC, cluster, topic
 
-from mqd.cluster import broker_messages, limits, reassign_rules
-from mqd.cluster.active_controller import UNABLE_MS, ActiveController
-from mqd.cluster.cluster_view import View
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.controller_messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.metadata_rules import Placement, add_partitions, create_topic
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.placement import PARTITIONS_MAX, Directories
-from mqd.cluster.refusal import Refusal
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import limits
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.active_controller import UNABLE_MS, ActiveController
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.host.messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.rules.topics import Placement, add_partitions, create_topic
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX, Directories
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
 NONE: frozenset[str] = frozenset()

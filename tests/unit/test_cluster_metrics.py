@@ -4,7 +4,7 @@ import msgspec
 
 from mqd.acceptor import cluster_metrics
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.controller_messages import BrokerImage, PartitionImage, TopicImage
+from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
 
 
 def metadata(*partitions: PartitionImage, brokers: int = 3, config: dict[str, str] | None = None) -> Metadata:

@@ -5,13 +5,13 @@ from controller_world import World
 from test_cluster_rules import cluster, topic
 
 from mqd.base.config import load_broker
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import metadata_rules
-from mqd.cluster.cluster_view import View
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.metadata_records import TopicConfigured
-from mqd.cluster.placement import Directories
-from mqd.cluster.refusal import Refusal
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules import topics as metadata_rules
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.records import TopicConfigured
+from mqd.cluster.metadata.rules.placement import Directories
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
 

@@ -6,15 +6,19 @@ from test_cluster_brokers import partitions, run
 from test_cluster_replicas import NONE, begin, cancel, elect, in_sync, move, phases, together, until
 from test_cluster_rules import cluster, do, topic
 
-from mqd.cluster import broker_rules, election_rules, metadata_rules, reassign_rules, retire_rules
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.broker_messages import DirectoryReport, RegisterBroker
-from mqd.cluster.cluster_view import View
-from mqd.cluster.metadata_records import PartitionChange, PartitionsChanged, PartitionState
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.partition_rules import there_before
-from mqd.cluster.placement import Directories
-from mqd.cluster.refusal import Refusal
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules import topics as metadata_rules
+from mqd.cluster.host import messages
+from mqd.cluster.broker.messages import DirectoryReport, RegisterBroker
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.partitions import there_before
+from mqd.cluster.metadata.rules.placement import Directories
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
 

@@ -9,14 +9,22 @@ from controller_world import World
 from test_cluster_brokers import partitions, run
 from test_cluster_rules import cluster, do, judge, proposal, topic
 
-from mqd.cluster import broker_core, broker_messages, broker_rules, election_rules, metadata_core, placement, reassign_rules, retire_rules, settings_rules
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.cluster_view import View
-from mqd.cluster.host_core import owner_of
-from mqd.cluster.metadata_records import BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, TopicCreated, decode_record
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.placement import Directories, Directory, Loads, balance, choose
-from mqd.cluster.refusal import Refusal
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.view import View
+from mqd.cluster.host.core import owner_of
+from mqd.cluster.metadata.records import BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, TopicCreated, decode_record
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Loads, balance, choose
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
 NONE = frozenset()

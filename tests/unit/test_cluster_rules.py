@@ -4,14 +4,15 @@ import msgspec
 import pytest
 from controller_world import FEATURES, OPTIONS
 
-from mqd.cluster import broker_messages, broker_rules
-from mqd.cluster.active_controller import ActiveController
-from mqd.cluster.cluster_view import View
-from mqd.cluster.in_sync_rules import Proposals
-from mqd.cluster.metadata_records import BrokerRegistered, BrokerState, PartitionChange, PartitionsChanged, PartitionState, TopicCreated, TopicState
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.partition_rules import effective_min_in_sync
-from mqd.cluster.refusal import Refusal
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.records import BrokerRegistered, BrokerState, PartitionChange, PartitionsChanged, PartitionState, TopicCreated, TopicState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.partitions import effective_min_in_sync
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
 TOPIC = b"t" * 16

@@ -3,7 +3,7 @@
 import pytest
 from controller_world import World
 
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 
 
 def history(seed: int, steps: int, mutants: tuple[str, ...] = ()) -> World:

@@ -5,17 +5,18 @@ import pytest
 from test_cluster_rules import TOPIC, cluster, registration, topic
 
 from mqd.base.config import load_broker
-from mqd.cluster import broker_messages, changes
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
-from mqd.cluster.cluster_view import View
-from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.election_rules import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
-from mqd.cluster.metadata_records import BrokerChanged, PartitionChange, PartitionState, TopicState
-from mqd.cluster.metadata_rules import Placement
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.partition_rules import Target
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import changes
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
+from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata.rules.topics import Placement
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.partitions import Target
 from mqd.protocol.errors import ErrorCode as E
 
 OPTIONS = ControllerOptions()

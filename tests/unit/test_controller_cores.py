@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from cores_world import NODE, World, alter, create
 
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import host_core, metadata_core
-from mqd.cluster.metadata_records import decode_record, encode_record
-from mqd.cluster.metadata_state import MetadataState, Snapshot
+from mqd.cluster.host import messages
+from mqd.cluster.host import core as host_core
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.records import decode_record, encode_record
+from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.protocol.errors import ErrorCode
 
 

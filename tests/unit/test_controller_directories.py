@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from test_cluster_rules import cluster, topic
 
-from mqd.cluster import broker_core, metadata_core
-from mqd.cluster.placement import Directory
-from mqd.cluster.quorum_messages import ReplicaKey
-from mqd.cluster.replica_identity import directory_text
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.rules.placement import Directory
+from mqd.cluster.raft.messages import ReplicaKey
+from mqd.cluster.raft.identity import directory_text
 from mqd.controller import __main__ as controller
 from mqd.controller import directories
 from mqd.controller import shell as shells

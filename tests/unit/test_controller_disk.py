@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.cluster import promotion
-from mqd.cluster import quorum_events as events
-from mqd.cluster.metadata_records import BrokerState
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_events import VoteState
-from mqd.cluster.quorum_log_memory import MemoryLog
-from mqd.cluster.quorum_messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
-from mqd.cluster.quorum_store import FlushFailed
-from mqd.cluster.replica_identity import directory_text
+from mqd.cluster.raft import promotion
+from mqd.cluster.raft import events
+from mqd.cluster.metadata.records import BrokerState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.events import VoteState
+from mqd.cluster.raft.log_memory import MemoryLog
+from mqd.cluster.raft.messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
+from mqd.cluster.raft.store import FlushFailed
+from mqd.cluster.raft.identity import directory_text
 from mqd.controller import session
 from mqd.controller.disk import Disk, StoreSnapshot
 from mqd.controller.quorum import Quorum

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.cluster import death_notice, death_proofs, host_core
+from mqd.cluster.host import core as host_core
+from mqd.cluster.membership import death_notice, death_proofs
 from mqd.controller import gossip
 from mqd.controller.host_gossip import HostGossip
 from mqd.controller.shell import Shell

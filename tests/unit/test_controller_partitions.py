@@ -3,8 +3,8 @@
 import pytest
 from cores_world import ACCEPTOR, NODE, World, create
 
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import host_core
+from mqd.cluster.host import messages
+from mqd.cluster.host import core as host_core
 from mqd.protocol.errors import ErrorCode
 
 

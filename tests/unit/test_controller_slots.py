@@ -5,8 +5,8 @@ import mmap
 import pytest
 
 from mqd import native
-from mqd.cluster.host_core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.host.core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen
+from mqd.cluster.metadata.state import MetadataState
 from mqd.controller import slots
 
 TOPIC = b"t" * 16

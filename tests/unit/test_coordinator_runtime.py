@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mqd.acceptor.coordinators import InternalPartitions
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.coordinator.log import BYTES_MAX, AppendError
 from mqd.coordinator import runtime
 from mqd.coordinator.runtime import RETRY_S, CoordinatorError, partition_for

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from mqd.base import cluster_config
-from mqd.cluster import death_notice
-from mqd.cluster.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
-from mqd.cluster.death_proofs import TOLD_MAX, last_words, told
-from mqd.cluster.metadata_records import BrokerState
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_messages import ReplicaKey, Voter
+from mqd.cluster.membership import death_notice
+from mqd.cluster.membership.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
+from mqd.cluster.membership.death_proofs import TOLD_MAX, last_words, told
+from mqd.cluster.metadata.records import BrokerState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.messages import ReplicaKey, Voter
 from mqd.keeper import proof
 
 SECRET = b"a secret of the cluster"

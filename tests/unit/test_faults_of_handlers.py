@@ -10,7 +10,7 @@ import pytest
 
 from mqd.acceptor import controller_client
 from mqd.acceptor.controller_client import ControllerClient, MetadataFault
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.controller import server
 from mqd.controller.server import Server
 

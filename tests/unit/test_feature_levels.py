@@ -1,4 +1,4 @@
-"""Hosts of two versions in one cluster (mqd/cluster/features.py, V1-V5): what is in force while they live together, who is let in, what is written."""
+"""Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): what is in force while they live together, who is let in, what is written."""
 
 import msgspec
 import pytest
@@ -6,11 +6,15 @@ from controller_world import FEATURES as OLD
 from controller_world import World
 from test_cluster_brokers import run
 
-from mqd.cluster import broker_messages, features, metadata_core, peer_messages, settings_rules
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.features import FEATURES, MQD_VERSION
-from mqd.cluster.metadata_records import FeatureLevelSet, GroupConfigured, decode_record, encode_record
-from mqd.cluster.refusal import Refusal
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.membership import peer_messages
+from mqd.cluster.metadata import features
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.features import FEATURES, MQD_VERSION
+from mqd.cluster.metadata.records import FeatureLevelSet, GroupConfigured, decode_record, encode_record
+from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
 NEW = features.supported()

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from mqd.cluster import formation
-from mqd.cluster.formation import Answered, AskSeed, Asked, FormationAsk, FormationCore, Found, Join, Member, Start, Tick, Unreachable, Wait
+from mqd.cluster.membership import formation
+from mqd.cluster.membership.formation import Answered, AskSeed, Asked, FormationAsk, FormationCore, Found, Join, Member, Start, Tick, Unreachable, Wait
 
 
 class Host:

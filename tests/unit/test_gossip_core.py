@@ -7,14 +7,14 @@ import random
 import msgspec
 import pytest
 
-from mqd.cluster import gossip_events as events
-from mqd.cluster.gossip_core import EXCHANGE_COUNT_MAX, GossipCore
-from mqd.cluster.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, NodeIdTwice, Profile, PushPull, SendDatagram, Settings
-from mqd.cluster.gossip_messages import (
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip import EXCHANGE_COUNT_MAX, GossipCore
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, NodeIdTwice, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_messages import (
     DATAGRAM_BYTES_MAX, LIFE_MAX, REFUTATIONS, Ack, Alive, Dead, Entry, Left, Load, Nack, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, Suspect, decode_stream, encode,
     encode_update, life_of,
 )  # fmt: skip
-from mqd.cluster.gossip_parts import Broadcasts, Bucket, Health, Suspicion, Window
+from mqd.cluster.membership.gossip_parts import Broadcasts, Bucket, Health, Suspicion, Window
 
 SEAL = Seal(b"k" * 32, "cluster")
 DIRECTORY = b"\x01" * 16

@@ -9,10 +9,10 @@ import pytest
 
 from mqd import native
 from mqd.acceptor import throttle
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC
-from mqd.cluster.features import FEATURES, founding_levels, levels
-from mqd.cluster.quorum_events import QuorumSettings
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC
+from mqd.cluster.metadata.features import FEATURES, founding_levels, levels
+from mqd.cluster.raft.events import QuorumSettings
 from mqd.controller import quotas
 from mqd.native import QuotaKind
 from mqd.protocol.errors import ErrorCode
@@ -191,7 +191,7 @@ def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pyte
 
 
 def test_there_is_room_for_so_many_client_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqd.cluster.settings_rules.CLIENT_QUOTA_COUNT_MAX", 2)
+    monkeypatch.setattr("mqd.cluster.metadata.rules.settings.CLIENT_QUOTA_COUNT_MAX", 2)
 
     async def scenario(broker: HandlerBroker) -> None:
         errors = [(await broker.ask(alter({"client-id": f"c{i}"}, {PRODUCE: 7.0}), 1)).entries[0].error_code for i in range(3)]

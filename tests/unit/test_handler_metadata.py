@@ -11,7 +11,7 @@ from mqd import native
 from mqd.acceptor import dispatch, producer_ids
 from mqd.acceptor.broker import Address, ProducerIds
 from mqd.acceptor.handlers import api_versions
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode

@@ -8,7 +8,7 @@ import pytest
 
 from mqd.acceptor.disks import READS_AT_ONCE
 from mqd.acceptor.handlers import config_entries, describe_log_dirs
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterConfigsRequest,

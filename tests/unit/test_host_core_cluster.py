@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from mqd.cluster import controller_messages as messages
-from mqd.cluster import host_core
-from mqd.cluster.host_core import OWNER_NONE, HostCore
-from mqd.cluster.metadata_core import Publish
-from mqd.cluster.metadata_records import (
+from mqd.cluster.host import messages
+from mqd.cluster.host import core as host_core
+from mqd.cluster.host.core import OWNER_NONE, HostCore
+from mqd.cluster.metadata.core import Publish
+from mqd.cluster.metadata.records import (
     BrokerChanged,
     BrokerRegistered,
     BrokerState,
@@ -22,7 +22,7 @@ from mqd.cluster.metadata_records import (
     TopicCreated,
     TopicState,
 )
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
 NODE = 2

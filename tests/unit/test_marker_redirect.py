@@ -8,7 +8,7 @@ import pytest
 
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import TransactionService
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.coordinator.log import AppendError, Log, Marker, Served
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER

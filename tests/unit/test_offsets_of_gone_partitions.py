@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mqd.acceptor.coordinators import InternalPartitions
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.coordinator.runtime import partition_for
 from mqd.coordinator.topics import GROUPS
 from mqd.group.group import Group

@@ -10,13 +10,13 @@ from controller_world import World
 from test_cluster_brokers import partitions, run
 from test_cluster_rules import TOPIC, cluster, do, proposal, topic
 
-from mqd.cluster import broker_core
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.cluster_view import View
-from mqd.cluster.in_sync_rules import Proposals
-from mqd.cluster.metadata_records import PartitionsAdded, PartitionState, PartitionsVanished, TopicCreated, TopicState, decode_record, encode_record
-from mqd.cluster.metadata_state import MetadataState, Snapshot
-from mqd.cluster.election_rules import ELECT_UNCLEAN
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.records import PartitionsAdded, PartitionState, PartitionsVanished, TopicCreated, TopicState, decode_record, encode_record
+from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.cluster.metadata.rules.elections import ELECT_UNCLEAN
 from mqd.native import ProducerView, SlotState
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import CreatePartitionsRequest

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mqd.cluster import broker_messages, handshake
-from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
-from mqd.cluster.metadata_records import BrokerState
-from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
+from mqd.cluster.metadata.records import BrokerState
+from mqd.cluster.raft.messages import ReplicaKey
 from mqd.controller import peers
 from mqd.controller.membership import Membership
 from mqd.controller.peers import Connection, Peers

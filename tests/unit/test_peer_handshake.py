@@ -5,8 +5,8 @@ import random
 import msgspec
 import pytest
 
-from mqd.cluster import handshake
-from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Identity, Initiator, Refusal, Responder
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Identity, Initiator, Refusal, Responder
 
 KEY = handshake.derive_key(b"a secret of the cluster's own", "handshake")
 A = Identity(1, "directory-a", "cluster", feature_last=29, host="127.0.0.1", port=9094)

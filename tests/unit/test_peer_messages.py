@@ -5,8 +5,11 @@ import random
 import msgspec
 import pytest
 
-from mqd.cluster import broker_messages, controller_messages, formation, peer_messages, quorum_messages
-from mqd.cluster.peer_messages import PeerProtocolError, body_bytes, decode, encode
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host import messages as controller_messages
+from mqd.cluster.membership import formation, peer_messages
+from mqd.cluster.raft import messages as quorum_messages
+from mqd.cluster.membership.peer_messages import PeerProtocolError, body_bytes, decode, encode
 
 
 def test_every_core_has_its_messages_in_one_union():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_core import QuorumBroken
-from mqd.cluster.quorum_events import NO_DEADLINE, Stored, VoteState
-from mqd.cluster.quorum_messages import DATA, EndEpoch, Fetch, FetchResponse, ReplicaKey, VoteRequest, VoteResponse, leader_change_batch, make_batch
+from mqd.cluster.raft import events
+from mqd.cluster.raft.core import QuorumBroken
+from mqd.cluster.raft.events import NO_DEADLINE, Stored, VoteState
+from mqd.cluster.raft.messages import DATA, EndEpoch, Fetch, FetchResponse, ReplicaKey, VoteRequest, VoteResponse, leader_change_batch, make_batch
 from quorum_driver import SECOND, Driver, answer, follower, key, messages, meta, of, three
 
 # -- a quorum of one -----------------------------------------------------------------------------------------------------------

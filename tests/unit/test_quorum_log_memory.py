@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from mqd.cluster.quorum_log_memory import MemoryLog
-from mqd.cluster.quorum_messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
+from mqd.cluster.raft.log_memory import MemoryLog
+from mqd.cluster.raft.messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
 
 
 def voters(*nodes: int) -> tuple[Voter, ...]:

@@ -11,13 +11,15 @@ import msgspec
 import pytest
 
 from mqd import native
-from mqd.cluster import metadata_files, quorum_store, replica_identity
-from mqd.cluster.quorum_store import FlushFailed, QuorumStore, encode_state
-from mqd.cluster.metadata_records import ClusterCreated, PartitionState, ProducerIdsAllocated, Record, TopicCreated, TopicRemoved, TopicState, decode_record, encode_record
-from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.quorum_events import VoteState
-from mqd.cluster.quorum_messages import DATA, LEADER_CHANGE, VOTERS, Batch, ReplicaKey, SnapshotMeta, Voter, leader_change_batch, make_batch, voters_batch
-from mqd.cluster.replica_identity import TOPIC_DIRECTORY, MetadataCorrupt, settle_key
+from mqd.cluster.raft import files as metadata_files
+from mqd.cluster.raft import identity as replica_identity
+from mqd.cluster.raft import store as quorum_store
+from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
+from mqd.cluster.metadata.records import ClusterCreated, PartitionState, ProducerIdsAllocated, Record, TopicCreated, TopicRemoved, TopicState, decode_record, encode_record
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.raft.events import VoteState
+from mqd.cluster.raft.messages import DATA, LEADER_CHANGE, VOTERS, Batch, ReplicaKey, SnapshotMeta, Voter, leader_change_batch, make_batch, voters_batch
+from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt, settle_key
 from mqd.log.batches import parse_header
 from mqd.log.records import records
 from mqd.protocol import records as codec

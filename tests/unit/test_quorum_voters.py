@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_core import standalone
-from mqd.cluster.quorum_events import QuorumSettings, Stored, VoteState
-from mqd.cluster.quorum_messages import FOUNDED, GROWING, SHRUNK, Fetch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, Voter, VoteRequest, Voters
+from mqd.cluster.raft import events
+from mqd.cluster.raft.core import standalone
+from mqd.cluster.raft.events import QuorumSettings, Stored, VoteState
+from mqd.cluster.raft.messages import FOUNDED, GROWING, SHRUNK, Fetch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, Voter, VoteRequest, Voters
 from mqd.protocol.errors import ErrorCode
 from quorum_driver import SECOND, Driver, follower, key, messages, meta, of, three, voter
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 
 from mqd import native
-from mqd.cluster.controller_messages import Image, PartitionImage, TopicImage
+from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
 from mqd.worker.assignments import Cluster, settings_of
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.options import log_options, reactor_options, retention_policy

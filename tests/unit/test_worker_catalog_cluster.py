@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mqd.cluster.controller_messages import BrokerConfigPut, BrokerImage, BrokersPut, Image, PartitionImage, PartitionsPut, Several, TopicImage, TopicPut, TopicRemoved
-from mqd.cluster.host_core import owner_of
+from mqd.cluster.host.messages import BrokerConfigPut, BrokerImage, BrokersPut, Image, PartitionImage, PartitionsPut, Several, TopicImage, TopicPut, TopicRemoved
+from mqd.cluster.host.core import owner_of
 from mqd.worker.assignments import Member
 from mqd.worker.catalog import Catalog, Changes
 

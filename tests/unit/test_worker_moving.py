@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.cluster.controller_messages import MoveCompleted, PartitionImage, TopicImage
+from mqd.cluster.host.messages import MoveCompleted, PartitionImage, TopicImage
 from mqd.log import directories, moving
 from mqd.protocol.errors import ErrorCode
 from mqd.worker.background import Background

@@ -20,7 +20,7 @@ pytest.importorskip("mqd._native")
 
 from mqd import native
 from mqd.base.paths import layout
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.log import checkpoints, lookup
 from mqd.protocol.errors import ErrorCode
 from mqd.shm import credits, segments

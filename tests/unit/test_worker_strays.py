@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.cluster import metadata_state
-from mqd.cluster.controller_messages import Image, PartitionImage, TopicImage
-from mqd.cluster.host_core import owner_of
-from mqd.cluster.metadata_records import PartitionState, TopicCreated, TopicRemoved, TopicState
-from mqd.cluster.metadata_state import MetadataState, Snapshot
+from mqd.cluster.metadata import state as metadata_state
+from mqd.cluster.host.messages import Image, PartitionImage, TopicImage
+from mqd.cluster.host.core import owner_of
+from mqd.cluster.metadata.records import PartitionState, TopicCreated, TopicRemoved, TopicState
+from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.log import directories, moving
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from mqd.cluster.controller_messages import BrokerImage, Image, InSyncAnswer, PartitionEmptied, PartitionImage, PartitionsPut, ProposeInSync, TopicImage
+from mqd.cluster.host.messages import BrokerImage, Image, InSyncAnswer, PartitionEmptied, PartitionImage, PartitionsPut, ProposeInSync, TopicImage
 from mqd.native.reactor import Proposal
 from mqd.worker.catalog import Catalog
 from mqd.worker.partition_reporter import Telling

@@ -4,7 +4,7 @@ Versions 4 and 5 are batches of several transactions, added or only verified; br
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster.metadata_state import INTERNAL_TOPICS
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode

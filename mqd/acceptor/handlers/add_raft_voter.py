@@ -2,7 +2,7 @@
 that it told itself. Acknowledged when it is committed, in version 1 too: ack_when_committed = false would let the client believe what may not come."""
 
 from mqd.acceptor.broker import Context
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddRaftVoterRequest, AddRaftVoterResponse

@@ -5,8 +5,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.controller_messages import ConfigOperation
+from mqd.cluster.host import messages
+from mqd.cluster.host.messages import ConfigOperation
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse

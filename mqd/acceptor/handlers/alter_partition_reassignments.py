@@ -8,7 +8,7 @@ it, PLAN only shows it: in the answer's field of the same number.
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse

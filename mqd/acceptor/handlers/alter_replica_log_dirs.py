@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse

@@ -2,14 +2,14 @@
 
 Workers answer from ready-made bodies in the control segment (publish), so that a client can connect while the acceptor is away. transaction.version 2 makes clients
 that know it use transactions of version 2 (KIP-890): the epoch moves with every transaction, partitions are added by their first Produce. Which levels there are:
-mqd/cluster/features.py; which are in force: the metadata (UpdateFeatures).
+mqd/cluster/metadata/features.py; which are in force: the metadata (UpdateFeatures).
 """
 
 from collections.abc import Mapping
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.metadata import Metadata
-from mqd.cluster.features import FEATURES, levels
+from mqd.cluster.metadata.features import FEATURES, levels
 from mqd.native import Control
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode

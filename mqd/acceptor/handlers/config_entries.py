@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker
 from mqd.base.config import BROKER, GROUP, TOPIC, Property, topic_effective
-from mqd.cluster.partition_rules import DEFAULT as FOLLOWS_REPLICAS
-from mqd.cluster.partition_rules import MIN_IN_SYNC, effective_min_in_sync
+from mqd.cluster.metadata.rules.partitions import DEFAULT as FOLLOWS_REPLICAS
+from mqd.cluster.metadata.rules.partitions import MIN_IN_SYNC, effective_min_in_sync
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
 GROUP_DYNAMIC = 8

@@ -10,7 +10,7 @@ from collections import Counter
 
 from mqd.acceptor import retiring
 from mqd.acceptor.broker import Context
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse

@@ -5,8 +5,8 @@ from collections import Counter
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers import config_entries
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.metadata_state import INTERNAL_TOPICS
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse

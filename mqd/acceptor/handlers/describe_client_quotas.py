@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from mqd.acceptor.broker import Context
-from mqd.cluster.controller_messages import ClientQuota
-from mqd.cluster.refusal import Refusal
-from mqd.cluster.settings_rules import CLIENT_ID, IP, USER
+from mqd.cluster.host.messages import ClientQuota
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.settings import CLIENT_ID, IP, USER
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeClientQuotasRequest, DescribeClientQuotasResponse

@@ -3,8 +3,8 @@
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers import config_entries
 from mqd.acceptor.handlers.config_entries import Entry
-from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
-from mqd.cluster.metadata_rules import Refusal, check_topic_name
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
+from mqd.cluster.metadata.rules.topics import Refusal, check_topic_name
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse

@@ -12,7 +12,7 @@ from pathlib import Path
 from mqd import native
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context
-from mqd.cluster.controller_messages import PartitionImage
+from mqd.cluster.host.messages import PartitionImage
 from mqd.log import moving, segments
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader

@@ -7,8 +7,8 @@ Offsets are those of the metadata log; everything that is known here has been fl
 import time
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.metadata_rules import METADATA_TOPIC
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules.topics import METADATA_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeQuorumRequest, DescribeQuorumResponse

@@ -3,7 +3,7 @@
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.authorized import TOPIC_OPERATIONS
 from mqd.acceptor.handlers.metadata import is_served, offline_replicas
-from mqd.cluster.controller_messages import PartitionImage, TopicImage
+from mqd.cluster.host.messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse

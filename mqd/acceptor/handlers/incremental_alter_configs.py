@@ -2,7 +2,7 @@
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers import alter_configs
-from mqd.cluster.controller_messages import ConfigOperation
+from mqd.cluster.host.messages import ConfigOperation
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 

@@ -1,7 +1,7 @@
 """ListConfigResources 0-1 (KIP-1142): what has a configuration. Version 0 asks for client metrics subscriptions alone, of which there are none."""
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
+from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse

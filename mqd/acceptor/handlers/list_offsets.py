@@ -8,7 +8,7 @@ from collections import Counter
 
 from mqd.acceptor.broker import Broker, Context, log
 from mqd.acceptor.handlers.offset_for_leader_epoch import epoch_error
-from mqd.cluster.controller_messages import PartitionImage
+from mqd.cluster.host.messages import PartitionImage
 from mqd.log import lookup
 from mqd.log.batches import CorruptBatch
 from mqd.native import SlotView

@@ -1,7 +1,7 @@
 """ListPartitionReassignments 0 (KIP-455): partitions that are on their way to other hosts. Moves between log directories of one host are shown by DescribeLogDirs."""
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster.controller_messages import PartitionImage
+from mqd.cluster.host.messages import PartitionImage
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
 

@@ -7,8 +7,8 @@ without its lease. What it leads has an error then: no such answer is given agai
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
 from mqd.acceptor.handlers.authorized import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.metadata_state import INTERNAL_TOPICS
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import MetadataRequest, MetadataResponse

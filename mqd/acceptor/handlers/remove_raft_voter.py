@@ -2,7 +2,7 @@
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.add_raft_voter import NO_ID
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse

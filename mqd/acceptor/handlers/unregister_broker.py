@@ -4,7 +4,7 @@ With a tagged field of our own (9100): the way there. All replicas leave a broke
 """
 
 from mqd.acceptor.broker import Context
-from mqd.cluster import controller_messages as messages
+from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse

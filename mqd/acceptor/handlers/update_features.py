@@ -1,8 +1,8 @@
 """UpdateFeatures 0-2 (KIP-584, KIP-1022): all levels or none, also in versions 0 and 1, which have a place for each. On disk before it is answered."""
 
 from mqd.acceptor.broker import Context
-from mqd.cluster import controller_messages as messages
-from mqd.cluster.settings_rules import SAFE_DOWNGRADE, UPGRADE
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules.settings import SAFE_DOWNGRADE, UPGRADE
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse

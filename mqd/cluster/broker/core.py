@@ -1,0 +1,578 @@
+"""This host as a broker: registers, keeps its lease by heartbeats, fences itself, and carries what its processes ask to the active controller. Sans-I/O.
+
+Every host has one, the active controller's too: what it sends to its own node id the shell gives to its own metadata core. Nothing is remembered across a restart of the
+controller process but what the shell gives with Started: (node id, directory id, incarnation), and what the metadata log says.
+
+Invariants (check())
+    B1  the lease deadline is at most sent_ms + lease of a heartbeat that was answered for the registration in force; it never rests on when an answer came
+    B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and this host's workers have applied it
+    B3  a proposal for a partition is the newest that its worker made; an answer is given for the leader epoch and sequence it names, once
+    B4  a change of a client is sent at most once; its client hears of it exactly once
+Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable error. One proposal per partition.
+"""
+
+from collections.abc import Collection, Hashable
+
+import msgspec
+
+from mqd.cluster.broker import messages as peer
+from mqd.cluster.host import messages
+from mqd.cluster.broker.events import (
+    Action,
+    ChangeRequested,
+    ClientGone,
+    ControllerKnown,
+    DirectoriesFull,
+    DirectoriesSeen,
+    Event,
+    HostDied,
+    InSyncProposed,
+    LeadershipsLost,
+    MetadataApplied,
+    MetadataCommitted,
+    NotYetRegistered,
+    PartitionEmptied,
+    PeerReceived,
+    Refused,
+    ReplicaMoved,
+    ReplicasFailed,
+    Reply,
+    SendPeer,
+    SetBroker,
+    ShutDown,
+    ShutdownRequested,
+    Started,
+    Tick,
+    ToWorker,
+)
+from mqd.cluster.metadata.options import DEFAULTS, ControllerOptions
+from mqd.cluster.host.core import owner_of
+from mqd.cluster.metadata.records import RETIRE_HIDDEN, PartitionState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.protocol.errors import ErrorCode
+
+__all__ = [
+    "Action", "BrokerCore", "ChangeRequested", "ClientGone", "ControllerKnown", "DirectoriesFull", "DirectoriesSeen", "Event", "HostDied", "INT64_MAX", "InSyncProposed", "LeadershipsLost",
+    "MetadataApplied", "MetadataCommitted", "NotYetRegistered", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "ReplicasFailed", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
+    "Tick", "ToWorker",
+]  # fmt: skip
+
+SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})  # of a proposal whose partition is as it was: no copy of it ever takes effect
+INT64_MAX = (1 << 63) - 1
+CHANGES_WAITING_MAX = 10_000
+CHANGE_WAIT_MS_MAX = 30_000
+NO_WORKER = -1
+DIRECTORIES_EVERY = 10  # heartbeats
+
+
+class _Proposal(msgspec.Struct):
+    client: Hashable
+    proposal: messages.ProposeInSync
+    sent_epoch: int = -1  # controller epoch of the newest copy; -1 = none was sent
+    sent_ms: int = 0
+    refused: bool = False  # the metadata will say more; not sent again
+
+
+class _Change(msgspec.Struct):
+    client: Hashable
+    request: messages.Request
+    since_ms: int
+    answered: peer.ChangeAnswered | None = None  # waits until this host's workers have its version
+
+
+class BrokerCore:
+    """`state`: MetadataCore.committed, only read (and always the same object)."""
+
+    def __init__(self, node_id: int, state: MetadataState, options: ControllerOptions = DEFAULTS) -> None:
+        self.node_id = node_id
+        self.broker_epoch = -1
+        self.ready = False
+        self.fenced = True
+        self._state = state
+        self._options = options
+        self._registration: peer.RegisterBroker | None = None
+        self._process = 0  # tells this process's requests from those of its predecessor, whose numbers were the same
+        self._controller, self._controller_epoch, self._alone = -1, -1, False
+        self._lease_until_ms = 0
+        self._inherited = (-1, 0)  # (broker epoch, lease) that a predecessor left in the control segment
+        self._said: SetBroker | None = None
+        self._applied = self._told = self._committed = -1
+        self._register_at_ms = self._heartbeat_at_ms = 0
+        self._wait_said = False  # for the node id, which another one has
+        self._started_ms = -1  # what was sent before this process is not its own: a proof of death may lie between (A4)
+        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
+        self._heartbeats = 0
+        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
+        self._shutdown_since_ms = -1
+        self._dead = self._ended = False
+        self._proposals: dict[tuple[bytes, int], _Proposal] = {}
+        self._proposing = False  # one message is on its way
+        self._changes: dict[int, _Change] = {}
+        self._change_number = 0
+        self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker
+        self._silent: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
+        self._moved: dict[tuple[bytes, int], str] = {}
+        self._emptied: dict[tuple[bytes, int], int] = {}
+        self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}  # worker -> what it does not serve
+        self._full: dict[int, frozenset[str]] = {}  # worker -> directories that it writes nothing to at present
+        self._repeat_at_ms = 0
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """`now_ms`: CLOCK_BOOTTIME, which goes on while the machine sleeps."""
+        if self._ended:
+            return []
+        return [*_HANDLERS[type(event)](self, event, now_ms), *self._say()]
+
+    @property
+    def shutting_down(self) -> bool:
+        return self._shutdown_since_ms >= 0
+
+    @property
+    def in_force_version(self) -> int:
+        """Everything committed up to here is in force on this host's workers."""
+        return self._committed if self._applied >= self._told else min(self._applied, self._committed)
+
+    def _say(self) -> list[Action]:
+        """The control segment is told of each change; a controller process that has just been restarted leaves there what its predecessor wrote until it knows better."""
+        if self.broker_epoch < 0 and self._said is None:
+            return []
+        lease = 0 if self.fenced or self._dead or self.broker_epoch < 0 else INT64_MAX if self._alone else self._lease_until_ms
+        said = SetBroker(self.broker_epoch, self._registration.incarnation if self._registration else -1, lease, self.ready, self.fenced)
+        if said == self._said:
+            return []
+        self._said = said
+        return [said]
+
+    def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
+        return [SendPeer(self._controller, message)] if self._controller >= 0 else []
+
+    # -- registration and heartbeats ---------------------------------------------------------------------------------------
+
+    def _on_started(self, event: Started, now_ms: int) -> list[Action]:
+        self._registration, self._process, self._started_ms = event.registration, event.process, now_ms
+        self._directories = tuple(event.registration.directories)
+        self._inherited = (event.broker_epoch, event.lease_until_ms)
+        return self._register(now_ms)
+
+    def _register(self, now_ms: int) -> list[Action]:
+        if self._registration is None or self.broker_epoch >= 0 or self._controller < 0:
+            return []
+        self._register_at_ms = now_ms + self._options.register_retry_ms
+        return self._to_controller(self._registration)
+
+    def _on_controller_known(self, event: ControllerKnown, now_ms: int) -> list[Action]:
+        changed = (event.node_id, event.epoch) != (self._controller, self._controller_epoch)
+        self._controller, self._controller_epoch, self._alone = event.node_id, event.epoch, event.alone
+        if not changed:
+            return []
+        actions = self._changes_lost()
+        if self._controller >= 0:
+            self._directories = tuple(self._registration.directories) if self._registration is not None else None  # it knows of none, and would take all for usable
+            actions += self._register(now_ms) + self._heartbeat(now_ms) + self._propose([key for key, entry in self._proposals.items() if not entry.refused], now_ms) + self._repeat(now_ms)
+        return actions
+
+    def _on_register_answer(self, message: peer.RegisterBrokerAnswer, now_ms: int) -> list[Action]:
+        if self._registration is None or message.incarnation != self._registration.incarnation or self.broker_epoch >= 0:
+            return []
+        if message.error == 0:
+            self.broker_epoch, self._wait_said = message.broker_epoch, False
+            self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, self._started_ms - 1
+            if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
+                self._lease_until_ms, self.fenced = self._inherited[1], False
+                self.ready = True  # only a broker that is has a lease written for it
+            self._check_ready()
+            return self._heartbeat(now_ms)
+        if message.error == ErrorCode.NOT_CONTROLLER:
+            return []
+        if message.error == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+            said, self._wait_said = self._wait_said, True
+            return [] if said else [NotYetRegistered(message.message)]
+        return [Refused(message.message)]
+
+    def _heartbeat(self, now_ms: int) -> list[Action]:
+        if self.broker_epoch < 0 or self._controller < 0 or self._dead:
+            return []
+        quick = self._shutdown_since_ms >= 0 or self.fenced
+        self._heartbeat_at_ms = now_ms + (self._options.heartbeat_ms // 10 if quick else self._options.heartbeat_ms)
+        self._heartbeats += 1
+        if self._registration is not None and self._directories is None and self._heartbeats % DIRECTORIES_EVERY == 0:
+            self._directories = tuple(self._registration.directories)
+        directories, self._directories = self._directories or (), None
+        self._sent_ms = now_ms
+        return self._to_controller(
+            peer.Heartbeat(self.node_id, self.broker_epoch, now_ms, self.in_force_version, self._shutdown_since_ms >= 0, list(directories))
+        )
+
+    def _on_heartbeat_answer(self, message: peer.HeartbeatAnswer, now_ms: int) -> list[Action]:
+        """Only of a heartbeat that this process sent in this registration, and newer than the last one answered."""
+        if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
+            return []
+        if message.error == ErrorCode.NOT_CONTROLLER:
+            return []
+        self._answered_ms = message.sent_ms
+        if message.error:
+            self.broker_epoch, self.fenced, self._lease_until_ms = -1, True, 0
+            self._check_ready()
+            return self._register(now_ms)
+        self.fenced = message.fenced
+        if message.fenced:
+            self._lease_until_ms = 0
+        elif message.lease_ms > 0:
+            self._lease_until_ms = max(self._lease_until_ms, message.sent_ms + message.lease_ms)
+        if message.should_shutdown:
+            return self._end("everybody knows that nothing is led here any more")
+        if self._shutdown_since_ms >= 0:
+            self._heartbeat_at_ms = min(self._heartbeat_at_ms, now_ms + self._options.heartbeat_ms // 20)
+        return []
+
+    def _on_directories_seen(self, event: DirectoriesSeen, now_ms: int) -> list[Action]:
+        if self._registration is not None and list(event.directories) != self._registration.directories:
+            self._registration = msgspec.structs.replace(self._registration, directories=list(event.directories))
+            self._directories = event.directories
+            self._look_at_directories()
+            return self._repeat(now_ms)
+        return []
+
+    # -- metadata ----------------------------------------------------------------------------------------------------------
+
+    def _on_metadata_applied(self, event: MetadataApplied, now_ms: int) -> list[Action]:
+        self._applied = max(self._applied, event.version)
+        return self._moved_on(now_ms)
+
+    def _on_metadata_committed(self, event: MetadataCommitted, now_ms: int) -> list[Action]:
+        self._committed, self._told = max(self._committed, event.version), max(self._told, event.told_version)
+        self._prune()
+        self._look_at_directories()
+        return self._moved_on(now_ms)
+
+    def _moved_on(self, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        was_ready = self.ready
+        self._check_ready()
+        own = self._state.brokers.get(self.node_id)
+        returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced  # the next answer brings the lease
+        if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
+            actions += self._heartbeat(now_ms)  # the controller waits for this
+        for number, change in list(self._changes.items()):
+            if change.answered is not None and change.answered.version <= self.in_force_version:
+                actions += self._answered(number, change.answered)
+        return actions
+
+    def _check_ready(self) -> None:
+        """R10. Once so, it stays so for this registration."""
+        broker = self._state.brokers.get(self.node_id)
+        own = broker is not None and self._registration is not None and self.broker_epoch >= 0 and broker.epoch == self.broker_epoch
+        own = own and (broker.incarnation, broker.directory_id) == (self._registration.incarnation, self._registration.directory_id)
+        self.ready = own and (self.ready or self.in_force_version > self.broker_epoch or "R10" in self._options.mutants)
+
+    # -- in-sync sets ------------------------------------------------------------------------------------------------------
+
+    def _on_in_sync_proposed(self, event: InSyncProposed, now_ms: int) -> list[Action]:
+        key = (event.proposal.topic_id, event.proposal.index)
+        known = self._proposals.get(key)
+        if known is not None and known.proposal == event.proposal:
+            known.client = event.client  # said again after a reconnection
+            if known.refused:
+                return []
+            known.sent_epoch = -1
+        else:
+            self._proposals[key] = _Proposal(event.client, event.proposal)
+        return [] if self._proposing else self._propose_new(now_ms)
+
+    def _propose_new(self, now_ms: int) -> list[Action]:
+        """What came while one message was on its way goes with the next: ten thousand partitions that change at once are a few messages, and a few batches of the log."""
+        return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
+
+    def _propose(self, keys: list[tuple[bytes, int]], now_ms: int) -> list[Action]:
+        if not keys or self.broker_epoch < 0 or self._controller < 0:
+            return []
+        self._proposing = True
+        proposals = []
+        for key in keys:
+            entry = self._proposals[key]
+            entry.sent_epoch, entry.sent_ms = self._controller_epoch, now_ms
+            wanted = entry.proposal
+            proposals.append(peer.InSyncProposal(wanted.topic_id, wanted.index, wanted.leader_epoch, wanted.partition_epoch, wanted.sequence, list(wanted.in_sync), wanted.recovered))
+        return self._to_controller(peer.AlterPartition(self._controller_epoch, self.node_id, self.broker_epoch, proposals))
+
+    def _on_alter_partition_answer(self, message: peer.AlterPartitionAnswer, now_ms: int) -> list[Action]:
+        """A success is a fact whoever tells it. A refusal counts only from the controller that got the newest copy: an older one cannot speak for what another may yet do with it (R6b).
+
+        A refusal because the partition has moved on (its epochs, its leader) says nothing about an earlier copy: that one may be what moved it, under a controller that ended before it
+        answered. The worker is told nothing, keeps the union, and learns from the metadata what is so."""
+        if message.error:
+            return []  # asked again, when this broker is registered or the controller is known
+        actions: list[Action] = []
+        self._proposing = False
+        for result in message.results:
+            key = (result.topic_id, result.index)
+            entry = self._proposals.get(key)
+            if entry is None or (entry.proposal.leader_epoch, entry.proposal.sequence) != (result.proposed_in, result.sequence) or message.broker_epoch != self.broker_epoch:
+                continue
+            if result.error == ErrorCode.NOT_CONTROLLER or (result.error and message.controller_epoch != entry.sent_epoch):
+                continue
+            if result.error and result.error not in SAFE_REFUSALS:
+                entry.refused = True
+                continue
+            del self._proposals[key]
+            actions.append(ToWorker(entry.client, messages.InSyncAnswer(result.topic_id, result.index, entry.proposal.leader_epoch, result.sequence, result.error)))
+        return actions + self._propose_new(now_ms)
+
+    # -- changes -----------------------------------------------------------------------------------------------------------
+
+    def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
+        def refuse(error: int, text: str) -> list[Action]:
+            return [Reply(event.client, messages.Answer(event.request.request_id, int(error), text))]
+
+        if self._controller < 0 or self.broker_epoch < 0:
+            return refuse(ErrorCode.NOT_CONTROLLER, "No active controller is known at present; try again.")
+        if len(self._changes) >= CHANGES_WAITING_MAX:
+            return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
+        self._change_number += 1
+        self._changes[self._change_number] = _Change(event.client, event.request, now_ms)
+        return self._to_controller(peer.ChangeForwarded(self.node_id, self.broker_epoch, self._change_number, self._process, event.request))
+
+    def _on_change_answered(self, message: peer.ChangeAnswered, now_ms: int) -> list[Action]:
+        change = self._changes.get(message.request_id)
+        if change is None or message.incarnation != self._process or change.answered is not None:
+            return []
+        if message.answer.error == 0 and message.version > self.in_force_version and not change.request.validate_only:
+            change.answered = message
+            return []
+        return self._answered(message.request_id, message)
+
+    def _answered(self, number: int, message: peer.ChangeAnswered) -> list[Action]:
+        change = self._changes.pop(number)
+        answer = msgspec.structs.replace(message.answer, request_id=change.request.request_id)
+        return [Reply(change.client, answer, message.topic_name)]
+
+    def _changes_lost(self) -> list[Action]:
+        """Another controller: whether these were made is not known, and nobody will answer."""
+        lost = [number for number, change in self._changes.items() if change.answered is None]
+        text = "The active controller has changed; whether the change was made is not known."
+        return [self._gave_up(number, ErrorCode.NOT_CONTROLLER, text) for number in lost]
+
+    def _gave_up(self, number: int, error: int, text: str) -> Reply:
+        change = self._changes.pop(number)
+        return Reply(change.client, messages.Answer(change.request.request_id, int(error), text))
+
+    def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
+        self._changes = {number: change for number, change in self._changes.items() if change.client != event.client}
+        self._proposals = {key: entry for key, entry in self._proposals.items() if entry.client != event.client}
+        return []
+
+    # -- what is said until it is seen -------------------------------------------------------------------------------------
+
+    def _partition(self, key: tuple[bytes, int]) -> PartitionState | None:
+        name = self._state.topics_by_id.get(key[0])
+        partitions = self._state.topics[name].partitions if name is not None else ()
+        return partitions[key[1]] if key[1] < len(partitions) else None
+
+    def _prune(self) -> None:
+        """What the metadata shows by now."""
+
+        def led(key: tuple[bytes, int], epoch: int) -> bool:
+            partition = self._partition(key)
+            return partition is not None and partition.leader == self.node_id and partition.leader_epoch == epoch
+
+        def elsewhere(key: tuple[bytes, int], directory: str) -> bool:
+            partition = self._partition(key)
+            return partition is not None and self.node_id in partition.replicas and partition.directories[partition.replicas.index(self.node_id)] != directory
+
+        self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
+        self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
+        self._silent = {key: epoch for key, epoch in self._silent.items() if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch}
+        self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
+        self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
+
+    def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
+        """Until the metadata has a newer state of the partition: that ends every proposal that rested on an older one, and the worker gets it too."""
+        partition = self._partition(key)
+        return partition is not None and partition.partition_epoch <= proposal.partition_epoch and partition.leader_epoch <= proposal.leader_epoch
+
+    def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
+        workers: set[int] = set()
+        for key in event.partitions:
+            partition = self._partition(key)
+            if partition is not None and partition.leader == self.node_id:
+                self._lost[key] = partition.leader_epoch
+                workers.add(self._owner(*key))
+        self._silent.update(self._followed_by(workers))
+        return self._repeat(now_ms)
+
+    def _owner(self, topic_id: bytes, index: int) -> int:
+        return owner_of(topic_id, index, max(1, self._registration.worker_count)) if self._registration is not None else -1
+
+    def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
+        """What these workers followed and were in sync with: partition -> its epoch. Their leaders need not wait for them."""
+        if not workers:
+            return {}
+        return {
+            (topic.topic_id, partition.index): partition.partition_epoch
+            for topic in self._state.topics.values()
+            for partition in topic.partitions
+            if self.node_id in partition.in_sync_replicas and partition.leader != self.node_id and self._owner(topic.topic_id, partition.index) in workers
+        }
+
+    def _on_replica_moved(self, event: ReplicaMoved, now_ms: int) -> list[Action]:
+        self._moved[(event.topic_id, event.index)] = event.directory
+        return self._repeat(now_ms)
+
+    def _on_replicas_failed(self, event: ReplicasFailed, now_ms: int) -> list[Action]:
+        self._failed[event.worker] = event.partitions
+        return self._repeat(now_ms)
+
+    def _on_directories_full(self, event: DirectoriesFull, now_ms: int) -> list[Action]:
+        self._full.pop(event.worker, None)
+        if not event.directories:
+            return []
+        self._full[event.worker] = event.directories
+        return self._repeat(now_ms)
+
+    def _waited_for(self) -> list[tuple[bytes, int]]:
+        """What lies in a full directory of its owner, is counted on, and could do without this host: the controller judges the same."""
+        state, node = self._state, self.node_id
+        return [
+            (topic.topic_id, partition.index)
+            for topic in state.topics.values()
+            for partition in topic.partitions
+            if node in partition.in_sync_replicas and len(partition.in_sync_replicas) > state.min_in_sync(topic, partition)
+            and partition.directories[partition.replicas.index(node)] in self._full.get(self._owner(topic.topic_id, partition.index), ())
+        ]
+
+    def _look_at_directories(self) -> None:
+        """What lies in a directory that cannot be used, or is not there any more, no worker is asked to serve: that fails too."""
+        self._failed.pop(NO_WORKER, None)
+        if self._registration is None:
+            return
+        usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
+        bad = {name for (node, name), count in self._state.partition_counts.items() if node == self.node_id and count and name not in usable and (name or not usable)}
+        if bad:
+            self._failed[NO_WORKER] = tuple(
+                (topic.topic_id, partition.index) for topic in self._state.topics.values() for partition in topic.partitions if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
+            )  # fmt: skip
+
+    def _counted_on(self) -> list[tuple[bytes, int]]:
+        """Of what fails here, that which others still believe in, or may choose because nobody leads."""
+        failed = [key for keys in self._failed.values() for key in keys]
+        found = [(key, self._partition(key)) for key in failed]
+        return [
+            key for key, partition in found
+            if partition is not None and (partition.leader in (self.node_id, -1) or self.node_id in partition.in_sync_replicas or self.node_id in partition.eligible_leader_replicas)
+        ]  # fmt: skip
+
+    def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
+        self._emptied[(event.topic_id, event.index)] = event.leader_epoch
+        return self._repeat(now_ms)
+
+    def _repeat(self, now_ms: int) -> list[Action]:
+        self._prune()
+        if self.broker_epoch < 0:
+            return []
+        self._repeat_at_ms = now_ms + self._options.heartbeat_ms // 2
+        actions: list[Action] = []
+        if self._lost or self._silent:
+            lost = [(topic_id, index, epoch) for (topic_id, index), epoch in self._lost.items()]
+            silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
+            actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
+            if not self._lost:
+                self._silent.clear()  # said as often as the leaderships were: if it was in vain, its leaders find out by themselves
+        if self._emptied:
+            emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
+            actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
+            self._emptied = {key: epoch for key, epoch in self._emptied.items() if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN}
+        failed, full = self._counted_on() if self._failed else [], self._waited_for() if self._full else []
+        if failed or full:
+            actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
+        for (topic_id, index), directory in self._moved.items():
+            actions += self._to_controller(peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory))
+        if self._dead:
+            actions += self._to_controller(peer.ProofOfDeath(self.node_id, self.broker_epoch, self._controller_epoch, now_ms))
+        return actions
+
+    # -- ending ------------------------------------------------------------------------------------------------------------
+
+    def _on_host_died(self, event: HostDied, now_ms: int) -> list[Action]:
+        self._dead = event.dead
+        if event.dead:
+            self.fenced, self._lease_until_ms = True, 0
+            self._answered_ms = self._sent_ms  # what was granted before the proof counts no more
+            return self._repeat(now_ms)
+        return self._heartbeat(now_ms)
+
+    def _on_shutdown_requested(self, event: ShutdownRequested, now_ms: int) -> list[Action]:
+        if self._shutdown_since_ms >= 0:
+            return []
+        self._shutdown_since_ms = now_ms
+        return self._heartbeat(now_ms) if self.broker_epoch >= 0 else self._end("this broker is not registered")
+
+    def _end(self, reason: str) -> list[Action]:
+        """Nothing is said after it but the last word to the control segment: no lease."""
+        epoch = self.broker_epoch
+        self.fenced, self.ready, self._lease_until_ms = True, False, 0
+        said = self._say()
+        self._ended = True
+        return [*said, ShutDown(epoch, reason)]
+
+    def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        if self._shutdown_since_ms >= 0 and now_ms - self._shutdown_since_ms >= self._options.shutdown_wait_ms + self._options.session_ms:
+            return self._end("no controller has agreed in time; the others will notice")
+        if self.broker_epoch < 0 and now_ms >= self._register_at_ms:
+            actions += self._register(now_ms)
+        elif now_ms >= self._heartbeat_at_ms:
+            actions += self._heartbeat(now_ms)
+        again = [key for key, entry in self._proposals.items() if not entry.refused and (entry.sent_epoch < 0 or now_ms - entry.sent_ms >= self._options.heartbeat_ms // 2)]
+        actions += self._propose(again, now_ms)
+        if now_ms >= self._repeat_at_ms:
+            actions += self._repeat(now_ms)
+        late = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]
+        text = f"The change was not answered, or not in force on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may still take effect."
+        return actions + [self._gave_up(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in late]
+
+    def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
+        message = event.message
+        if message.node_id != self.node_id:
+            return []
+        match message:
+            case peer.RegisterBrokerAnswer():
+                return self._on_register_answer(message, now_ms)
+            case peer.HeartbeatAnswer():
+                return self._on_heartbeat_answer(message, now_ms)
+            case peer.AlterPartitionAnswer():
+                return self._on_alter_partition_answer(message, now_ms)
+            case peer.ChangeAnswered():
+                return self._on_change_answered(message, now_ms)
+        return []
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        assert self._lease_until_ms in (0, self._inherited[1]) or self._lease_until_ms <= self._answered_ms + self._options.session_ms, "B1"
+        if self.ready and "R10" not in self._options.mutants:
+            broker = self._state.brokers.get(self.node_id)
+            assert self.broker_epoch >= 0 and broker is not None and broker.epoch >= self.broker_epoch, "B2"
+        assert all(key == (entry.proposal.topic_id, entry.proposal.index) for key, entry in self._proposals.items()), "B3"
+        assert len(self._changes) <= CHANGES_WAITING_MAX, "B4"
+        assert not (self.fenced and self._lease_until_ms), "B1"
+
+
+_HANDLERS = {
+    Started: BrokerCore._on_started,
+    ControllerKnown: BrokerCore._on_controller_known,
+    PeerReceived: BrokerCore._on_peer_received,
+    MetadataApplied: BrokerCore._on_metadata_applied,
+    MetadataCommitted: BrokerCore._on_metadata_committed,
+    InSyncProposed: BrokerCore._on_in_sync_proposed,
+    ChangeRequested: BrokerCore._on_change_requested,
+    ClientGone: BrokerCore._on_client_gone,
+    LeadershipsLost: BrokerCore._on_leaderships_lost,
+    ReplicaMoved: BrokerCore._on_replica_moved,
+    ReplicasFailed: BrokerCore._on_replicas_failed,
+    DirectoriesFull: BrokerCore._on_directories_full,
+    PartitionEmptied: BrokerCore._on_partition_emptied,
+    DirectoriesSeen: BrokerCore._on_directories_seen,
+    HostDied: BrokerCore._on_host_died,
+    ShutdownRequested: BrokerCore._on_shutdown_requested,
+    Tick: BrokerCore._on_tick,
+}

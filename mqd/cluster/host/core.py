@@ -1,0 +1,559 @@
+"""What one host does with committed metadata: partition slots, owners, what its processes are told, and when all of them have it. Sans-I/O.
+
+The metadata core decides what is true for the cluster; this core, of which every host has one, turns it into the host's own: a slot in the control segment and an
+owning worker for each partition with a replica here (not in the log: they live as long as the control segment), messages to subscribers, and the knowledge of who
+has applied what. Subscribers are told of all partitions of the cluster: a client may ask any host where a partition is led.
+
+A replica comes: when the metadata name no log directory for it, one is chosen and recorded first (a host that forgot its choice would begin an empty log elsewhere);
+then it gets a slot, and its owner opens it. A replica goes: its image has slot -1, its owner deletes the files, and the slot is free when all workers know.
+
+Invariants (check())
+    H1  a slot is free, used by one partition, or retiring; never two of them
+    H2  a retiring slot is freed only after every worker that was alive when it retired has applied the removal or has died
+    H3  a worker whose predecessor died is told nothing before each partition that this host led by that predecessor has a new leader epoch (or is gone). What it
+        followed goes on in the same epoch: it had said nothing of its log that was not written
+    H4  the applied version never falls, and rises only to what every worker that lives has applied
+    H5  the owner of a partition is a function of topic id, index and worker count alone
+    H6  subscribers are told of the first partitions of each topic, all but those at its end that wait for their first slot; a partition has a slot exactly if this host
+        has a replica of it, in a recorded directory, and a slot was free
+    H7  what belongs to one version reaches a subscriber in one message
+    H8  a worker that is told to serve a partition finds itself, the log directory and the leader epoch (or a newer one) in its slot: all workers read by what the slot says. So a
+        controller that starts carries out what its predecessor had written and not carried out
+Bounds: COMMANDS_MAX commands under way.
+"""
+
+import zlib
+from collections.abc import Hashable, Iterable, Mapping
+
+from mqd.base.collector import paused
+from mqd.cluster.host import messages
+from mqd.cluster.host.commands import OWNER_NONE, Command, HostCommands, Subscriber
+from mqd.cluster.host.events import (
+    Action,
+    AppliedEverywhere,
+    AssignSlot,
+    ClearSlot,
+    CommandEnded,
+    CommandRequested,
+    ControllerChanged,
+    DirectoriesMeasured,
+    Event,
+    MoveEnded,
+    Partition,
+    RaiseEpochs,
+    RecordMove,
+    Report,
+    Send,
+    SlotSeen,
+    Started,
+    StateReplaced,
+    SubscriberJoined,
+    SubscriberLeft,
+    Tick,
+    WorkerApplied,
+    WorkerDied,
+)
+from mqd.cluster.host.slots import Slots
+from mqd.cluster.metadata.core import Publish
+from mqd.cluster.metadata.records import BrokerState, PartitionState, TopicState
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.metadata.rules.placement import Directory, choose_directory
+from mqd.protocol.errors import ErrorCode
+
+__all__ = [
+    "LOG_DIR_NONE", "OWNER_NONE", "AppliedEverywhere", "AssignSlot", "ClearSlot", "CommandEnded", "CommandRequested", "ControllerChanged", "DirectoriesMeasured", "Event", "HostCore", "MoveEnded", "RaiseEpochs",
+    "RecordMove", "Report", "Send", "SlotSeen", "Started", "StateReplaced", "SubscriberJoined", "SubscriberLeft", "Tick", "WorkerApplied", "WorkerDied", "owner_of",
+]  # fmt: skip
+
+LOG_DIR_NONE = 255
+
+
+def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
+    """The partitions of one topic go round the workers; where the round begins depends on the topic."""
+    return (zlib.crc32(topic_id) + index) % worker_count
+
+
+def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
+    """The slot says it already; or more than a state that is only catching up; or it is the witness of a death (then the next epoch brings the rest)."""
+    if seen is None or seen.leader_epoch != image.leader_epoch:
+        return seen is not None and seen.leader_epoch > image.leader_epoch
+    return seen.stale or (seen.owner == image.owner and (seen.owner == OWNER_NONE or seen.log_dir == image.log_dir))
+
+
+def broker_image(broker: BrokerState) -> messages.BrokerImage:
+    return messages.BrokerImage(
+        node_id=broker.node_id,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack,
+        epoch=broker.epoch,
+        fenced=broker.fenced,
+        in_controlled_shutdown=broker.in_controlled_shutdown,
+        draining=broker.draining,
+        inter_broker_host=broker.inter_broker_host,
+        inter_broker_port=broker.inter_broker_port,
+        worker_count=broker.worker_count,
+        incarnation=broker.incarnation,
+        directory_id=broker.directory_id,
+    )
+
+
+class HostCore(HostCommands):
+    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started is the metadata core's committed one and is only read.
+    `controller_id`: the active controller as far as it is known."""
+
+    def __init__(self, node_id: int, controller_id: int, worker_count: int, slot_count: int, log_dirs: Mapping[str, int]) -> None:
+        self.node_id = node_id
+        self._controller_id = controller_id
+        self._worker_count = worker_count
+        self._log_dirs = dict(log_dirs)
+        self._free_bytes: dict[str, int] = {}  # by directory id, as last measured
+        self._state = MetadataState()
+        self._images: dict[str, messages.TopicImage] = {}
+        self._names: dict[bytes, str] = {}  # topic id -> name, of the images
+        self._slots = Slots(slot_count)
+        self._choosing: dict[Partition, str] = {}  # chosen log directories that are not recorded yet
+        self._alive: set[int] = set()
+        self._generations: dict[int, int] = {}
+        self._fenced: dict[int, dict[Partition, int]] = {}  # worker -> partition -> the leader epoch that died with it
+        self._subscribers: dict[Hashable, Subscriber] = {}
+        self._commands: dict[int, Command] = {}
+        self._command_id = 0
+        self._withheld: list[str] = []  # as the acceptor was told it
+        self._version = 0
+        self._applied_version = -1
+
+    @property
+    def version(self) -> int:
+        """Of the newest news: what workers have to have in force to have everything that concerns them."""
+        return self._version
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        version = self._version
+        actions = _HANDLERS[type(event)](self, event, now_ms)
+        return self._tell_withheld(actions, version) if self._slots.unplaced or self._withheld else actions
+
+    # -- start -------------------------------------------------------------------------------------------------------------
+
+    def _on_started(self, event: Started, now_ms: int) -> list[Action]:
+        self._state, self._version = event.state, event.state.version
+        self._alive, self._generations = set(event.alive), dict(event.alive)
+        actions: list[Action] = []
+        lost: list[SlotSeen] = []
+        used: set[int] = set()
+        in_place: dict[Partition, SlotSeen] = {}
+        for seen in event.slots:
+            used.add(seen.slot)
+            partition = (seen.topic_id, seen.index)
+            state = self._partition_state(partition)
+            if state is None or self.node_id not in state.replicas or partition in self._slots.used:
+                self._slots.retire(seen.slot, self._version, self._alive)
+                continue
+            self._slots.adopt(partition, seen.slot)
+            if not seen.stale or state.leader == self.node_id:
+                in_place[partition] = seen
+            if seen.stale and state.leader == self.node_id:
+                lost.append(seen)
+        self._adopt_torn(event, used)
+        self._slots.seen(used)
+        # A stale slot stays as it is until its new epoch is committed: it is the only witness of the death, should this controller die before.
+        with paused():
+            for topic in event.state.topics.values():
+                actions += self._put(topic, in_place)
+        for seen in lost:
+            self._fenced.setdefault(seen.owner, {})[(seen.topic_id, seen.index)] = seen.leader_epoch
+        if lost:
+            actions.append(RaiseEpochs(tuple((seen.topic_id, seen.index) for seen in lost)))
+        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+
+    def _adopt_torn(self, event: Started, used: set[int]) -> None:
+        """A torn slot was being assigned to a partition that has no other: one that workers know already (it had a new epoch) before one that nobody was told of.
+        With no such partition it was being cleared, so nobody uses it."""
+        homeless = [
+            (-partition.leader_epoch, topic.topic_id, partition.index)
+            for topic in event.state.topics.values()
+            for partition in topic.partitions
+            if self.node_id in partition.replicas and (topic.topic_id, partition.index) not in self._slots.used
+        ]
+        for slot, (_, topic_id, index) in zip(event.torn, sorted(homeless)):
+            self._slots.adopt((topic_id, index), slot)
+            used.add(slot)
+
+    def _partition_state(self, partition: Partition) -> PartitionState | None:
+        name = self._state.topics_by_id.get(partition[0])
+        if name is None or not 0 <= partition[1] < len(self._state.topics[name].partitions):
+            return None
+        return self._state.topics[name].partitions[partition[1]]
+
+    # -- metadata ----------------------------------------------------------------------------------------------------------
+
+    def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
+        """`self._state` is the metadata core's committed state and has moved already; this is the news of it. What concerns no subscriber (a block of producer ids)
+        leaves the version alone: all processes of the host always agree on the version of the last news."""
+        if event.topics or event.removed or event.broker_config is not None or event.brokers_changed or event.settings_changed:
+            self._version = event.version
+        actions: list[Action] = []
+        news: list[messages.FromController] = []
+        if event.brokers_changed:
+            news.append(self._brokers())
+        for topic in event.removed:
+            news += self._remove(topic)
+        partial = dict(event.partitions)
+        for topic in event.topics:
+            news += self._changed(topic, partial.get(topic.name), actions)
+        if event.broker_config is not None:
+            news.append(messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {})))
+        if event.settings_changed:
+            news.append(self._settings(event))
+        if news:  # H7
+            actions += self._broadcast(news[0] if len(news) == 1 else messages.Several(self._version, news))
+        for group_id in event.groups:
+            config = self._state.group_configs.get(group_id, {})
+            actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
+        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+
+    def _on_state_replaced(self, event: StateReplaced, now_ms: int) -> list[Action]:
+        self._version = self._state.version
+        actions: list[Action] = []
+        for name, image in list(self._images.items()):
+            if self._state.topics_by_id.get(image.topic_id) != name:
+                self._forget(image)
+        with paused():
+            for topic in self._state.topics.values():
+                actions += self._put(topic, {})
+        for subscriber in self._subscribers.values():
+            if not subscriber.held:
+                actions.append(Send(subscriber.client, self._whole()))
+        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+
+    def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
+        """Workers have no use for it."""
+        if event.controller_id == self._controller_id:
+            return []
+        self._controller_id = event.controller_id
+        return self._broadcast(self._brokers(), role="acceptor")
+
+    def _brokers(self) -> messages.BrokersPut:
+        return messages.BrokersPut(self._version, [broker_image(broker) for broker in self._state.brokers.values()], self._controller_id)
+
+    def _settings(self, event: Publish) -> messages.SettingsPut:
+        state = self._state
+        return messages.SettingsPut(
+            event.version,
+            self._client_quotas() if event.client_quotas_changed else None,
+            state.features if event.features_changed else None,
+        )
+
+    def _client_quotas(self) -> list[messages.ClientQuota]:
+        return [messages.ClientQuota(entity, quotas) for entity, quotas in self._state.client_quotas.items()]
+
+    # -- topics ------------------------------------------------------------------------------------------------------------
+
+    def _changed(self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]) -> list[messages.FromController]:
+        """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
+        old = self._images.get(topic.name)
+        known = old is not None and old.topic_id == topic.topic_id
+        only = list(indexes) if indexes is not None and known and topic.name not in self._withheld and all(index < len(old.partitions) for index in indexes) else None
+        actions += self._put(topic, {}, only)
+        if only is not None:
+            image = self._images[topic.name]
+            return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])]
+        if self._waits_for_slots(topic):
+            image = self._images.get(topic.name)
+            if image is None or not known or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config):
+                return []  # told when all of it has slots: whoever asked for it is to find all of it
+        return [messages.TopicPut(self._version, self._images[topic.name])]
+
+    def _put(self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None) -> list[Action]:
+        actions: list[Action] = []
+        old = self._images.get(topic.name)
+        before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
+        images = list(before) if only is not None else []
+        for index in only if only is not None else range(len(topic.partitions)):
+            image = self._image(topic.topic_id, topic.partitions[index], actions)
+            if only is not None:
+                images[index] = image
+            else:
+                images.append(image)
+            was, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
+            unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
+            if image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
+                known = was if was is not None else seen
+                moved = known is not None and image.leader == self.node_id and (known.owner, known.leader_epoch) == (image.owner, image.leader_epoch)
+                actions.append(AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch, moved))
+        for image in before[len(topic.partitions) :]:
+            self._give_up((topic.topic_id, image.index))
+        while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:  # H6; _place_waiting comes back to them
+            images.pop()
+        if images:
+            internal = topic.name in INTERNAL_TOPICS
+            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, internal, len(topic.partitions), topic.first_leader_epoch)
+            self._names[topic.topic_id] = topic.name
+        return actions
+
+    def _image(self, topic_id: bytes, partition: PartitionState, actions: list[Action]) -> messages.PartitionImage:
+        key = (topic_id, partition.index)
+        slot, owner, log_dir = -1, OWNER_NONE, LOG_DIR_NONE
+        if self.node_id not in partition.replicas:
+            self._give_up(key)
+        elif directory := partition.directories[partition.replicas.index(self.node_id)]:
+            self._choosing.pop(key, None)
+            slot, log_dir = self._slots.take(key), self._log_dirs.get(directory, LOG_DIR_NONE)
+            if slot >= 0 and log_dir != LOG_DIR_NONE:
+                owner = owner_of(topic_id, partition.index, self._worker_count)
+        else:
+            self._slots.give_up(key, self._version, self._alive)  # of a replica that has left meanwhile
+            if key not in self._choosing and self._log_dirs:
+                actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
+        return self._described(partition, slot, owner, log_dir)
+
+    @staticmethod
+    def _described(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
+        return messages.PartitionImage(
+            index=partition.index,
+            slot=slot,
+            owner=owner,
+            log_dir=log_dir,
+            leader=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            replicas=list(partition.replicas),
+            in_sync_replicas=list(partition.in_sync_replicas),
+            partition_epoch=partition.partition_epoch,
+            adding=list(partition.adding_replicas),
+            removing=list(partition.removing_replicas),
+            eligible=list(partition.eligible_leader_replicas),
+            last_known_eligible=list(partition.last_known_eligible),
+            recovering=partition.recovering,
+            retiring=partition.retiring,
+            redirect=partition.redirect,
+        )
+
+    def _choose_directory(self, key: Partition) -> str:
+        counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
+        for name in self._choosing.values():
+            counts[name] += 1
+        chosen = choose_directory([Directory(name, f"{index:03}", self._free_bytes.get(name, 0), True) for name, index in self._log_dirs.items()], counts)
+        assert chosen is not None
+        self._choosing[key] = chosen
+        return chosen
+
+    def _on_directories_measured(self, event: DirectoriesMeasured, now_ms: int) -> list[Action]:
+        self._free_bytes = event.free_bytes
+        return []
+
+    def _give_up(self, key: Partition) -> int:
+        self._choosing.pop(key, None)
+        return self._slots.give_up(key, self._version, self._alive)
+
+    def _remove(self, topic: TopicState) -> list[messages.FromController]:
+        for partition in topic.partitions:
+            self._slots.unplaced.pop((topic.topic_id, partition.index), None)
+            self._choosing.pop((topic.topic_id, partition.index), None)
+        image = self._images.get(topic.name)
+        if image is None or image.topic_id != topic.topic_id:
+            return []
+        return [messages.TopicRemoved(self._version, topic.name, topic.topic_id, self._forget(image))]
+
+    def _forget(self, image: messages.TopicImage) -> list[int]:
+        """Its slots, which are retiring now."""
+        del self._images[image.name], self._names[image.topic_id]
+        slots = [self._give_up((image.topic_id, partition.index)) for partition in image.partitions]
+        return [slot for slot in slots if slot >= 0]
+
+    def _free_retired(self) -> list[Action]:
+        ready = self._slots.free_retired()
+        actions: list[Action] = [ClearSlot(slot) for slot in ready]
+        if ready and self._slots.unplaced:
+            actions += self._place_waiting()
+        return actions
+
+    def _place_waiting(self) -> list[Action]:
+        actions: list[Action] = []
+        for name in {self._state.topics_by_id.get(topic_id): None for topic_id, _ in self._slots.unplaced}:
+            topic = self._state.topics.get(name) if name is not None else None
+            if topic is not None:
+                actions += self._put(topic, {})
+                if not self._waits_for_slots(topic):
+                    actions += self._broadcast(messages.TopicPut(self._version, self._images[topic.name]))
+        return actions
+
+    def _waits_for_slots(self, topic: TopicState) -> bool:
+        """Its request is answered when the slots are there and every worker has them."""
+        unplaced = self._slots.unplaced
+        return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
+
+    def _names_waiting(self) -> list[str]:
+        names = {self._state.topics_by_id.get(topic_id) for topic_id, _ in self._slots.unplaced}
+        return sorted(name for name in names if name is not None)
+
+    def _tell_withheld(self, actions: list[Action], version: int) -> list[Action]:
+        """The acceptor never takes a topic for gone that it was not told of: it hears that one is withheld before what follows from the topic, and that it is not after the topic itself."""
+        before, now = self._withheld, self._names_waiting()
+        meanwhile = sorted({*before, *now})
+        first = self._broadcast(messages.SettingsPut(version, withheld=meanwhile), role="acceptor") if meanwhile != before else []
+        last = self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor") if now != meanwhile else []
+        self._withheld = now
+        return [*first, *actions, *last]
+
+    def topic_image(self, topic: TopicState) -> messages.TopicImage:
+        """For an answer: with slots when the topic exists; a validated topic that does not has none."""
+        image = self._images.get(topic.name)
+        if image is not None and image.topic_id == topic.topic_id:
+            return image
+        partitions = [self._described(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
+        return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
+
+    # -- subscribers -------------------------------------------------------------------------------------------------------
+
+    def _on_subscriber_joined(self, event: SubscriberJoined, now_ms: int) -> list[Action]:
+        role, index = event.subscribe.role, event.subscribe.index
+        actions: list[Action] = []
+        if role == "worker":
+            known = self._generations.get(index)
+            if known is not None and known != event.subscribe.generation:
+                actions += self._worker_died(index)
+            for client in [other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index]:
+                actions += self._drop(client)
+            self._generations[index] = event.subscribe.generation
+            self._alive.add(index)
+        subscriber = self._subscribers[event.client] = Subscriber(event.client, role, index)
+        if role == "worker" and index in self._fenced:
+            subscriber.held = True
+            return actions
+        return [*actions, Send(event.client, self._whole())]
+
+    def _whole(self) -> messages.Image:
+        state = self._state
+        brokers = [broker_image(broker) for broker in state.brokers.values()]
+        config = state.broker_config(self.node_id)
+        return messages.Image(
+            self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed),
+            state.group_configs, self._client_quotas(), state.features, self.node_id, self._names_waiting(),
+        )  # fmt: skip
+
+    def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
+        """To all; or to those of one role."""
+        return [Send(one.client, message) for one in self._subscribers.values() if not one.held and (role is None or one.role == role)]
+
+    def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
+        return [*self._drop(event.client), *self._maybe_applied()]
+
+    def _drop(self, client: Hashable) -> list[Action]:
+        self._subscribers.pop(client, None)
+        self._commands = {number: command for number, command in self._commands.items() if command.client != client}
+        actions: list[Action] = []
+        for number in [number for number, command in self._commands.items() if command.worker == client]:
+            command = self._commands.pop(number)
+            text = "The worker that owns the partition was restarted; try again."
+            actions.append(Send(command.client, messages.Answer(command.request_id, ErrorCode.NOT_LEADER_OR_FOLLOWER, text)))
+        return actions
+
+    def _on_worker_died(self, event: WorkerDied, now_ms: int) -> list[Action]:
+        if self._generations.get(event.index, event.generation) != event.generation:
+            return []  # its successor has subscribed: the death was noticed then
+        self._generations.pop(event.index, None)
+        return [*self._worker_died(event.index), *self._maybe_applied()]
+
+    def _worker_died(self, index: int) -> list[Action]:
+        self._alive.discard(index)
+        actions: list[Action] = []
+        for client in [other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index]:
+            actions += self._drop(client)
+        self._slots.died(index)
+        lost: dict[Partition, int] = {}
+        for image in self._images.values():
+            for partition in image.partitions:
+                if partition.owner == index and partition.leader == self.node_id:
+                    lost[image.topic_id, partition.index] = partition.leader_epoch
+                elif partition.owner == index:  # its successor's, at once
+                    actions.append(AssignSlot(partition.slot, image.topic_id, partition.index, index, partition.log_dir, partition.leader_epoch))
+        if lost:
+            self._fenced[index] = lost
+            actions.append(RaiseEpochs(tuple(lost)))
+        return actions + self._free_retired()
+
+    def _told(self, partition: Partition) -> messages.PartitionImage | None:
+        """As subscribers know it. The committed state may be ahead: several batches are committed at once, their publications come one by one."""
+        image = self._images.get(self._names.get(partition[0], ""))
+        return image.partitions[partition[1]] if image is not None and partition[1] < len(image.partitions) else None
+
+    def _unfence(self) -> list[Action]:
+        actions: list[Action] = []
+        for index in list(self._fenced):
+            waiting = self._fenced[index]
+            for partition in list(waiting):
+                image = self._told(partition)
+                if image is None or image.leader_epoch > waiting[partition]:
+                    del waiting[partition]
+            if not waiting:
+                del self._fenced[index]
+                for subscriber in self._subscribers.values():
+                    if subscriber.held and subscriber.index == index:
+                        subscriber.held = False
+                        actions.append(Send(subscriber.client, self._whole()))
+        return actions
+
+    def _on_worker_applied(self, event: WorkerApplied, now_ms: int) -> list[Action]:
+        subscriber = self._subscribers.get(event.client)
+        if subscriber is None or subscriber.role != "worker":
+            return []
+        subscriber.applied_version = max(subscriber.applied_version, event.applied.version)
+        self._slots.applied(subscriber.index, event.applied.version)
+        actions = self._free_retired()
+        if event.applied.failures or subscriber.failed:
+            subscriber.failed = bool(event.applied.failures)
+            names = {slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}" for (topic_id, index), slot in self._slots.used.items()}
+            reasons = {names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}
+            keys = tuple(key for key, slot in self._slots.used.items() if slot in event.applied.failures)
+            actions.append(Report(reasons, subscriber.index, keys))
+        return actions + self._maybe_applied()
+
+    def _maybe_applied(self) -> list[Action]:
+        """A worker that lives and has not subscribed (again), as all of them just after the controller was restarted, serves some older version."""
+        applied = {subscriber.index: subscriber.applied_version for subscriber in self._subscribers.values() if subscriber.role == "worker"}
+        if not self._alive <= applied.keys():
+            return []
+        version = min(applied.values(), default=self._version)
+        if version <= self._applied_version:
+            return []
+        self._applied_version = version
+        return [AppliedEverywhere(version)]
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self._slots.check(self._alive)
+        for subscriber in self._subscribers.values():
+            assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._fenced), "H3"
+            assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._alive, "H3"
+        placed: set[Partition] = set()
+        for name, image in self._images.items():
+            assert image.name == name and [partition.index for partition in image.partitions] == list(range(len(image.partitions))), "H6"
+            for partition in image.partitions:
+                key = (image.topic_id, partition.index)
+                assert self._slots.get(key) == partition.slot, "H6"
+                assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), "H5"
+                assert partition.owner == OWNER_NONE or partition.slot >= 0, "H6"
+                assert partition.slot < 0 or self.node_id in partition.replicas, "H6"
+                if partition.slot >= 0:
+                    placed.add(key)
+        assert placed == self._slots.used.keys(), "H6"
+        assert {image.topic_id: name for name, image in self._images.items()} == self._names
+        assert self._applied_version <= self._version, "H4"
+
+
+_HANDLERS = {
+    Started: HostCore._on_started,
+    Publish: HostCore._on_publish,
+    StateReplaced: HostCore._on_state_replaced,
+    ControllerChanged: HostCore._on_controller_changed,
+    SubscriberJoined: HostCore._on_subscriber_joined,
+    SubscriberLeft: HostCore._on_subscriber_left,
+    WorkerDied: HostCore._on_worker_died,
+    WorkerApplied: HostCore._on_worker_applied,
+    CommandRequested: HostCore._on_command_requested,
+    MoveEnded: HostCore._on_move_ended,
+    CommandEnded: HostCore._on_command_ended,
+    DirectoriesMeasured: HostCore._on_directories_measured,
+    Tick: HostCore._on_tick,
+}

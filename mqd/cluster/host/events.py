@@ -1,0 +1,148 @@
+"""Events and actions of the host core (mqd/cluster/host/core.py)."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import msgspec
+
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.core import Publish
+from mqd.cluster.metadata.state import MetadataState
+
+Partition = tuple[bytes, int]  # topic id, index
+
+# -- events --------------------------------------------------------------------------------------------------------------------
+
+
+class SlotSeen(NamedTuple):
+    """A used slot found in the control segment when the controller started."""
+
+    slot: int
+    topic_id: bytes
+    index: int
+    leader_epoch: int
+    owner: int
+    stale: bool  # its owner has died since the slot was assigned
+    log_dir: int
+
+
+class Started(msgspec.Struct, frozen=True):
+    """First event: the committed state and what the control segment held."""
+
+    state: MetadataState
+    slots: tuple[SlotSeen, ...]
+    torn: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
+    alive: dict[int, int]  # workers that live now, subscribed or not -> generation
+
+
+class StateReplaced(msgspec.Struct, frozen=True):
+    """The committed state was replaced as a whole (a snapshot of the quorum's leader): everybody gets a new image."""
+
+
+class ControllerChanged(msgspec.Struct, frozen=True):
+    controller_id: int  # the active controller's node id, -1 = not known
+
+
+class SubscriberJoined(msgspec.Struct, frozen=True):
+    client: Hashable
+    subscribe: messages.Subscribe
+
+
+class SubscriberLeft(msgspec.Struct, frozen=True):
+    client: Hashable
+
+
+class WorkerDied(msgspec.Struct, frozen=True):
+    index: int
+    generation: int
+
+
+class WorkerApplied(msgspec.Struct, frozen=True):
+    client: Hashable
+    applied: messages.Applied
+
+
+class CommandRequested(msgspec.Struct, frozen=True):
+    """What the owner of one partition is to do, without any record being written."""
+
+    client: Hashable
+    request_id: int
+    change: messages.DeleteRecords | messages.MoveReplica
+
+
+class MoveEnded(msgspec.Struct, frozen=True):
+    """A worker says that a partition's files lie whole in another log directory."""
+
+    client: Hashable
+    moved: messages.MoveCompleted
+
+
+class CommandEnded(msgspec.Struct, frozen=True):
+    client: Hashable
+    done: messages.CommandDone
+
+
+class DirectoriesMeasured(msgspec.Struct, frozen=True):
+    free_bytes: dict[str, int]  # by directory id
+
+
+class Tick(msgspec.Struct, frozen=True):
+    pass
+
+
+Event = (
+    Started | Publish | StateReplaced | ControllerChanged | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | MoveEnded | CommandEnded
+    | DirectoriesMeasured | Tick
+)  # fmt: skip
+
+# -- actions -------------------------------------------------------------------------------------------------------------------
+
+
+class AssignSlot(msgspec.Struct, frozen=True):
+    slot: int
+    topic_id: bytes
+    index: int
+    owner: int
+    log_dir: int
+    leader_epoch: int
+    moved: bool = False  # only the log directory is another one, of a partition that this host leads: if its owner has died the slot stays as it is, the witness, until the next epoch
+
+
+class ClearSlot(msgspec.Struct, frozen=True):
+    slot: int
+
+
+class Send(msgspec.Struct, frozen=True):
+    client: Hashable
+    message: messages.FromController
+
+
+class AppliedEverywhere(msgspec.Struct, frozen=True):
+    """Every worker that lives serves this version: the control segment is told, and the metadata core."""
+
+    version: int
+
+
+class RaiseEpochs(msgspec.Struct, frozen=True):
+    """The process that led these partitions died: to the metadata core (LeadershipsLost), or to the broker core, where another host decides."""
+
+    partitions: tuple[Partition, ...]
+
+
+class RecordMove(msgspec.Struct, frozen=True):
+    """This host's replica lies in that directory: to the metadata core (MoveCompleted), or to the broker core (ReplicaMoved)."""
+
+    topic_id: bytes
+    index: int
+    directory: str  # its id
+
+
+class Report(msgspec.Struct, frozen=True):
+    """For the log: partitions that a worker does not serve."""
+
+    failures: dict[str, str]
+    worker: int = -1
+    partitions: tuple[Partition, ...] = ()  # the same ones; all that this worker does not serve (none: it serves all again)
+
+
+Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | RecordMove | Report

@@ -1,0 +1,459 @@
+"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. What it knows are hints; nothing here elects, fences or counts a quorum.
+
+Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters of memberlist, made for a failure to be known within seconds.
+
+    gossip.py         the order of things: datagrams, timers, states, joining, leaving        gossip_events.py     events, effects, settings
+    gossip_membership.py   who is in which state, and who may say so                               gossip_messages.py   the wire
+    gossip_probing.py      who is asked whether it is there                                        gossip_parts.py      windows, suspicion, queues
+
+Invariants (check(), and the simulator's, beside those of the parts)
+    G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
+    G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per gossip round gossip_fanout, answers by their buckets
+    G7  a datagram that is not sealed, not for this life of this host, or was seen before changes nothing but a counter (one ping of a stranger is answered, within its bucket)
+Time: milliseconds of any clock that does not go back. When a tick comes late this process stood still, and its own time did too: nobody is judged for what it could not hear.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mqd.cluster.membership import gossip_events as events
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, SUSPECT, ControllerSeen, Effect, Event, LeaveDone, MemberView, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_membership import Member, Membership
+from mqd.cluster.membership.gossip_messages import (
+    BODY_BYTES_MAX, UPDATE_COUNT_MAX, Ack, Body, Identity, Left, Load, Nack, Packet, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, StreamPing, encode, encode_update, life_of,
+)  # fmt: skip
+from mqd.cluster.membership.gossip_parts import Broadcasts, Bucket, ControllerHint, Health, Window
+from mqd.cluster.membership.gossip_probing import Prober
+
+EXCHANGE_COUNT_MAX = 4
+LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
+AFTER_JOIN_MS = (1_000, 3_000, 8_000)  # states are exchanged again: when all start together, the seed did not know them all either
+SWEEP_MS = 10_000
+LOAD_SENDS = 2  # times log10 of the members: loads are renewed anyway
+
+Address = tuple[str, int]
+
+
+class GossipCore:
+    """`life`: one more than at the last start of this directory, on disk already. `seeds`: addresses of controller listeners; this host's own may be among them.
+    `rng`: for targets, and for probe ids, so not to be guessed from outside (random.Random seeded by the system in a broker)."""
+
+    def __init__(self, profile: Profile, seal: Seal, settings: Settings, rng: random.Random, life: int, seeds: Sequence[Address] = ()) -> None:
+        self.settings, self.rng = settings, rng
+        self.counts: Counter[str] = Counter()  # datagrams by what became of them
+        self.at = 0  # this host's own time: the clock without what it stood still
+        self.quiet = False
+        self.health = Health(settings.health_max)
+        self.own_load: Load | None = None
+        self._seal = seal
+        self._effects: list[Effect] = []
+        self._timers: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self._timer_count = 0
+        self._lost_ms = 0
+        self._sequence = 0
+        self._updates = Broadcasts(2 * settings.member_count_max)
+        self._loads = Broadcasts(settings.member_count_max)
+        self._windows: dict[Identity, Window] = {}
+        self._gossiping = False
+        self._urgent_rounds = 0
+        self._hint = ControllerHint()
+        self._seeds: tuple[Address, ...] = tuple(seeds)
+        self._seed_is: dict[Address, Identity] = {}
+        self._joined = False
+        self._join_wait_ms = settings.join_interval_ms
+        self._seed_tried_ms = 0
+        self._exchanges: dict[int, Address] = {}
+        self._exchange_count = 0
+        self._reconnecting: tuple[int, bytes] | None = None
+        self._measured: events.LoadMeasured | None = None
+        self._responses = Bucket(settings.response_rate_per_s, settings.response_burst, 0)
+        self._strangers = Bucket(settings.stranger_rate_per_s, settings.stranger_rate_per_s, 0)
+        self.prober = Prober(self)
+        self.membership = Membership(self, profile, life)
+
+    # -- for consumers -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def due_ms(self) -> int:
+        """When Tick is wanted next, on the caller's clock."""
+        return self._timers[0][0] + self._lost_ms if self._timers else self.at + self._lost_ms + SWEEP_MS
+
+    @property
+    def controller(self) -> ControllerSeen:
+        """node_id -1: none heard of."""
+        return ControllerSeen(self._hint.node_id, self._hint.epoch)
+
+    @property
+    def joined(self) -> bool:
+        return self._joined
+
+    def view(self, node_id: int) -> MemberView | None:
+        """This host is not in its own table."""
+        member = self.membership.of_node(node_id)
+        return member.view() if member is not None else None
+
+    def views(self) -> list[MemberView]:
+        return [member.view() for member in self.membership.members.values()]
+
+    def is_me(self, ping: StreamPing) -> bool:
+        """Whether a probe over TCP is to be answered: it reached the very host it was meant for."""
+        return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
+
+    def state(self, wants_answer: bool = True) -> State:
+        """For a push-pull; its first entry is this host."""
+        return State(self._hint.epoch, self._hint.node_id, self.membership.entries(), wants_answer)
+
+    # -- the one mutator -----------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        self._effects = effects = []
+        self._set_time(now_ms)
+        if type(event) is events.DatagramReceived:
+            self._on_datagram(event.data)
+        elif type(event) is not events.Tick:
+            self._on_event(event)
+        self._run_timers()
+        return effects
+
+    def _set_time(self, now_ms: int) -> None:
+        if not self._timers:
+            self._lost_ms = now_ms - self.at  # the first event
+        late_ms = now_ms - self._lost_ms - self._timers[0][0] if self._timers else 0
+        if late_ms > self.settings.late_ms:
+            self._lost_ms += late_ms
+            self.counts["stood_still"] += 1
+            self.health.worse(1 + late_ms // self.settings.probe_interval_ms)
+        self.at = max(self.at, now_ms - self._lost_ms)
+
+    def _run_timers(self) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= self.at:
+            _, _, run, argument = heapq.heappop(timers)
+            run(argument)
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case events.Started():
+                self._on_started()
+            case events.StateReceived():
+                self._on_state(event)
+            case events.ExchangeFailed():
+                self._exchanges.pop(event.exchange_id, None)
+            case events.StreamAnswered():
+                self.prober.answered(event.probe_id)
+            case events.LoadMeasured():
+                self._measured = event
+            case events.ProfileChanged():
+                self.membership.change_profile(event.profile)
+                self.gossip_now()
+            case events.ControllerKnown():
+                self._learn_controller(event.epoch, event.node_id)
+            case events.UnreachableHint():
+                member = self.membership.of_node(event.node_id)
+                if member is not None and member.state in (ALIVE, SUSPECT):
+                    self.prober.probe(member.identity)
+            case events.SeedsChanged():
+                self._seeds = event.seeds
+            case events.Forget():
+                self.membership.forget(event.node_id)
+            case events.Leave():
+                self._on_leave()
+
+    def _on_started(self) -> None:
+        settings, rng = self.settings, self.rng
+        self.prober.start()
+        self.membership.announce()
+        self.after(1, self._on_join)
+        self.after(rng.randrange(1, settings.push_pull_interval_ms), self._on_push_pull)
+        self.after(rng.randrange(1, settings.reconnect_interval_ms), self._on_reconnect)
+        self.after(rng.randrange(1, settings.load_interval_ms), self._on_load_due)
+        self.after(SWEEP_MS, self._on_sweep)
+
+    # -- what the parts use ----------------------------------------------------------------------------------------------------------
+
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+        if isinstance(effect, events.MemberChanged) and effect.member.state == ALIVE and (effect.member.node_id, effect.member.directory_id) == self._reconnecting:
+            self._reconnecting = None
+            self.after(0, self._on_back, (effect.member.profile.host, effect.member.profile.port))
+
+    def after(self, wait_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
+        self.at_time(self.at + wait_ms, run, argument)
+
+    def at_time(self, when_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
+        if self.membership.left and run != self._on_gossip and run != self._on_left_done:
+            return
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when_ms, self._timer_count, run, argument))
+
+    def choose(self, count: int) -> list[Identity]:
+        """So many different members that live, by chance."""
+        living = self.membership.living
+        return self.rng.sample(living, min(count, len(living)))
+
+    def may_respond(self) -> bool:
+        if self._responses.take(self.at):
+            return True
+        self.counts["responses_left_out"] += 1
+        return False
+
+    def may_answer_stranger(self) -> bool:
+        if self._strangers.take(self.at):
+            return True
+        self.counts["strangers_left_out"] += 1
+        return False
+
+    def broadcast(self, key: object, data: bytes) -> None:
+        if not self.quiet:
+            self._updates.put(key, data)
+            self._arm_gossip()
+
+    def broadcast_load(self, identity: Identity, data: bytes) -> None:
+        """Rides on what is sent anyway."""
+        if not self.quiet:
+            self._loads.put(identity, data)
+
+    def drop_broadcast(self, key: object) -> None:
+        self._updates.drop(key)
+        self._loads.drop(key)
+
+    # -- sending -----------------------------------------------------------------------------------------------------------------------
+
+    def _sends_max(self, multiplier: int) -> int:
+        return multiplier * max(1, math.ceil(math.log10(self.membership.count + 1)))
+
+    def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None:
+        self.send((member.profile.directory_id, member.life), member.profile.host, member.profile.port, body, first)
+
+    def send(self, to: tuple[bytes, int], host: str, port: int, body: Body | None, first: Sequence[bytes] = (), alone: bool = False) -> None:
+        """One datagram: `first`, then as many waiting updates as fit, none of them when `alone`. Without a body and anything to tell: no datagram."""
+        membership = self.membership
+        head = (*to, *membership.identity, membership.incarnation, self._sequence + 1, self._hint.epoch, self._hint.node_id, body)
+        room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, first))
+        updates = list(first)
+        if not alone:
+            updates += self._updates.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier))
+            if body is None and not updates and not self._urgent_rounds:
+                return
+            room -= sum(map(len, updates)) - sum(map(len, first))
+            updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
+        self._sequence += 1
+        self.emit(SendDatagram(host, port, self._seal.close(PacketOut(*head, [Raw(update) for update in updates]))))
+        self.counts["sent"] += 1
+
+    def _arm_gossip(self) -> None:
+        if not self._gossiping:
+            self._gossiping = True
+            self.after(self.rng.randrange(1, self.settings.gossip_interval_ms + 1), self._on_gossip)
+
+    def gossip_now(self) -> None:
+        """Something urgent is in the queue: one round before its time. Bounded as an answer: others may have caused it."""
+        if self.may_respond():
+            self._gossip_round()
+        self._arm_gossip()
+
+    def _on_gossip(self, _: object) -> None:
+        self._gossiping = False
+        self._gossip_round()
+        if (self._updates or self._urgent_rounds) and self.membership.living and not self.membership.left:
+            self._gossiping = True
+            self.after(self.settings.gossip_interval_ms, self._on_gossip)
+
+    def _gossip_round(self) -> None:
+        for identity in self.choose(self.settings.gossip_fanout):
+            self.send_to(self.membership.members[identity], None, ())
+        self._urgent_rounds = max(0, self._urgent_rounds - 1)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------------------------
+
+    def _on_datagram(self, data: bytes) -> None:
+        try:
+            packet = self._seal.open(data)
+        except Refused:
+            self.counts["refused"] += 1
+            return
+        membership = self.membership
+        sender = (packet.node_id, packet.directory_id)
+        if packet.to_directory_id != membership.identity[1] or sender == membership.identity or membership.left:
+            self.counts["misaddressed"] += 1
+            return
+        if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
+            self.counts["repeated"] += 1
+            return
+        # Before it has joined a host cannot know that its life is a new one (its disk may be a copy): what was sent to that life could be repeated.
+        if sender not in membership.members or packet.to_life != membership.life or not self._joined:
+            self.counts["strangers"] += 1
+            if isinstance(packet.body, Ping):
+                self.prober.on_ping(packet, packet.body, stranger=True)
+            return
+        self.counts["received"] += 1
+        self._learn_controller(packet.controller_epoch, packet.controller_id)
+        for update in packet.updates:
+            membership.apply(update)
+        match packet.body:
+            case Ping():
+                self.prober.on_ping(packet, packet.body, stranger=False)
+            case Ack():
+                self.prober.on_ack(packet, packet.body)
+            case PingRequest():
+                self.prober.on_ping_request(packet, packet.body)
+            case Nack():
+                self.prober.on_nack(packet, packet.body)
+
+    def _window_of(self, sender: Identity) -> Window:
+        """Also of senders that are not members yet, or no longer: else what they sent then could be repeated when they are."""
+        window = self._windows.get(sender)
+        if window is None:
+            if len(self._windows) >= 2 * self.settings.member_count_max:
+                members = self.membership.members
+                del self._windows[next(identity for identity in self._windows if identity not in members)]
+            window = self._windows[sender] = Window()
+        return window
+
+    def _learn_controller(self, epoch: int, node_id: int) -> None:
+        if self._hint.learn(epoch, node_id):
+            self._urgent_rounds = self._sends_max(self.settings.retransmit_multiplier)
+            self._arm_gossip()
+            self.emit(self.controller)
+
+    # -- joining, states ---------------------------------------------------------------------------------------------------------------------
+
+    def _other_seeds(self) -> list[Address]:
+        own = self.membership
+        return [seed for seed in self._seeds if seed != (own.profile.host, own.profile.port) and self._seed_is.get(seed) != own.identity]
+
+    def _on_join(self, _: object) -> None:
+        seeds = self._other_seeds()
+        if self._joined or not seeds:
+            self._joined = True
+            return
+        self._exchange(self.rng.choice(seeds))
+        self.after(self.rng.randint(self._join_wait_ms // 2, self._join_wait_ms), self._on_join)
+        self._join_wait_ms = min(2 * self._join_wait_ms, self.settings.join_interval_ms_max)
+
+    def _exchange(self, address: Address) -> None:
+        if len(self._exchanges) >= EXCHANGE_COUNT_MAX:
+            return
+        self._exchange_count += 1
+        self._exchanges[self._exchange_count] = address
+        self.emit(PushPull(self._exchange_count, *address))
+        self.after(self.settings.exchange_ms_max, self._on_exchange_late, self._exchange_count)
+
+    def _on_exchange_late(self, exchange_id: int) -> None:
+        self._exchanges.pop(exchange_id, None)
+
+    def _on_state(self, event: events.StateReceived) -> None:
+        address = self._exchanges.pop(event.exchange_id, None) if event.exchange_id is not None else None
+        state, membership = event.state, self.membership
+        if not state.entries or membership.left or (event.exchange_id is not None and address is None):
+            return
+        sender = (state.entries[0].alive.node_id, state.entries[0].alive.directory_id)
+        if address in self._seeds:
+            self._seed_is[address] = sender
+        if sender == membership.identity:
+            return  # this host itself, by one of its names
+        # Who joins knows nothing that the others do not.
+        membership.merge(state, spread=self._joined or event.exchange_id is None)
+        self._learn_controller(state.controller_epoch, state.controller_id)
+        if event.exchange_id is not None and not self._joined:
+            self._joined = True
+            membership.announce()
+            self.gossip_now()
+            for wait_ms in AFTER_JOIN_MS:
+                self.after(self.rng.randint(wait_ms // 2, wait_ms), self._on_exchange_due)
+
+    def _on_push_pull(self, _: object) -> None:
+        count = self.membership.count
+        scale = 1 if count <= 32 else math.ceil(math.log2(count)) - 4
+        self.after(self.settings.push_pull_interval_ms * scale, self._on_push_pull)
+        self._on_exchange_due(None)
+
+    def _on_exchange_due(self, _: object) -> None:
+        for identity in self.choose(1):
+            profile = self.membership.members[identity].profile
+            self._exchange((profile.host, profile.port))
+
+    def _on_reconnect(self, _: object) -> None:
+        settings, membership = self.settings, self.membership
+        self.after(settings.reconnect_interval_ms, self._on_reconnect)
+        dead = [member for member in membership.members.values() if member.state == DEAD]
+        self._reconnecting = None
+        if dead:
+            chosen = self.rng.choice(dead)
+            self._reconnecting = chosen.identity
+            self.prober.reconnect(chosen)
+        if self._joined and self.at - self._seed_tried_ms >= settings.seed_interval_ms:
+            missing = self._missing_seeds()
+            if missing:
+                self._seed_tried_ms = self.at
+                self._exchange(self.rng.choice(missing))
+
+    def _on_back(self, address: Address) -> None:
+        """It answered who called it dead. It may have forgotten everybody, and would hear of them only when states are exchanged anyway: one host, the one that called, tells it now."""
+        self._exchange(address)
+
+    def _missing_seeds(self) -> list[Address]:
+        living = {(member.profile.host, member.profile.port) for member in self.membership.members.values() if member.state in (ALIVE, SUSPECT)}
+        found = []
+        for seed in self._other_seeds():
+            known = self.membership.members.get(self._seed_is.get(seed, (-1, b"")))
+            if seed not in living and (known is None or known.state not in (ALIVE, SUSPECT)):
+                found.append(seed)
+        return found
+
+    # -- load, memory, goodbye --------------------------------------------------------------------------------------------------------------------
+
+    def _on_load_due(self, _: object) -> None:
+        settings = self.settings
+        self.after(max(settings.load_interval_ms, settings.load_interval_ms_per_member * self.membership.count), self._on_load_due)
+        if self._measured is not None:
+            self._timer_count += 1  # a number that rises within a life
+            m, node, directory = self._measured, *self.membership.identity
+            self.own_load = Load(
+                node, directory, self.membership.life, self._timer_count, m.broker_epoch, m.metadata_version, m.cpu_permille, m.disk_used_bytes, m.in_bytes_per_s,
+                m.out_bytes_per_s, m.leader_count, m.replica_count,
+            )  # fmt: skip
+            self._loads.put(self.membership.identity, encode_update(self.own_load))
+
+    def _on_sweep(self, _: object) -> None:
+        self.after(SWEEP_MS, self._on_sweep)
+        self.membership.sweep()
+
+    def _on_leave(self) -> None:
+        membership = self.membership
+        if membership.left:
+            return
+        membership.left = True
+        self._timers.clear()
+        membership.encoded = encode_update(Left(*membership.identity, membership.incarnation))
+        self.broadcast(membership.identity, membership.encoded)
+        self._urgent_rounds = LEAVE_ROUNDS
+        rounds = LEAVE_ROUNDS if membership.living else 0
+        for number in range(rounds):
+            self.after(LEAVE_EVERY_MS * number, self._on_gossip)
+        self.after(LEAVE_EVERY_MS * rounds, self._on_left_done)
+
+    def _on_left_done(self, _: object) -> None:
+        self._timers.clear()
+        self.emit(LeaveDone())
+
+    # -- invariants ---------------------------------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        self.membership.check()
+        self.prober.check()
+        self._updates.check()
+        self._loads.check()
+        assert len(self._exchanges) <= EXCHANGE_COUNT_MAX
+        assert len(self._windows) <= 2 * self.settings.member_count_max
+        assert not any(effect.__class__ is SendDatagram and len(effect.data) > 1400 for effect in self._effects), "G4"
+
+
+__all__ = ["ALIVE", "SUSPECT", "GossipCore"]

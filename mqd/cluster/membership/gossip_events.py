@@ -1,0 +1,238 @@
+"""What goes into the gossip core and what comes out of it; its settings; what it tells others of a member.
+
+How to use it (mqd/controller/gossip.py is the shell that does):
+
+    core = GossipCore(profile, seal, settings, rng, life, seeds)
+    effects = core.handle(event, now_ms)      # carry them out in order, before the next event
+    core.due_ms                               # when to come with Tick next
+
+Consumers (the controller) look at `core.view(node_id)`, `core.views()`, `core.controller` and are told by MemberChanged and ControllerSeen. All of it is hints: an address to
+try, a reason to probe at once. Nothing that gossip says may elect, fence, or change an in-sync set.
+"""
+
+import msgspec
+
+from mqd.cluster.membership.gossip_messages import NODE_NONE, Alive, Load, State
+
+ALIVE, SUSPECT, DEAD, LEFT = "alive", "suspect", "dead", "left"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Milliseconds of the host's own clock."""
+
+    probe_interval_ms: int = 500
+    probe_timeout_ms: int = 200  # for a direct answer; then others are asked to try, until the interval ends
+    indirect_count: int = 3
+    gossip_interval_ms: int = 200
+    gossip_fanout: int = 3
+    retransmit_multiplier: int = 4  # an update is sent that many times log10(members + 1), rounded up
+    suspicion_multiplier: int = 2  # the shortest suspicion: so many probe intervals, times log100 of the members
+    suspicion_factor_max: int = 6  # an unconfirmed suspicion waits so many times longer
+    confirmation_count: int = 3  # so many others make it the shortest
+    confirmer_count: int = 8  # of those who hear of a suspicion, about so many probe the suspect at once
+    health_max: int = 8  # Lifeguard's S: a host that hears little itself becomes so many times slower to judge
+    push_pull_interval_ms: int = 30_000
+    reconnect_interval_ms: int = 2_000  # one dead member or missing seed is tried
+    seed_interval_ms: int = 10_000  # at most so often by TCP once joined
+    join_interval_ms: int = 500  # doubled up to join_interval_ms_max
+    join_interval_ms_max: int = 10_000
+    exchange_ms_max: int = 5_000  # a push-pull that did not end by then is given up
+    load_interval_ms: int = 5_000  # at least; and at least load_interval_ms_per_member for each member
+    load_interval_ms_per_member: int = 100
+    dead_retention_ms: int = 3_600_000
+    left_retention_ms: int = 120_000
+    member_count_max: int = 4_096  # alive, suspected, dead and left together
+    response_rate_per_s: int = 200  # answers that others cause, whoever they are
+    response_burst: int = 200
+    stranger_rate_per_s: int = 50  # answers to pings of hosts not known yet
+    late_ms: int = 100  # a tick that comes so much too late: this process stood still
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What this host says of itself: `Alive` without the incarnation. May change while it runs (ProfileChanged)."""
+
+    node_id: int
+    directory_id: bytes  # 16 bytes
+    host: str
+    port: int
+    rack: str | None = None
+    version: str = ""
+    worker_count: int = 0
+    cpu_count: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+    def alive(self, incarnation: int, token: int) -> Alive:
+        return Alive(
+            self.node_id, self.directory_id, incarnation, self.host, self.port, self.rack, self.version, self.worker_count, self.cpu_count, self.memory_bytes, self.disk_bytes,
+            token,
+        )  # fmt: skip
+
+
+class MemberView(msgspec.Struct, frozen=True):
+    """One member as this host sees it. `since_ms`: when it came into its state, on the clock the core is given."""
+
+    profile: Alive
+    state: str
+    incarnation: int
+    since_ms: int
+    load: Load | None = None
+
+    @property
+    def node_id(self) -> int:
+        return self.profile.node_id
+
+    @property
+    def directory_id(self) -> bytes:
+        return self.profile.directory_id
+
+
+# -- events --------------------------------------------------------------------------------------------------------------------
+
+
+class Started(msgspec.Struct, frozen=True):
+    """First, once."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has come for something; too early does no harm."""
+
+
+class DatagramReceived(msgspec.Struct, frozen=True):
+    data: bytes
+
+
+class StateReceived(msgspec.Struct, frozen=True):
+    """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull, or None when the other side began.
+
+    Then answer with core.state(False), taken before this event: a host that joins learns from the answer what was known of it before."""
+
+    state: State
+    exchange_id: int | None = None
+
+
+class ExchangeFailed(msgspec.Struct, frozen=True):
+    exchange_id: int
+
+
+class StreamAnswered(msgspec.Struct, frozen=True):
+    """The probed host answered over TCP."""
+
+    probe_id: int
+
+
+class LoadMeasured(msgspec.Struct, frozen=True):
+    """The newest figures; node, directory, life and number are the core's. Sent on when the load interval says so."""
+
+    broker_epoch: int = -1
+    metadata_version: int = -1
+    cpu_permille: int = 0
+    disk_used_bytes: int = 0
+    in_bytes_per_s: int = 0
+    out_bytes_per_s: int = 0
+    leader_count: int = 0
+    replica_count: int = 0
+
+
+class ProfileChanged(msgspec.Struct, frozen=True):
+    """Same node and directory; spread under a new incarnation."""
+
+    profile: Profile
+
+
+class ControllerKnown(msgspec.Struct, frozen=True):
+    """This host knows from the quorum who the active controller is. Only a higher epoch changes anything."""
+
+    node_id: int
+    epoch: int
+
+
+class UnreachableHint(msgspec.Struct, frozen=True):
+    """A connection to the host broke, or a heartbeat is missing: probe it now. At most one probe of a member is under way."""
+
+    node_id: int
+
+
+class SeedsChanged(msgspec.Struct, frozen=True):
+    seeds: tuple[tuple[str, int], ...]
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The cluster has unregistered the host: its dead or left members are no longer tried or told of. One that lives is not forgotten."""
+
+    node_id: int
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Goodbye to all; LeaveDone follows, after which the process may end. Nothing else is answered from then on."""
+
+
+Event = (
+    Started | Tick | DatagramReceived | StateReceived | ExchangeFailed | StreamAnswered | LoadMeasured | ProfileChanged | ControllerKnown | UnreachableHint | SeedsChanged
+    | Forget | Leave
+)  # fmt: skip
+
+# -- effects -------------------------------------------------------------------------------------------------------------------
+
+
+class SendDatagram(msgspec.Struct, frozen=True):
+    """Best effort: errors are ignored."""
+
+    host: str
+    port: int
+    data: bytes
+
+
+class PushPull(msgspec.Struct, frozen=True):
+    """Connect by TCP, authenticate, send core.state(), read the other's: StateReceived; or ExchangeFailed. At most EXCHANGE_COUNT_MAX under way."""
+
+    exchange_id: int
+    host: str
+    port: int
+
+
+class ProbeStream(msgspec.Struct, frozen=True):
+    """Connect by TCP and ask whether that very host answers (StreamPing): StreamAnswered within `wait_ms`, else nothing."""
+
+    probe_id: int
+    node_id: int
+    directory_id: bytes
+    host: str
+    port: int
+    wait_ms: int
+
+
+class KeepLife(msgspec.Struct, frozen=True):
+    """On disk before any effect that follows: others know a later life of this host than its directory did (it was restored from a copy)."""
+
+    life: int
+
+
+class MemberChanged(msgspec.Struct, frozen=True):
+    """`before`: the state it had here, None for one that is new. Load alone is not told."""
+
+    before: str | None
+    member: MemberView
+
+
+class ControllerSeen(msgspec.Struct, frozen=True):
+    """The active controller of the highest epoch heard of. Its address: core.view(node_id)."""
+
+    node_id: int
+    epoch: int
+
+
+class NodeIdTwice(msgspec.Struct, frozen=True):
+    """Two hosts that live have the same node id: for the operator. The registration decides, not gossip."""
+
+    node_id: int
+    directory_ids: tuple[bytes, bytes]
+
+
+class LeaveDone(msgspec.Struct, frozen=True):
+    pass
+
+
+Effect = SendDatagram | PushPull | ProbeStream | KeepLife | MemberChanged | ControllerSeen | NodeIdTwice | LeaveDone
+
+CONTROLLER_UNKNOWN = ControllerSeen(NODE_NONE, -1)

@@ -1,0 +1,342 @@
+"""Who is a member, in which state, under which incarnation: SWIM's order of precedence, with Lifeguard's suspicion.
+
+    what is said      overrides                                         when
+    Alive(i)          anything                                          i >  known incarnation
+    Suspect(i)        alive                                             i >= known
+    Dead(i)           alive, suspect                                    i >= known
+    Left(i)           alive, suspect, dead                              i >= known
+
+Invariants (check())
+    G1  the incarnation of a member never falls; within one incarnation its state only moves alive -> suspect -> dead -> left
+    G2  a member becomes dead here when a suspicion ran out here, not earlier than the shortest wait, or by a peer's word; never from a state alone (push-pull)
+    G3  nobody else decides about this host: what is said of it is answered by a higher incarnation, until it leaves
+    G5  at most member_count_max members; a full table gives up the longest dead, and takes no new one when all live
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, MemberView, NodeIdTwice, Profile
+from mqd.cluster.membership.gossip_messages import LIFE_MAX, REFUTATIONS, Alive, Dead, Entry, Identity, Left, Load, State, Suspect, Update, encode_update, life_of
+from mqd.cluster.membership.gossip_parts import Suspicion
+
+if TYPE_CHECKING:
+    from mqd.cluster.membership.gossip import GossipCore
+
+RANK = {ALIVE: 0, SUSPECT: 1, DEAD: 2, LEFT: 3}
+
+
+class Member:
+    __slots__ = ("incarnation", "load", "profile", "since_ms", "state", "suspicion")
+
+    def __init__(self, profile: Alive, since_ms: int) -> None:
+        self.profile = profile
+        self.incarnation = profile.incarnation  # of the state; the profile may be of an earlier one
+        self.state = ALIVE
+        self.since_ms = since_ms
+        self.suspicion: Suspicion | None = None
+        self.load: Load | None = None
+
+    @property
+    def identity(self) -> Identity:
+        return self.profile.node_id, self.profile.directory_id
+
+    @property
+    def life(self) -> int:
+        return life_of(self.incarnation)
+
+    def view(self) -> MemberView:
+        return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
+
+    def told(self) -> bytes:
+        """What a datagram to this very member says of it, so that it can answer; empty when it is well."""
+        node_id, directory_id = self.identity
+        if self.state == SUSPECT:
+            assert self.suspicion is not None
+            return encode_update(Suspect(node_id, directory_id, self.incarnation, self.suspicion.confirmers[0]))
+        if self.state == ALIVE:
+            return b""
+        return encode_update(Dead(node_id, directory_id, self.incarnation, node_id))
+
+
+class Membership:
+    """The table of one host, and the host's own incarnation."""
+
+    def __init__(self, core: GossipCore, profile: Profile, life: int) -> None:
+        self._core = core
+        self.profile = profile
+        self.identity: Identity = (profile.node_id, profile.directory_id)
+        self.incarnation = life * REFUTATIONS
+        self._token = core.rng.getrandbits(61)
+        self.members: dict[Identity, Member] = {}
+        self.living: list[Identity] = []  # alive or suspect, without this host
+        self._of_node: dict[int, list[Identity]] = {}
+        self.left = False
+        self.encoded = encode_update(self.own())
+
+    # -- this host -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def life(self) -> int:
+        return life_of(self.incarnation)
+
+    @property
+    def count(self) -> int:
+        """Members that live, with this host."""
+        return len(self.living) + 1
+
+    def own(self) -> Alive:
+        return self.profile.alive(self.incarnation, self._token)
+
+    def announce(self) -> None:
+        self.encoded = encode_update(self.own())
+        self._core.broadcast(self.identity, self.encoded)
+
+    def change_profile(self, profile: Profile) -> None:
+        assert (profile.node_id, profile.directory_id) == self.identity, "another node or directory is another member"
+        self.profile = profile
+        self._outrank(self.incarnation)
+        self.announce()
+
+    def _outrank(self, incarnation: int) -> bool:
+        """A higher incarnation than that one; False when there is none."""
+        if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
+            self.incarnation = incarnation + 1
+            return True
+        return self._begin_life_after(incarnation)
+
+    def _begin_life_after(self, incarnation: int) -> bool:
+        """Others know of another process under this life's number: the directory is an old copy, or has lost the count."""
+        life = life_of(incarnation) + 1
+        if life > LIFE_MAX:
+            return False  # only a host that lies can have said so
+        self.incarnation = life * REFUTATIONS
+        self._core.emit(KeepLife(life))
+        return True
+
+    def _refute(self, incarnation: int) -> None:
+        if self.left or incarnation < self.incarnation:
+            return
+        if not self._outrank(incarnation):
+            self._core.counts["unrefutable"] += 1
+            return
+        self._core.health.worse()
+        self.announce()
+        self._core.gossip_now()
+
+    # -- what is said of members ---------------------------------------------------------------------------------------------
+
+    def apply(self, update: Update) -> None:
+        match update:
+            case Alive():
+                self._on_alive(update)
+            case Suspect():
+                self.on_suspect(update)
+            case Dead():
+                self._on_dead(update)
+            case Left():
+                self._on_left(update)
+            case Load():
+                self._on_load(update)
+
+    def merge(self, state: State, spread: bool) -> None:
+        """A whole state. Its dead are taken as suspected: they may live, and then they say so. `spread`: tell others what was news."""
+        core = self._core
+        core.quiet = not spread
+        by = state.entries[0].alive.node_id if state.entries else self.identity[0]
+        for entry in state.entries:
+            profile, incarnation = entry.alive, max(entry.incarnation, entry.alive.incarnation)
+            identity = (profile.node_id, profile.directory_id)
+            if identity == self.identity:
+                if not core.joined and incarnation >= self.incarnation and profile.token != self._token:
+                    self._begin_life_after(incarnation)
+                    self.announce()
+                elif incarnation > self.incarnation or (entry.state != ALIVE and incarnation == self.incarnation):
+                    self._refute(incarnation)
+                continue
+            if identity not in self.members and entry.state in (DEAD, LEFT):
+                continue
+            self._on_alive(profile)
+            if entry.state == LEFT:
+                self._on_left(Left(profile.node_id, profile.directory_id, incarnation))
+            elif entry.state != ALIVE:
+                self.on_suspect(Suspect(profile.node_id, profile.directory_id, incarnation, by))
+            if entry.load is not None and (entry.load.node_id, entry.load.directory_id) == identity:
+                self._on_load(entry.load)
+        core.quiet = False
+
+    def _on_alive(self, alive: Alive) -> None:
+        identity = (alive.node_id, alive.directory_id)
+        if identity == self.identity:
+            if alive.incarnation > self.incarnation:
+                self._refute(alive.incarnation)
+            return
+        member = self.members.get(identity)
+        if member is None:
+            if not self._make_room():
+                self._core.counts["table_full"] += 1
+                return
+            member = self.members[identity] = Member(alive, self._core.at)
+            self._of_node.setdefault(alive.node_id, []).append(identity)
+            self._revive(member, None)
+        elif alive.incarnation > member.incarnation:
+            before = member.state
+            member.profile, member.incarnation = alive, alive.incarnation
+            self._revive(member, before)
+        else:
+            if alive.incarnation > member.profile.incarnation:
+                member.profile = alive  # the suspicion of this incarnation was faster than its profile
+            return
+        self._core.broadcast(identity, encode_update(alive))
+
+    def _revive(self, member: Member, before: str | None) -> None:
+        identity = member.identity
+        if before not in (ALIVE, SUSPECT):
+            self._look_for_twin(identity)
+            self.living.append(identity)
+            self._core.prober.welcome(identity)
+        if before != ALIVE:
+            member.since_ms = self._core.at
+        self._end_suspicion(member)
+        member.state = ALIVE
+        self._core.emit(MemberChanged(before, member.view()))
+
+    def _look_for_twin(self, identity: Identity) -> None:
+        same = [other for other in self._of_node.get(identity[0], ()) if other != identity and self.members[other].state in (ALIVE, SUSPECT)]
+        if identity[0] == self.identity[0]:
+            same.append(self.identity)
+        if same:
+            self._core.emit(NodeIdTwice(identity[0], (same[0][1], identity[1])))
+
+    def _make_room(self) -> bool:
+        if len(self.members) < self._core.settings.member_count_max:
+            return True
+        gone = [member for member in self.members.values() if member.state in (DEAD, LEFT)]
+        if not gone:
+            return False
+        self._forget(min(gone, key=lambda member: member.since_ms))
+        return True
+
+    def on_suspect(self, suspect: Suspect) -> None:
+        identity = (suspect.node_id, suspect.directory_id)
+        if identity == self.identity:
+            self._refute(suspect.incarnation)
+            return
+        member = self.members.get(identity)
+        if member is None or suspect.incarnation < member.incarnation or member.state in (DEAD, LEFT):
+            return
+        if member.suspicion is not None and suspect.incarnation == member.incarnation:
+            if member.suspicion.confirm(suspect.by):
+                self._core.broadcast((identity, suspect.by), encode_update(suspect))
+                self._await_refutation(member)
+            return
+        self._end_suspicion(member)
+        before, member.state, member.incarnation = member.state, SUSPECT, suspect.incarnation
+        if before != SUSPECT:
+            member.since_ms = self._core.at
+        member.suspicion = self._suspicion(suspect.by)
+        self._core.broadcast(identity, encode_update(suspect))
+        self._await_refutation(member)
+        self._core.emit(MemberChanged(before, member.view()))
+        self._core.prober.on_suspected(member, suspect.by)
+
+    def _suspicion(self, by: int) -> Suspicion:
+        settings = self._core.settings
+        # A refutation needs log(count) gossip intervals to reach all, fewer than probe intervals by far: half of what memberlist waits is enough.
+        shortest_ms = int(settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms)
+        return Suspicion(self._core.at, shortest_ms, settings.suspicion_factor_max, min(settings.confirmation_count, self.count - 2), by)
+
+    def _await_refutation(self, member: Member) -> None:
+        assert member.suspicion is not None
+        self._core.at_time(member.suspicion.deadline_ms, self._on_suspicion_ran_out, (member.identity, member.suspicion))
+
+    def _on_suspicion_ran_out(self, which: tuple[Identity, Suspicion]) -> None:
+        identity, suspicion = which
+        member = self.members.get(identity)
+        if member is None or member.suspicion is not suspicion or suspicion.deadline_ms > self._core.at:
+            return
+        self._on_dead(Dead(*identity, member.incarnation, self.identity[0]))
+
+    def _end_suspicion(self, member: Member) -> None:
+        if member.suspicion is not None:
+            for by in member.suspicion.confirmers:
+                self._core.drop_broadcast((member.identity, by))
+            member.suspicion = None
+
+    def _on_dead(self, dead: Dead) -> None:
+        self._on_end(dead, DEAD)
+
+    def _on_left(self, left: Left) -> None:
+        self._on_end(left, LEFT)
+
+    def _on_end(self, update: Dead | Left, state: str) -> None:
+        identity = (update.node_id, update.directory_id)
+        if identity == self.identity:
+            self._refute(update.incarnation)
+            return
+        member = self.members.get(identity)
+        if member is None or update.incarnation < member.incarnation:
+            return
+        if RANK[member.state] >= RANK[state]:
+            member.incarnation = update.incarnation
+            return
+        self._end_suspicion(member)
+        before, member.state, member.incarnation, member.since_ms = member.state, state, update.incarnation, self._core.at
+        if before in (ALIVE, SUSPECT):
+            self.living.remove(identity)
+        self._core.broadcast(identity, encode_update(update))
+        self._core.emit(MemberChanged(before, member.view()))
+
+    def _on_load(self, load: Load) -> None:
+        member = self.members.get((load.node_id, load.directory_id))
+        if member is None or (member.load is not None and (load.life, load.number) <= (member.load.life, member.load.number)):
+            return
+        member.load = load
+        self._core.broadcast_load(member.identity, encode_update(load))
+
+    # -- the end of a memory ---------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        settings, at = self._core.settings, self._core.at
+        for member in list(self.members.values()):
+            kept_ms = {DEAD: settings.dead_retention_ms, LEFT: settings.left_retention_ms}.get(member.state)
+            if kept_ms is not None and at - member.since_ms > kept_ms:
+                self._forget(member)
+
+    def forget(self, node_id: int) -> None:
+        for identity in list(self._of_node.get(node_id, ())):
+            if self.members[identity].state in (DEAD, LEFT):
+                self._forget(self.members[identity])
+
+    def _forget(self, member: Member) -> None:
+        identity = member.identity
+        del self.members[identity]
+        self._of_node[identity[0]].remove(identity)
+        if not self._of_node[identity[0]]:
+            del self._of_node[identity[0]]
+        self._core.drop_broadcast(identity)
+
+    # -- views -----------------------------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """This host first, then all it knows."""
+        own = Entry(self.own(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
+        return [own, *(Entry(member.profile, member.state, member.incarnation, member.load) for member in self.members.values())]
+
+    def of_node(self, node_id: int) -> Member | None:
+        """The best of that node id: one that lives rather than a dead one, then the newest here."""
+        of_it = [self.members[identity] for identity in self._of_node.get(node_id, ())]
+        return max(of_it, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        assert self.identity not in self.members, "G3: this host is in its own table"
+        assert len(self.members) <= self._core.settings.member_count_max, "G5"
+        assert sorted(self.living) == sorted(identity for identity, member in self.members.items() if member.state in (ALIVE, SUSPECT))
+        assert sorted(identity for same in self._of_node.values() for identity in same) == sorted(self.members)
+        for identity, member in self.members.items():
+            assert member.identity == identity
+            assert (member.suspicion is not None) == (member.state == SUSPECT)
+            assert member.incarnation >= member.profile.incarnation, "G1"

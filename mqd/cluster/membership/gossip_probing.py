@@ -1,0 +1,223 @@
+"""Probes: one member after the other is asked whether it is there; when it does not answer, others are asked to ask, and TCP is tried. Nobody heard of it: suspected.
+
+    round (every probe interval, times local health)
+      Ping -> Ack                                          well
+      no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
+      Ack from any of them                                 well
+      Nack: the helper is well and heard nothing either    counts against the target, not against this host
+      end of the interval                                  suspected, and told so itself
+
+Bounds: one probe per member, PROBE_COUNT_MAX together; RELAY_COUNT_MAX pings for others. What is beyond is left out: somebody else probes too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, ProbeStream
+from mqd.cluster.membership.gossip_messages import Ack, Identity, Nack, Packet, Ping, PingRequest, Suspect, life_of
+
+if TYPE_CHECKING:
+    from mqd.cluster.membership.gossip import GossipCore
+    from mqd.cluster.membership.gossip_membership import Member
+
+PROBE_COUNT_MAX = 64
+RELAY_COUNT_MAX = 256
+
+
+class Probe:
+    __slots__ = ("asked", "identity", "incarnation", "nacks")
+
+    def __init__(self, identity: Identity, incarnation: int) -> None:
+        self.identity = identity
+        self.incarnation = incarnation
+        self.asked: list[Identity] = []
+        self.nacks = 0
+
+
+class Relay:
+    """A ping for another host: who asked, and under which number."""
+
+    __slots__ = ("host", "port", "probe_id", "to")
+
+    def __init__(self, to: tuple[bytes, int], request: PingRequest) -> None:
+        self.to, self.host, self.port, self.probe_id = to, request.host, request.port, request.probe_id
+
+
+class Prober:
+    def __init__(self, core: GossipCore) -> None:
+        self._core = core
+        self._order: list[Identity] = []
+        self._next = 0
+        self._waiting: set[Identity] = set()  # of the order, those from _next on
+        self.probes: dict[int, Probe] = {}
+        self._probed: dict[Identity, int] = {}
+        self._relays: dict[int, Relay] = {}
+
+    # -- rounds ----------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        core = self._core
+        core.after(core.rng.randrange(1, core.settings.probe_interval_ms + 1), self._on_round)
+
+    def welcome(self, identity: Identity) -> None:
+        """A new member takes a place by chance in the order, so that not all hosts ask it at once."""
+        if identity not in self._waiting:
+            self._waiting.add(identity)
+            self._order.insert(self._core.rng.randint(self._next, len(self._order)), identity)
+
+    def _on_round(self, _: object) -> None:
+        core = self._core
+        core.after(core.settings.probe_interval_ms * core.health.multiplier, self._on_round)
+        identity = self._next_target()
+        if identity is not None:
+            self.probe(identity)
+
+    def _next_target(self) -> Identity | None:
+        """Round robin in an order that is shuffled each time: every member is asked within two rounds over all of them."""
+        membership = self._core.membership
+        for _ in range(len(self._order) + 1):
+            if self._next >= len(self._order):
+                self._order = list(membership.living)
+                self._core.rng.shuffle(self._order)
+                self._next = 0
+                self._waiting = set(self._order)
+                if not self._order:
+                    return None
+            identity = self._order[self._next]
+            self._next += 1
+            self._waiting.discard(identity)
+            member = membership.members.get(identity)
+            if member is not None and member.state in (ALIVE, SUSPECT):
+                return identity
+        return None
+
+    def probe(self, identity: Identity) -> None:
+        core = self._core
+        member = core.membership.members[identity]
+        if identity in self._probed or len(self.probes) >= PROBE_COUNT_MAX:
+            return
+        probe_id = self._new_id()
+        self.probes[probe_id] = Probe(identity, member.incarnation)
+        self._probed[identity] = probe_id
+        self._ping(member, probe_id)
+        multiplier = core.health.multiplier
+        core.after(core.settings.probe_timeout_ms * multiplier, self._on_timeout, probe_id)
+        core.after(core.settings.probe_interval_ms * multiplier, self._on_end, probe_id)
+
+    def _new_id(self) -> int:
+        """Not to be guessed: an answer that was not asked for counts for nothing."""
+        return self._core.rng.getrandbits(62)
+
+    def _ping(self, member: Member, probe_id: int) -> None:
+        core = self._core
+        core.send_to(member, Ping(probe_id, core.membership.profile.host, core.membership.profile.port), [told] if (told := member.told()) else [])
+
+    def on_suspected(self, member: Member, by: int) -> None:
+        """The suspect hears of it at once, from who raised it; about confirmer_count of the others look for themselves, which ends the matter sooner either way."""
+        core = self._core
+        if by == core.membership.identity[0]:
+            core.send_to(member, None, [member.told()])
+            core.gossip_now()
+        elif core.rng.random() * core.membership.count < core.settings.confirmer_count:
+            self.probe(member.identity)
+
+    def reconnect(self, member: Member) -> None:
+        """A dead member is told that it is thought dead. If it is not, it says so to everybody."""
+        self._ping(member, self._new_id())
+
+    # -- the end of a probe ----------------------------------------------------------------------------------------------------
+
+    def _on_timeout(self, probe_id: int) -> None:
+        core = self._core
+        probe = self.probes.get(probe_id)
+        member = core.membership.members.get(probe.identity) if probe is not None else None
+        if probe is None or member is None:
+            return
+        settings, own = core.settings, core.membership.profile
+        wait_ms = (settings.probe_interval_ms - settings.probe_timeout_ms) * core.health.multiplier
+        helpers = [identity for identity in core.choose(settings.indirect_count + 1) if identity != probe.identity][: settings.indirect_count]
+        for identity in helpers:
+            helper = core.membership.members[identity]
+            if helper.state != ALIVE:
+                continue
+            probe.asked.append(identity)
+            target = member.profile
+            # The Nack has to be here before the interval ends: two thirds of what is left.
+            request = PingRequest(
+                probe_id, own.host, own.port, target.node_id, target.directory_id, member.life, target.host, target.port, max(1, min(10_000, wait_ms * 2 // 3))
+            )
+            core.send_to(helper, request)
+        core.emit(ProbeStream(probe_id, *probe.identity, member.profile.host, member.profile.port, wait_ms))
+
+    def _on_end(self, probe_id: int) -> None:
+        probe = self._pop(probe_id)
+        core = self._core
+        member = core.membership.members.get(probe.identity) if probe is not None else None
+        if probe is None or member is None or member.state in (DEAD, LEFT):
+            return
+        core.health.worse(len(probe.asked) - probe.nacks if probe.asked else 1)
+        if member.incarnation == probe.incarnation:
+            core.membership.on_suspect(Suspect(*probe.identity, member.incarnation, core.membership.identity[0]))
+
+    def answered(self, probe_id: int) -> None:
+        if self._pop(probe_id) is not None:
+            self._core.health.better()
+
+    def _pop(self, probe_id: int) -> Probe | None:
+        probe = self.probes.pop(probe_id, None)
+        if probe is not None:
+            del self._probed[probe.identity]
+        return probe
+
+    # -- what peers send -------------------------------------------------------------------------------------------------------
+
+    def on_ping(self, packet: Packet, ping: Ping, stranger: bool) -> None:
+        core = self._core
+        if not (core.may_answer_stranger() if stranger else core.may_respond()):
+            return
+        member = core.membership.members.get((packet.node_id, packet.directory_id))
+        first = [told] if member is not None and (told := member.told()) else []
+        if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
+            first.append(core.membership.encoded)  # perhaps refuted long ago, but not heard there
+        if stranger:
+            first = [core.membership.encoded]  # and nothing of the queue: whoever repeats old pings could empty it
+        core.send((packet.directory_id, life_of(packet.incarnation)), ping.host, ping.port, Ack(ping.probe_id), first, alone=stranger)
+
+    def on_ack(self, packet: Packet, ack: Ack) -> None:
+        probe = self.probes.get(ack.probe_id)
+        if probe is not None and (probe.identity == (packet.node_id, packet.directory_id) or (packet.node_id, packet.directory_id) in probe.asked):
+            self.answered(ack.probe_id)
+            return
+        relay = self._relays.pop(ack.probe_id, None)
+        if relay is not None:
+            self._core.send(relay.to, relay.host, relay.port, Ack(relay.probe_id))
+
+    def on_nack(self, packet: Packet, nack: Nack) -> None:
+        probe = self.probes.get(nack.probe_id)
+        if probe is not None and (packet.node_id, packet.directory_id) in probe.asked:
+            probe.nacks = min(probe.nacks + 1, len(probe.asked))
+
+    def on_ping_request(self, packet: Packet, request: PingRequest) -> None:
+        core = self._core
+        if len(self._relays) >= RELAY_COUNT_MAX or not core.may_respond():
+            return
+        relay_id = self._new_id()
+        self._relays[relay_id] = Relay((packet.directory_id, life_of(packet.incarnation)), request)
+        own = core.membership.profile
+        to = (request.target_directory_id, request.target_life)
+        known = core.membership.members.get((request.target_node_id, request.target_directory_id))
+        core.send(to, request.target_host, request.target_port, Ping(relay_id, own.host, own.port), [told] if known is not None and (told := known.told()) else [])
+        core.after(request.wait_ms, self._on_relay_ended, relay_id)
+
+    def _on_relay_ended(self, relay_id: int) -> None:
+        relay = self._relays.pop(relay_id, None)
+        if relay is not None:
+            self._core.send(relay.to, relay.host, relay.port, Nack(relay.probe_id))
+
+    def check(self) -> None:
+        assert len(self.probes) <= PROBE_COUNT_MAX and len(self._relays) <= RELAY_COUNT_MAX
+        assert all(self._probed[probe.identity] == probe_id for probe_id, probe in self.probes.items())
+        assert sorted(self._probed.values()) == sorted(self.probes)
+        assert self._waiting == set(self._order[self._next :])
+        assert len(self._order) <= 2 * self._core.settings.member_count_max

@@ -1,0 +1,485 @@
+"""What the active controller knows beyond the metadata, and its duties: sessions of brokers, proposals that were judged, replicas to bring home, leaderships to give back. Sans-I/O.
+
+It lives from BecameActive to Resigned and forgets everything with it: all timers start anew with the next controller (L2). It changes nothing itself: it looks at the metadata core's tail and
+returns records, which the core applies and proposes before anything else is asked here.
+
+Invariants
+    A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state, in the tail, and all the way between
+    A2  a broker whose session is not over is fenced only by proof: its own host's, its own new incarnation's, or its own wish to end
+    A3  what was judged of a proposal is judged once (in_sync_rules)
+    A4  a proof of death counts only when this controller knows of every lease that may have been granted after it: those that it granted itself are counted from `_sent`, and nobody else
+        has granted any, if the proof names this epoch, or if it says that the controller of the last epoch before this one died with the broker
+Bounds: one entry per broker, per partition with a judged proposal, per wanted move (placement.BALANCE_MOVES_MAX).
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mqd.cluster.broker import messages as peer
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.view import Unable, View
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.rules.in_sync import Proposals
+from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerChanged, BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, Record, ReplicaMoved, TopicState
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.metadata.rules.partitions import Target, default_replication_factor, without
+from mqd.cluster.metadata.rules.placement import Directories, Directory, Move
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.sessions import BrokerSessions
+from mqd.cluster.metadata.rules.settings import move_completed
+from mqd.protocol.errors import ErrorCode
+
+UNABLE_HEARTBEATS = 3  # a loss of records is decided on what is true now
+UNABLE_MS = 30_000  # so long a replica that said that it is not served is not chosen for another that says so
+UPKEEP_MS = 1_000  # how often replicas on their way are looked after
+UNUSED_MS = 5_000  # a hidden partition's leader says every second that it is not used; that is believed for so long
+
+
+class _Shutdown(msgspec.Struct):
+    """A broker that wants to end."""
+
+    since_ms: int
+    moved_at: int = -1  # version by which all that could be moved has been; everybody has to know of it
+
+
+def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
+    found: dict[bytes, list[PartitionChange]] = {}
+    for topic, change in changes:
+        found.setdefault(topic.topic_id, []).append(change)
+    return [PartitionsChanged(topic_id, tuple(entries)) for topic_id, entries in found.items()]
+
+
+class ActiveController:
+    """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
+
+    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool, own: int = -1, before: int = -1) -> None:
+        """`before`: the last epoch in which another controller can have been active. `clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; once it was heard its session does not end
+        by silence, for that would be this process's own, and its lease has no end while it is the only voter."""
+        self.epoch, self._before = epoch, before
+        self._own = own
+        self._options = options
+        self.sessions = BrokerSessions(options.session_ms)
+        self.proposals = Proposals(options.mutants)
+        self._reported: dict[int, tuple[Directory, ...]] = {}
+        self._versions: dict[int, int] = {}  # node id -> metadata in force there
+        self._shutdowns: dict[int, _Shutdown] = {}
+        self._heard: dict[int, int] = {}  # node id -> when it last said anything, fenced or not
+        self._fenced_since: dict[int, int] = {}
+        self._unfenced_since: dict[int, int] = {}
+        self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
+        self._balancing = False
+        self._balanced_topics: frozenset[str] | None = None
+        self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}  # (node id, partition) -> when it was last said that it is not served there
+        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
+        self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
+        self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}  # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
+        self._next_balance_ms = now_ms + options.balance_check_ms
+        self._next_upkeep_ms = now_ms
+        self._no_space: dict[tuple[bytes, int], int] = {}  # internal topics' partitions that grow towards a disk without space -> since when
+        self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms  # by then whoever cannot serve has said so
+        self._ticked_ms = now_ms
+        self._fencing: dict[int, int] = {}  # node id -> offset of the log from which on it is fenced
+        self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
+        if clustered:
+            for node, broker in state.brokers.items():
+                if broker.fenced:
+                    self._fenced_since[node] = now_ms
+                else:
+                    self.sessions.heard(node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms)
+                    self._unfenced_since[node] = now_ms
+
+    def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
+        """What was proposed after this state is in no log and never will be: whoever was to be fenced is not, and what was judged on it does not hold."""
+        for node, broker in state.brokers.items():
+            if not broker.fenced and node not in self.sessions and node in self._fenced_since:
+                self.sessions.heard(node, now_ms)
+                self._unfenced_since[node] = now_ms
+                del self._fenced_since[node]
+        self._fencing = {node: offset for node, offset in self._fencing.items() if offset < state.version}
+        self.proposals.on_persist_failed(state.version)
+        self._phases.clear()
+
+    def view(self, state: MetadataState) -> View:
+        return View(state, self._options.mutants, unable=self._unable_in(state))
+
+    def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
+        """By what was said of single replicas, and of whole directories."""
+        within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
+        said, directories = self.unable(within_ms), self.directories(state)
+
+        def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
+            if node in said.get((topic.topic_id, partition.index), ()):
+                return True
+            return node in partition.replicas and directories.failed(node, partition.directories[partition.replicas.index(node)])
+
+        return unable
+
+    def directories(self, state: MetadataState) -> Directories:
+        return Directories(state, self._reported)
+
+    def report(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
+        self._reported[node] = tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)
+
+    # -- a broker's life ---------------------------------------------------------------------------------------------------
+
+    def register(self, state: MetadataState, message: peer.RegisterBroker, now_ms: int) -> tuple[list[Record], peer.RegisterBrokerAnswer]:
+        def answer(error: int, text: str = "", broker_epoch: int = -1) -> peer.RegisterBrokerAnswer:
+            return peer.RegisterBrokerAnswer(self.epoch, message.node_id, message.incarnation, int(error), text, broker_epoch)
+
+        try:
+            records = broker_rules.register(state, message, self._options.mutants, self._unable_in(state))
+        except Refusal as refusal:
+            return [], answer(refusal.error, refusal.message)
+        broker = records[0].broker if records else state.brokers[message.node_id]
+        self.report(message.node_id, message.directories)
+        self._heard[message.node_id] = now_ms
+        old = state.brokers.get(message.node_id)
+        if old is None or broker.epoch != old.epoch:  # a new session
+            self._ended(message.node_id, now_ms)
+            self._unable = {key: said_ms for key, said_ms in self._unable.items() if key[0] != message.node_id}  # perhaps with its disk again
+            self._shutdowns.pop(message.node_id, None)
+            self._versions.pop(message.node_id, None)
+            self._sent.pop(message.node_id, None)
+        return records, answer(0, broker_epoch=broker.epoch)
+
+    def _ended(self, node: int, now_ms: int) -> None:
+        self.sessions.forget(node)
+        self._unfenced_since.pop(node, None)
+        self._fenced_since.setdefault(node, now_ms)  # one that comes and goes is not back before it is unfenced
+
+    def fence(self, state: MetadataState, nodes: list[int], now_ms: int) -> list[Record]:
+        for node in nodes:
+            self._ended(node, now_ms)
+            self._fencing[node] = state.version
+        if self._phases:
+            self._next_upkeep_ms = now_ms  # retired partitions follow the leaders of others
+        return broker_rules.fence(state, nodes, self._options.mutants, self._unable_in(state))
+
+    def heartbeat(self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool) -> tuple[list[Record], peer.HeartbeatAnswer]:
+        """The answer rests on nothing but the committed state: it may go at once."""
+        node = message.node_id
+        broker = state.brokers.get(node)
+        if broker is None or broker.epoch != message.broker_epoch:
+            error = ErrorCode.BROKER_ID_NOT_REGISTERED if broker is None else ErrorCode.STALE_BROKER_EPOCH
+            return [], self._heartbeat_answer(message, 0, True, error=int(error))
+        self._heard[node] = now_ms
+        self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
+        if message.directories:
+            self.report(node, message.directories)
+        records: list[Record] = []
+        newest = message.sent_ms >= self._sent.get(node, message.sent_ms)
+        if newest:
+            self._sent[node] = message.sent_ms
+        if not broker.fenced:
+            self.sessions.heard(node, now_ms)
+        if message.want_shutdown:
+            records = self._shutting_down(state, node, now_ms)
+        elif broker.in_controlled_shutdown and newest:
+            records = self._stays(state, node)
+        elif broker.fenced and lease_valid and (message.metadata_version > message.broker_epoch or "R10" in self._options.mutants):
+            records = self._return(state, node, now_ms)
+        elif message.directories:
+            records = self._directories_changed(state, message)
+        known = committed.brokers.get(node)
+        fenced = known is None or known.epoch != message.broker_epoch or known.fenced
+        pending = committed.version <= self._fencing.get(node, -1)
+        grant = lease_valid and not fenced and not broker.fenced and not pending
+        shutdown = self._shutdowns.get(node)
+        over = message.want_shutdown and fenced and shutdown is not None
+        return records, self._heartbeat_answer(message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced or pending, over)
+
+    def _heartbeat_answer(self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0) -> peer.HeartbeatAnswer:
+        return peer.HeartbeatAnswer(self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error)
+
+    def _directories_changed(self, state: MetadataState, message: peer.Heartbeat) -> list[Record]:
+        broker = state.brokers[message.node_id]
+        paths = {**broker.directories, **{entry.directory_id: entry.path for entry in message.directories if entry.directory_id}}
+        return [BrokerRegistered(msgspec.structs.replace(broker, directories=paths))] if paths != broker.directories else []
+
+    def _return(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
+        self.sessions.heard(node, now_ms)
+        self._fenced_since.pop(node, None)
+        self._unfenced_since[node] = now_ms
+        self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
+        return broker_rules.unfence(state, node, self._options.mutants, self._unable_in(state))
+
+    def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
+        """R15: no new leaderships; leaderships and in-sync places move to others; everybody knows; fenced; then the answer says that it may end."""
+        broker = state.brokers[node]
+        shutdown = self._shutdowns.setdefault(node, _Shutdown(now_ms))
+        if broker.fenced:
+            return []
+        if not broker.in_controlled_shutdown:
+            return broker_rules.begin_shutdown(state, node)
+        late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
+        coming = frozenset() if late else frozenset(other for other, heard_ms in self._heard.items() if other != node and now_ms - heard_ms < self._options.session_ms)
+        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, coming, self._unable_in(state))
+        if records or not done:
+            shutdown.moved_at = -1
+            return records
+        if shutdown.moved_at < 0:
+            shutdown.moved_at = state.version
+        others = [other for other in state.brokers.values() if not other.fenced and other.node_id != node]
+        if late or all(self._versions.get(other.node_id, -1) >= shutdown.moved_at for other in others):
+            return self.fence(state, [node], now_ms)
+        return []
+
+    def _stays(self, state: MetadataState, node: int) -> list[Record]:
+        """It wanted to end and does not any more: its controller process died over it, and the next one was not asked."""
+        self._shutdowns.pop(node, None)
+        return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
+
+    def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
+        broker, mutants = state.brokers.get(message.node_id), self._options.mutants
+        if broker is None or broker.fenced or (broker.epoch != message.broker_epoch and "PROOF_BROKER" not in mutants):
+            return []
+        if message.controller_epoch != self.epoch and not (message.led and message.controller_epoch == self._before) and "PROOF_CONTROLLER" not in mutants:
+            return []  # somebody else may have granted it a lease since
+        if message.sent_ms <= self._sent.get(message.node_id, -1):
+            return []  # late: it may be back
+        return self.fence(state, [message.node_id], now_ms)
+
+    def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
+        """Nothing for what changed meanwhile. What the dead led is led by others at once where enough are in sync without it and one of them can, and where it followed nobody waits for it; its successor
+        has its files and catches up in a moment. Elsewhere it stays what it was, as leader in a new epoch: waiting for it is better than refusing."""
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch:
+            return []
+        view = self.view(state)
+        return view.changes(self._left_by_dead(view, message), leaving=message.node_id)
+
+    def _left_by_dead(self, view: View, message: peer.WorkersDied) -> Iterator[tuple[TopicState, Target]]:
+        node, seen = message.node_id, set()
+        claims = [(topic_id, index, epoch, True) for topic_id, index, epoch in message.partitions]
+        claims += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
+        for topic_id, index, epoch, led in claims:
+            found = view.partition(topic_id, index)
+            if found is None or (topic_id, index) in seen or (found[1].leader == node) != led or epoch != (found[1].leader_epoch if led else found[1].partition_epoch):
+                continue
+            seen.add((topic_id, index))
+            topic, partition = found
+            others = without(partition.in_sync_replicas, (node,))
+            enough = any(view.may_take_over(topic, partition, other) for other in others) and len(others) >= view.state.min_in_sync(topic, partition)
+            target = Target(partition)
+            if enough and node in partition.in_sync_replicas:
+                target.in_sync = others
+            elif led:
+                target.stays = target.new_epoch = True
+            else:
+                continue
+            yield topic, target
+
+    def replica_placed(self, state: MetadataState, message: peer.ReplicaPlaced) -> list[Record]:
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch:
+            return []
+        records: list[ReplicaMoved] = move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
+        return list(records)
+
+    def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
+        """Two replicas of which neither can serve do not hand the partition to each other again and again."""
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch:
+            return []
+        self._unable = {key: said_ms for key, said_ms in self._unable.items() if now_ms - said_ms < UNABLE_MS}
+        self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
+        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants, self._unable_in(state, UNABLE_MS))
+        return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants, self._unable_in(state))
+
+    def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
+        """Who lives and said so lately that it does not serve its replica of a partition; it says so again twice in each heartbeat, as long as it is counted on or nobody leads."""
+        found: dict[tuple[bytes, int], set[int]] = {}
+        for (node, key), said_ms in self._unable.items():
+            if self._ticked_ms - said_ms <= within_ms:
+                found.setdefault(key, set()).add(node)
+        return found
+
+    # -- in-sync sets ------------------------------------------------------------------------------------------------------
+
+    def alter_partition(self, state: MetadataState, message: peer.AlterPartition) -> tuple[list[Record], peer.AlterPartitionAnswer]:
+        """The answer may go when everything up to the tail with these records is committed."""
+        if message.controller_epoch != self.epoch and "R6b" not in self._options.mutants:
+            return [], peer.AlterPartitionAnswer(self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), [])
+        view = self.view(state)
+        results: list[peer.InSyncResult] = []
+        changes: list[tuple[TopicState, PartitionChange]] = []
+        seen: set[tuple[bytes, int]] = set()
+        for proposal in message.proposals:
+            if (proposal.topic_id, proposal.index) in seen:
+                continue  # twice in one message: the second is none of ours
+            seen.add((proposal.topic_id, proposal.index))
+            result, change = self.proposals.judge(view, message.node_id, message.broker_epoch, proposal)
+            results.append(result)
+            if change is not None:
+                changes.append(change)
+        return grouped(changes), peer.AlterPartitionAnswer(self.epoch, message.node_id, message.broker_epoch, 0, results)
+
+    # -- retirement --------------------------------------------------------------------------------------------------------
+
+    def emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
+        records: list[Record] = []
+        view = self.view(state)
+        touched: dict[bytes, None] = {}
+        for topic_id, index, epoch in message.partitions:
+            found = view.partition(topic_id, index)
+            if found is None or (found[1].leader, found[1].leader_epoch) != (message.node_id, epoch):
+                continue
+            if found[1].retiring == RETIRE_HIDDEN:
+                self._unused.setdefault(topic_id, {})[index] = (epoch, self._ticked_ms)
+            if found[1].retiring != RETIRE_REDIRECTED:
+                continue
+            self._emptied.setdefault(topic_id, {})[index] = epoch
+            touched[topic_id] = None
+        for topic_id in touched:
+            topic = state.topics[state.topics_by_id[topic_id]]
+            empty = self._emptied[topic_id]
+            if all(partition.index in empty for partition in topic.partitions[retire_rules.retiring_from(topic) :]):
+                records += retire_rules.hide(view, topic)
+                del self._emptied[topic_id]
+        return records
+
+    def _retirements(self, state: MetadataState, now_ms: int) -> list[Record]:
+        records: list[Record] = []
+        view = self.view(state)
+        for topic in state.topics.values():
+            if not retire_rules.going(topic):
+                self._phases.pop(topic.topic_id, None)
+                self._unused.pop(topic.topic_id, None)
+                continue
+            phase = retire_rules.phase(topic)
+            moves = retire_rules.draw_near(view, topic, self.directories(state))
+            if moves:
+                records += grouped(moves)
+                continue
+            known = self._phases.get(topic.topic_id)
+            if known is None or known[0] != phase:
+                known = self._phases[topic.topic_id] = (phase, now_ms)
+            waited_ms = now_ms - known[1]
+            records += retire_rules.seal(view, topic)
+            if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
+                records += retire_rules.release(view, topic)
+            elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms):
+                records += retire_rules.vanish(view, topic)
+        for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
+            del self._phases[topic_id]
+            self._emptied.pop(topic_id, None)
+            self._unused.pop(topic_id, None)
+        return records
+
+    def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
+        """Whether each leader of its hidden partitions has just said that nobody has written there for the grace. Silence is no answer."""
+        told = self._unused.get(topic.topic_id, {})
+        for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
+            epoch, told_ms = told.get(partition.index, (-1, 0))
+            if epoch != partition.leader_epoch or now_ms - told_ms > UNUSED_MS:
+                return False
+        return True
+
+    # -- upkeep ------------------------------------------------------------------------------------------------------------
+
+    def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
+        """These moves, a few at a time, and then what is left to move, until all is even. Forgotten with this controller; then it is asked for again."""
+        self._moves = {(move.name, move.index): move for move in moves}
+        self._balancing = bool(moves)
+        self._balanced_topics = topics
+
+    def tick(self, state: MetadataState, now_ms: int, lease_valid: bool) -> list[Record]:
+        """One batch at a time: called again until there is nothing."""
+        stood_still = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
+        self._ticked_ms = now_ms
+        if stood_still:  # heartbeats may wait unread; without this, a controller that was paused would fence everybody
+            self.sessions.restart(now_ms)
+        if not lease_valid:
+            return []
+        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers and not (node == self._own and node in self._heard)]
+        if expired:
+            return self.fence(state, expired, now_ms)
+        if now_ms >= self._next_upkeep_ms:
+            self._next_upkeep_ms = now_ms + UPKEEP_MS
+            self.proposals.prune(state)
+            return self._upkeep(state, now_ms)
+        if now_ms >= self._next_balance_ms:
+            self._next_balance_ms = now_ms + self._options.balance_check_ms
+            stable = {node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()}
+            return grouped(election_rules.back_to_preferred(self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max))
+        return []
+
+    def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
+        """The first of these that has something to do: each rests on the state that the one before left."""
+        return (
+            self._leaders_found(state, now_ms)
+            or self._retirements(state, now_ms)
+            or self._returned(state)
+            or self._replace(state, now_ms)
+            or self._grow(state, now_ms)
+            or self._begin_moves(state)
+        )  # fmt: skip
+
+    def _leaders_found(self, state: MetadataState, now_ms: int) -> list[Record]:
+        return grouped(election_rules.found_again(self.view(state))) if now_ms >= self._elects_from_ms else []
+
+    def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
+        """Lost for long, or drained."""
+        delay_ms = self._options.replication_delay_ms
+        lost = [node for node, since in sorted(self._fenced_since.items()) if delay_ms >= 0 and now_ms - since >= delay_ms and node in state.brokers and state.brokers[node].fenced]
+        return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
+
+    def _replace(self, state: MetadataState, now_ms: int) -> list[Record]:
+        nodes = self._leaving(state, now_ms)
+        return grouped(reassign_rules.replacements(self.view(state), nodes, self.directories(state), self._options.drain_moves_max)) if nodes else []
+
+    def _returned(self, state: MetadataState) -> list[Record]:
+        """Replicas on their way from a host that is back, or is not drained any more, stay where they are."""
+        leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
+        nodes = {partition.replacing for topic in state.topics.values() for partition in topic.partitions if partition.replacing >= 0} - leaving
+        view = self.view(state)
+        return grouped(change for node in sorted(nodes) for change in reassign_rules.taken_back(view, node))
+
+    def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
+        if not any(name in state.topics for name in INTERNAL_TOPICS) or default_replication_factor(len(self.view(state).nodes())) <= 1:
+            return []
+        known, self._no_space = self._no_space, {}
+
+        def waited(topic: TopicState, partition: PartitionState) -> bool:
+            key = (topic.topic_id, partition.index)
+            since = known.get(key, now_ms)
+            if now_ms - since < reassign_rules.GROW_ELSEWHERE_MS:
+                self._no_space[key] = since
+                return False
+            return True
+
+        return grouped(reassign_rules.grown_internal(self.view(state), self.directories(state), self._options.drain_moves_max, waited))
+
+    def _begin_moves(self, state: MetadataState) -> list[Record]:
+        if not self._balancing:
+            return []
+        under_way = sum(1 for topic in state.topics.values() for partition in topic.partitions if reassign_rules.in_progress(partition))
+        if not self._moves and not under_way:
+            topics = self._balanced_topics
+            nodes = self.view(state).nodes()
+            self.balance(placement.balance(state, nodes, lambda name: topics is None or name in topics, full=self.directories(state).full_hosts(nodes)), topics)
+        view, directories = self.view(state), self.directories(state)
+        room = self._options.drain_moves_max - under_way
+        changes: list[tuple[TopicState, PartitionChange]] = []
+        for key, move in list(self._moves.items()):
+            if len(changes) >= room:
+                break
+            del self._moves[key]
+            topic = state.topics.get(move.name)
+            if topic is None or move.index >= len(topic.partitions) or reassign_rules.in_progress(topic.partitions[move.index]):
+                continue
+            try:
+                reassign_rules.check_target(view, topic.partitions[move.index], move.replicas, True)
+                change = reassign_rules.reassign(view, topic, topic.partitions[move.index], move.replicas, directories)
+            except Refusal:
+                continue
+            if change is not None:
+                changes.append((topic, change))
+        if not changes and not self._moves and not under_way:
+            self._balancing = False  # all is even, or nothing of it can be done now
+        return grouped(changes)

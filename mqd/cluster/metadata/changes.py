@@ -1,0 +1,149 @@
+"""What a client's change becomes: one function per kind, each into an answer, the topic to show with it, and records. For the active controller only.
+
+A change that names many partitions is many: each has its own result, and a refusal of one leaves the others (KIP-455, KIP-460). All records of one request are one batch.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from mqd.cluster.metadata.rules import placement
+from mqd.cluster.metadata.rules import brokers as broker_rules
+from mqd.cluster.metadata.rules import elections as election_rules
+from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules import retirement as retire_rules
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules import topics as rules
+from mqd.cluster.metadata.active_controller import ActiveController, grouped
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, Record, TopicState
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.protocol.errors import ErrorCode
+
+RESULTS_MAX = 200_000  # partitions of one request
+
+
+class Decision(NamedTuple):
+    answer: messages.Answer
+    topic_name: str | None
+    records: list[Record]
+
+
+def decide(
+    state: MetadataState, active: ActiveController, request: messages.Request, place: rules.Placement, config_rules: ConfigRules, new_id: Callable[[], bytes]
+) -> Decision:
+    """Raises Refusal."""
+    change, number = request.change, request.request_id
+
+    def done(records: list[Record], topic_name: str | None = None) -> Decision:
+        return Decision(messages.Answer(number, 0), topic_name, records)
+
+    match change:
+        case messages.CreateTopic():
+            return done(rules.create_topic(state, change, place, config_rules, new_id), change.name)
+        case messages.AddPartitions():
+            return done(rules.add_partitions(state, change, place), change.name)
+        case messages.DeleteTopic():
+            return done(rules.delete_topic(state, change, place, config_rules))
+        case messages.AlterConfig():
+            return done(rules.alter_config(state, change, place, config_rules))
+        case messages.AlterClientQuota():
+            return done(settings_rules.alter_client_quota(state, change))
+        case messages.UpdateFeatures():
+            return done(settings_rules.update_features(state, change))
+        case messages.AllocateProducerIds():
+            answer = messages.Answer(number, 0, offset=state.next_producer_id, count=change.count)
+            return Decision(answer, None, rules.allocate_producer_ids(state, change))
+        case messages.AlterReassignments():
+            return _alter_reassignments(place, change, number)
+        case messages.ElectLeaders():
+            return _elect_leaders(place, change, number)
+        case messages.BalanceReplicas():
+            return _balance(state, active, place, change, request)
+        case messages.UnregisterBroker():
+            return done(broker_rules.unregister(state, change.node_id))
+        case messages.DrainBroker():
+            return done(_drain(state, change))
+        case messages.RetirePartitions():
+            return done(retire_rules.retire(place.view, change.name, change.partition_count, change.allow_moved_keys), change.name)
+        case messages.ReleaseRetired():
+            return done(retire_rules.release(place.view, rules.existing(state, change.name)), change.name)
+        case _:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a change of metadata.")
+
+
+def _partition(state: MetadataState, name: str, index: int) -> tuple[TopicState, PartitionState]:
+    topic = state.topics.get(name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {name}-{index}.")
+    return topic, topic.partitions[index]
+
+
+def _each(
+    wanted: Iterable[tuple[str, int]], number: int, view_state: MetadataState, make: Callable[[int, TopicState, PartitionState], PartitionChange | None]
+) -> Decision:
+    """One result for each; the n-th call makes the change of the n-th. A partition that is named twice is changed once."""
+    changes: list[tuple[TopicState, PartitionChange]] = []
+    results: list[messages.PartitionResult] = []
+    seen: set[tuple[str, int]] = set()
+    for place, (name, index) in enumerate(wanted):
+        try:
+            if (name, index) in seen:
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}-{index} is named twice.")
+            seen.add((name, index))
+            topic, partition = _partition(view_state, name, index)
+            change = make(place, topic, partition)
+        except Refusal as refusal:
+            results.append(messages.PartitionResult(name, index, refusal.error, refusal.message))
+            continue
+        results.append(messages.PartitionResult(name, index))
+        if change is not None:
+            changes.append((topic, change))
+    return Decision(messages.Answer(number, 0, results=results), None, grouped(changes))
+
+
+def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignments, number: int) -> Decision:
+    if len(change.partitions) > RESULTS_MAX:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {RESULTS_MAX} partitions in one request.")
+
+    def make(position: int, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
+        target = change.partitions[position].replicas
+        if target is None:
+            return reassign_rules.cancel(place.view, topic, partition)
+        reassign_rules.check_target(place.view, partition, target, change.allow_replication_factor_change)
+        return reassign_rules.reassign(place.view, topic, partition, tuple(target), place.directories)
+
+    return _each(((entry.name, entry.partition) for entry in change.partitions), number, place.view.state, make)
+
+
+def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number: int) -> Decision:
+    view, kind, wanted = place.view, change.election_type, change.partitions
+    if wanted is None:
+        wanted = [(topic.name, partition.index) for topic in view.state.topics.values() for partition in topic.partitions if election_rules.needs(view, kind, topic, partition)]
+    return _each(wanted, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition))
+
+
+def _balance(state: MetadataState, active: ActiveController, place: rules.Placement, change: messages.BalanceReplicas, request: messages.Request) -> Decision:
+    """The first moves are shown (placement.BALANCE_MOVES_MAX at most); unless it is only validated, they are begun a few at a time, and others after them until all is even."""
+    names = None if change.topics is None else frozenset(change.topics)
+    for name in sorted(names or ()):
+        rules.existing(state, name)
+    nodes = place.view.nodes()
+    moves = placement.balance(state, nodes, lambda name: names is None or name in names, full=place.directories.full_hosts(nodes))
+    if not request.validate_only:
+        active.balance(moves, names)
+    results = [messages.PartitionResult(move.name, move.index, replicas=list(move.replicas)) for move in moves]
+    return Decision(messages.Answer(request.request_id, 0, results=results), None, [])
+
+
+def _drain(state: MetadataState, change: messages.DrainBroker) -> list[Record]:
+    broker = state.brokers.get(change.node_id)
+    if broker is None:
+        raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {change.node_id} is not currently registered.")
+    if broker.draining == (not change.cancel):
+        return []
+    others = [other for other in state.brokers.values() if other.node_id != change.node_id and not other.fenced and not other.draining]
+    if not change.cancel and not others:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There is no other broker alive that could take the replicas of broker {change.node_id}.")
+    return [BrokerChanged(change.node_id, broker.epoch, draining=not change.cancel)]

@@ -1,0 +1,570 @@
+"""The controller's decisions: requests in, records, publications and replies out. Sans-I/O: no clock, socket, disk or randomness of its own.
+
+A change goes   ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) -> Reply.
+
+`tail` is the metadata with everything that was handed to Persist; changes are judged against it, so two requests for one name cannot both succeed. `committed` is
+what the log holds for certain; only that is published. When a Persist fails, everything after `committed` is forgotten and whoever waited is told a retriable error.
+
+Invariants (check())
+    C1  tail is committed plus the pending batches, in order
+    C2  an answer waits for every record it may rest on: also a refusal, which rests on the tail
+    C3  a change is answered after it is committed and, when it touches partitions, applied by the workers; or after APPLY_WAIT_MS_MAX with REQUEST_TIMED_OUT
+    C4  versions of batches rise; what was published is a prefix of what was committed
+    C5  no record is written that the level of mqd.version in force does not know (features.RECORD_LEVELS)
+Bounds: REQUESTS_WAITING_MAX requests; more are refused with a retriable error.
+"""
+
+from collections.abc import Callable, Hashable
+
+import msgspec
+
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import changes, features
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.rules import topics as rules
+from mqd.cluster.metadata.active_controller import ActiveController
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.options import DEFAULTS, ControllerOptions
+from mqd.cluster.metadata.events import (
+    Action,
+    AppliedByHost,
+    BecameActive,
+    BrokerStarted,
+    ChangeRequested,
+    ClientGone,
+    ClusterFounded,
+    Committed,
+    DirectoriesSeen,
+    Event,
+    LeadershipsLost,
+    LeaseChanged,
+    MoveCompleted,
+    OffsetsTaken,
+    PeerReceived,
+    Persist,
+    PersistFailed,
+    Persisted,
+    Publish,
+    Reply,
+    Resigned,
+    SendPeer,
+    SnapshotInstalled,
+    Tick,
+)
+from mqd.cluster.metadata.records import (
+    BrokerChanged,
+    BrokerConfigured,
+    BrokerRegistered,
+    BrokerState,
+    BrokerUnregistered,
+    ClientQuotaSet,
+    ClusterCreated,
+    FeatureLevelSet,
+    GroupConfigured,
+    LeaderEpochsRaised,
+    PartitionsAdded,
+    PartitionsChanged,
+    PartitionsVanished,
+    ProducerIdsAllocated,
+    Record,
+    ReplicaMoved,
+    TopicConfigured,
+    TopicCreated,
+    TopicRemoved,
+    TopicState,
+)
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.placement import Directory
+from mqd.protocol.errors import ErrorCode
+
+__all__ = [
+    "Action", "AppliedByHost", "BecameActive", "BrokerStarted", "ChangeRequested", "ClientGone", "ClusterFounded", "Committed", "DirectoriesSeen", "Event", "LeadershipsLost",
+    "LeaseChanged", "MetadataCore", "MoveCompleted", "OffsetsTaken", "PeerReceived", "Persist", "PersistFailed", "Persisted", "Publish", "Reply", "Resigned", "SendPeer",
+    "SnapshotInstalled", "Tick",
+]  # fmt: skip
+
+APPLY_WAIT_MS_MAX = 30_000
+REQUESTS_WAITING_MAX = 10_000
+PEERS_WAITING_MAX = 10_000
+INT64_MAX = (1 << 63) - 1
+NOT_ACTIVE = "This host is not the active controller."
+
+
+class _Batch(msgspec.Struct):
+    records: tuple[Record, ...]  # none: control records of the quorum's own
+    version: int
+
+
+class _Waiting(msgspec.Struct):
+    client: Hashable
+    answer: messages.Answer
+    topic_name: str | None
+    version: int
+    needs_apply: bool
+    since_ms: int
+
+
+class _PeerWaiting(msgspec.Struct):
+    """What a broker is told when everything up to `version` is committed."""
+
+    node_id: int
+    message: broker_messages.FromActiveController
+    version: int
+
+
+class MetadataCore:
+    """`active`: decides from the start without a quorum (a host alone). With a quorum it is False: BecameActive and Resigned tell."""
+
+    def __init__(
+        self, state: MetadataState, node_id: int, config_rules: ConfigRules, new_id: Callable[[], bytes], partition_count_max: int, active: bool = True,
+        options: ControllerOptions = DEFAULTS,
+    ) -> None:  # fmt: skip
+        self.committed = state
+        self.tail = state.copy() if active else state
+        self.node_id = node_id
+        self._rules = config_rules
+        self._new_id = new_id
+        self._partition_count_max = partition_count_max
+        self._directories: tuple[Directory, ...] = ()
+        self._pending: list[_Batch] = []
+        self._waiting: list[_Waiting] = []
+        self._peers: list[_PeerWaiting] = []
+        self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
+        self._applied_version = 0
+        self._attempt = 0
+        self._options = options
+        self._quorum = not active
+        self._lease_until_ms = INT64_MAX if active else 0
+        self._active = ActiveController(0, state, options, 0, clustered=False) if active else None
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending and not self._waiting and not self._peers
+
+    @property
+    def active(self) -> bool:
+        return self._active is not None
+
+    @property
+    def next_expiry_ms(self) -> int | None:
+        """When a broker's session ends if it is not heard before: a Tick then is not too early."""
+        return self._active.sessions.next_expiry_ms() if self._active is not None else None
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        return _HANDLERS[type(event)](self, event, now_ms)
+
+    # -- this host ---------------------------------------------------------------------------------------------------------
+
+    def _on_broker_started(self, event: BrokerStarted, now_ms: int) -> list[Action]:
+        records: list[Record] = []
+        if not self.tail.cluster_id:
+            records.append(ClusterCreated(cluster_id=event.new_cluster_id, created_ms=now_ms))
+        old = self.tail.brokers.get(self.node_id)
+        restarted = old is not None and old.incarnation != event.incarnation
+        epoch = self.tail.version + len(records) if old is None or restarted else old.epoch
+        broker = BrokerState(self.node_id, event.host, event.port, event.rack, epoch, event.incarnation, self._directory_paths(old))
+        if broker != old:
+            records.append(BrokerRegistered(broker))
+        if restarted:
+            records += self._raised(self._led_here())
+        return self._persist(records)
+
+    def _on_directories_seen(self, event: DirectoriesSeen, now_ms: int) -> list[Action]:
+        self._directories = event.directories
+        if self._active is None:
+            return []
+        self._active.report(self.node_id, event.directories)
+        broker = self.tail.brokers.get(self.node_id)
+        if broker is None:
+            return []
+        changed = msgspec.structs.replace(broker, directories=self._directory_paths(broker))
+        return self._persist([BrokerRegistered(changed)]) if changed != broker else []
+
+    def _directory_paths(self, broker: BrokerState | None) -> dict[str, str]:
+        paths = dict(broker.directories) if broker is not None else {}
+        paths.update({directory.directory_id: directory.path for directory in self._directories if directory.directory_id})
+        return paths
+
+    def _led_here(self) -> list[tuple[bytes, int]]:
+        return [
+            (topic.topic_id, partition.index) for topic in self.tail.topics.values() for partition in topic.partitions if partition.leader == self.node_id
+        ]
+
+    def _raised(self, partitions: list[tuple[bytes, int]]) -> list[Record]:
+        by_topic: dict[bytes, list[int]] = {}
+        for topic_id, index in partitions:
+            name = self.tail.topics_by_id.get(topic_id)
+            if name is not None and index < len(self.tail.topics[name].partitions):
+                by_topic.setdefault(topic_id, []).append(index)
+        return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
+
+    def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
+        """Of a host alone; in a quorum the broker core says it (WorkersDied)."""
+        self._lost.update(event.partitions)
+        return self._persist(self._raised(sorted(event.partitions)))
+
+    def _raise_again(self) -> list[Action]:
+        """What a failed write left over; topics that are gone meanwhile need nothing."""
+        records = self._raised(sorted(self._lost))
+        if not records:
+            self._lost.clear()
+        return self._persist(records)
+
+    # -- changes -----------------------------------------------------------------------------------------------------------
+
+    def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
+        request = event.request
+        if len(self._waiting) >= REQUESTS_WAITING_MAX:
+            return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.REQUEST_TIMED_OUT, "The controller has too many changes under way; try again."))]
+        if self._active is None:
+            return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
+        answer, topic_name, records = self._decide(request)
+        if request.validate_only:
+            topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
+            return [Reply(event.client, answer, topic)]
+        actions = self._persist(records)
+        waits_for = self.tail.version
+        needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)  # those concern no worker
+        self._waiting.append(_Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
+        return actions + self._answer_ready()
+
+    def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
+        """The answer that will be given, the topic to show with it, and the records it rests on. Only while active."""
+        place = rules.Placement(self.node_id, self._active.view(self.tail), self._active.directories(self.tail), self._partition_count_max)
+        try:
+            decision = changes.decide(self.tail, self._active, request, place, self._rules, self._new_id)
+        except rules.Refusal as refusal:
+            return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
+        needed = max(map(features.needed, decision.records), default=0)
+        if needed > self._level():
+            text = f"This needs {features.MQD_VERSION} {needed}, in force is {self._level()}: hosts of an older version could not read it. When all are upgraded, mqd cluster upgrade makes it possible."
+            return messages.Answer(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
+        return decision.answer, decision.topic_name, decision.records
+
+    def _level(self) -> int:
+        return features.in_force(self.tail.features)[features.MQD_VERSION]
+
+    def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
+        return self._persist(settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory))
+
+    def _preview(self, name: str, records: list[Record]) -> TopicState | None:
+        state = self.tail.copy()
+        for record in records:
+            state.apply(record)
+        return state.topics.get(name)
+
+    # -- the log -----------------------------------------------------------------------------------------------------------
+
+    def _persist(self, records: list[Record]) -> list[Action]:
+        if not records:
+            return []
+        if self._active is None:
+            return []
+        base_offset = self.tail.version
+        for record in records:
+            assert not features.needed(record) or features.needed(record) <= self._level(), f"C5: {record} at {features.MQD_VERSION} {self._level()}"
+            self.tail.apply(record)
+        self._pending.append(_Batch(tuple(records), self.tail.version))
+        return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
+
+    def _on_persisted(self, event: Persisted, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        while self._pending and self._pending[0].version <= event.version:
+            batch = self._pending.pop(0)
+            committed = self.committed
+            removed = tuple(committed.topics[committed.topics_by_id[record.topic_id]] for record in batch.records if isinstance(record, TopicRemoved))
+            vanishing = self._vanishing(batch.records)
+            for record in batch.records:
+                committed.apply(record)
+            committed.version = batch.version
+            if batch.records:
+                actions.append(self._publication(batch, removed, vanishing))
+        return actions + self._answer_ready()
+
+    def _vanishing(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
+        topics, ids = self.committed.topics, self.committed.topics_by_id
+        return tuple((topics[ids[record.topic_id]], record.partition_count) for record in records if isinstance(record, PartitionsVanished))
+
+    def _publication(self, batch: _Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]) -> Publish:
+        names: dict[str, None] = {}
+        partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
+        whole: set[str] = set()
+        broker_config, brokers_changed, groups = None, False, []
+        quotas = levels = False
+        for record in batch.records:
+            match record:
+                case TopicCreated():
+                    names[record.topic.name] = None
+                    whole.add(record.topic.name)
+                case ClientQuotaSet():
+                    quotas = True
+                case FeatureLevelSet():
+                    levels = True
+                case PartitionsAdded() | TopicConfigured() | PartitionsVanished():
+                    name = self._name_of(record.topic_id)
+                    if name is not None:  # else removed in the same batch
+                        names[name] = None
+                        whole.add(name)
+                case ReplicaMoved() | LeaderEpochsRaised() | PartitionsChanged():
+                    name = self._name_of(record.topic_id)
+                    if name is not None:
+                        names[name] = None
+                        partial.setdefault(name, {}).update(dict.fromkeys(self._touched(record)))
+                case BrokerConfigured():
+                    broker_config = self.committed.broker_config(self.node_id)
+                case BrokerRegistered() | ClusterCreated() | BrokerChanged() | BrokerUnregistered():
+                    brokers_changed = True
+                case GroupConfigured():
+                    groups.append(record.group_id)
+        topics = tuple(self.committed.topics[name] for name in names)
+        changed = tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole) if self._quorum else ()
+        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, levels, changed, vanishing)
+
+    def _name_of(self, topic_id: bytes) -> str | None:
+        return self.committed.topics_by_id.get(topic_id)
+
+    def _touched(self, record: ReplicaMoved | LeaderEpochsRaised | PartitionsChanged) -> tuple[int, ...]:
+        if isinstance(record, ReplicaMoved):
+            return (record.index,)
+        if isinstance(record, PartitionsChanged):
+            return tuple(change.index for change in record.changes)
+        self._lost.difference_update((record.topic_id, index) for index in record.partitions)
+        return record.partitions
+
+    # -- the quorum --------------------------------------------------------------------------------------------------------
+
+    def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
+        if self._active is not None and (self._pending or event.version <= self.committed.version):
+            return self._on_persisted(Persisted(event.version), now_ms)
+        # On the active controller too: what was forgotten because a later proposal failed, and is committed all the same.
+        self._pending.append(_Batch(event.records, event.version))
+        actions = self._on_persisted(Persisted(event.version), now_ms)
+        self.tail = self.committed.copy() if self._active is not None else self.committed
+        return actions
+
+    def _on_snapshot_installed(self, event: SnapshotInstalled, now_ms: int) -> list[Action]:
+        assert self._active is None, "whoever is active has everything that is committed"
+        new, old = event.state, self.committed
+        removed = tuple(topic for topic in old.topics.values() if topic.topic_id not in new.topics_by_id)
+        changed = tuple(topic for name, topic in new.topics.items() if old.topics.get(name) != topic)
+        vanished = tuple(
+            (before, len(topic.partitions))
+            for topic in changed
+            if (before := old.topics.get(topic.name)) is not None and before.topic_id == topic.topic_id and len(before.partitions) > len(topic.partitions)
+        )
+        groups = [name for name in {**old.group_configs, **new.group_configs} if old.group_configs.get(name) != new.group_configs.get(name)]
+        old.replace(new)
+        publish = Publish(
+            old.version, changed, removed, old.broker_config(self.node_id), True, tuple(groups), client_quotas_changed=True, features_changed=True, vanished=vanished
+        )  # fmt: skip
+        return [publish, *self._answer_ready()]
+
+    def _on_became_active(self, event: BecameActive, now_ms: int) -> list[Action]:
+        assert self._active is None and not self._pending
+        self.committed.version = max(self.committed.version, event.version)
+        self.tail = self.committed.copy()
+        self._attempt += 1
+        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id, before=event.before)
+        self._active.report(self.node_id, self._directories)
+        return []
+
+    def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
+        if self.tail.cluster_id:
+            return []
+        return self._persist([ClusterCreated(event.cluster_id, event.created_ms), *(FeatureLevelSet(name, level) for name, level in features.founding_levels().items())])
+
+    def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
+        """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable, and says no more than that."""
+        if self._active is None:
+            return []
+        self._active = None
+        self._lease_until_ms = 0
+        self._peers.clear()  # they ask the next controller
+        return self._forget(ErrorCode.NOT_CONTROLLER, "This host is not the active controller any more; whether the change was made is not known.", [])
+
+    def _on_offsets_taken(self, event: OffsetsTaken, now_ms: int) -> list[Action]:
+        if self._active is not None and event.version > self.tail.version:
+            self.tail.version = event.version
+            self._pending.append(_Batch((), event.version))
+        return []
+
+    def _on_lease_changed(self, event: LeaseChanged, now_ms: int) -> list[Action]:
+        if self._active is not None:
+            self._lease_until_ms = event.until_ms
+        return []
+
+    # -- brokers -----------------------------------------------------------------------------------------------------------
+
+    def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
+        """A message that names another node than the transport proved is not answered."""
+        message, active = event.message, self._active
+        if message.node_id != event.node_id:
+            return []
+        if active is None:
+            return self._not_controller(event.node_id, message)
+        match message:
+            case broker_messages.Heartbeat():
+                records, answer = active.heartbeat(self.tail, self.committed, message, now_ms, now_ms < self._lease_until_ms)
+                return [*self._persist(records), SendPeer(event.node_id, answer)]
+            case broker_messages.RegisterBroker():
+                return self._answer_peer(event.node_id, *active.register(self.tail, message, now_ms))
+            case broker_messages.AlterPartition():
+                return self._answer_peer(event.node_id, *active.alter_partition(self.tail, message))
+            case broker_messages.ChangeForwarded():
+                return self._on_change_forwarded(event.node_id, message)
+            case broker_messages.ProofOfDeath():
+                return self._persist(active.proof_of_death(self.tail, message, now_ms))
+            case broker_messages.WorkersDied():
+                return self._persist(active.workers_died(self.tail, message))
+            case broker_messages.ReplicaPlaced():
+                return self._persist(active.replica_placed(self.tail, message))
+            case broker_messages.ReplicasFailed():
+                return self._persist(active.replicas_failed(self.tail, message, now_ms))
+            case broker_messages.PartitionsEmptied():
+                return self._persist(active.emptied(self.tail, message))
+        return []
+
+    def _answer_peer(self, node_id: int, records: list[Record], message: broker_messages.FromActiveController) -> list[Action]:
+        """When all that the answer rests on is committed. At most PEERS_WAITING_MAX: the oldest asks again."""
+        actions = self._persist(records)
+        self._peers.append(_PeerWaiting(node_id, message, self.tail.version))
+        if len(self._peers) > PEERS_WAITING_MAX:
+            del self._peers[0]
+        return actions + self._answer_ready()
+
+    def _on_change_forwarded(self, node_id: int, message: broker_messages.ChangeForwarded) -> list[Action]:
+        answer, topic_name, records = self._decide(message.request)
+        if message.request.validate_only:
+            topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
+            return [SendPeer(node_id, self._change_answered(message, answer, None), topic)]
+        actions = self._persist(records)
+        self._peers.append(_PeerWaiting(node_id, self._change_answered(message, answer, topic_name), self.tail.version))
+        return actions + self._answer_ready()
+
+    def _change_answered(self, message: broker_messages.ChangeForwarded, answer: messages.Answer, topic_name: str | None) -> broker_messages.ChangeAnswered:
+        epoch = self._active.epoch if self._active is not None else -1
+        return broker_messages.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, answer, topic_name)
+
+    def _not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
+        error = int(ErrorCode.NOT_CONTROLLER)
+        match message:
+            case broker_messages.Heartbeat():
+                answer: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(-1, node_id, message.broker_epoch, message.sent_ms, 0, True, error=error)
+            case broker_messages.RegisterBroker():
+                answer = broker_messages.RegisterBrokerAnswer(-1, node_id, message.incarnation, error, NOT_ACTIVE)
+            case broker_messages.AlterPartition():
+                answer = broker_messages.AlterPartitionAnswer(-1, node_id, message.broker_epoch, error, [])
+            case broker_messages.ChangeForwarded():
+                answer = self._change_answered(message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None)
+            case _:
+                return []  # repeated until the metadata shows it
+        return [SendPeer(node_id, answer)]
+
+    def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
+        """Nothing after what is kept happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait ask again."""
+        if event.attempt >= 0 and event.attempt != self._attempt:
+            return []
+        kept = [batch for batch in self._pending if batch.version <= event.kept]
+        version = kept[-1].version if kept else self.committed.version
+        self._peers = [entry for entry in self._peers if entry.version <= version]
+        actions = self._forget(ErrorCode.KAFKA_STORAGE_ERROR, f"The metadata log could not be written, nothing was changed: {event.reason}", kept)
+        if self._active is not None:
+            self._active.on_persist_failed(self.tail, now_ms)
+        return actions
+
+    def _forget(self, error: int, reason: str, kept: list[_Batch]) -> list[Action]:
+        self._attempt += 1
+        self._pending = kept
+        self.tail = self.committed.copy() if self._active is not None else self.committed
+        for batch in kept:
+            for record in batch.records:
+                self.tail.apply(record)
+            self.tail.version = batch.version
+        version = self.tail.version
+        failed = [waiting for waiting in self._waiting if waiting.version > version]
+        self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
+        return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
+
+    # -- answers -----------------------------------------------------------------------------------------------------------
+
+    def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
+        self._applied_version = max(self._applied_version, event.version)
+        return self._answer_ready()
+
+    def _answer_ready(self) -> list[Action]:
+        ready, waiting = [], []
+        for entry in self._waiting:
+            done = entry.version <= self.committed.version and (not entry.needs_apply or entry.version <= self._applied_version)
+            (ready if done else waiting).append(entry)
+        self._waiting = waiting
+        return [self._reply(entry) for entry in ready] + self._answer_peers()
+
+    def _answer_peers(self) -> list[Action]:
+        version = self.committed.version
+        ready = [SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version]
+        if ready:
+            self._peers = [entry for entry in self._peers if entry.version > version]
+        return ready
+
+    def _reply(self, entry: _Waiting) -> Reply:
+        topic = self.committed.topics.get(entry.topic_name) if entry.topic_name is not None else None
+        return Reply(entry.client, entry.answer, topic)
+
+    def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
+        self._waiting = [entry for entry in self._waiting if entry.client != event.client]
+        return []
+
+    def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        late = [entry for entry in self._waiting if now_ms - entry.since_ms >= APPLY_WAIT_MS_MAX]
+        if late:
+            self._waiting = [entry for entry in self._waiting if now_ms - entry.since_ms < APPLY_WAIT_MS_MAX]
+            for entry in late:
+                where = "is stored but a worker has not applied it" if entry.version <= self.committed.version else "is not on disk"
+                text = f"The change {where} after {APPLY_WAIT_MS_MAX // 1000} s; it may still take effect."
+                actions.append(Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text)))
+        if self._lost and not self._pending:
+            actions += self._raise_again()
+        if self._active is not None:
+            actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms))
+        return actions
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.committed.check()
+        self.tail.check()
+        state, version = self.committed.copy(), self.committed.version
+        for batch in self._pending:
+            assert version < batch.version, "C4"
+            for record in batch.records:
+                state.apply(record)
+            version = state.version = batch.version
+        assert state == self.tail and version == self.tail.version, "C1"
+        assert len(self._waiting) <= REQUESTS_WAITING_MAX
+        for entry in self._waiting:
+            assert entry.version <= self.tail.version, "C2"
+            assert entry.version > self.committed.version or (entry.needs_apply and entry.version > self._applied_version), "C3"
+
+
+_HANDLERS = {
+    BrokerStarted: MetadataCore._on_broker_started,
+    DirectoriesSeen: MetadataCore._on_directories_seen,
+    ChangeRequested: MetadataCore._on_change_requested,
+    MoveCompleted: MetadataCore._on_move_completed,
+    LeadershipsLost: MetadataCore._on_leaderships_lost,
+    Persisted: MetadataCore._on_persisted,
+    PersistFailed: MetadataCore._on_persist_failed,
+    AppliedByHost: MetadataCore._on_applied_by_host,
+    ClientGone: MetadataCore._on_client_gone,
+    Tick: MetadataCore._on_tick,
+    Committed: MetadataCore._on_committed,
+    SnapshotInstalled: MetadataCore._on_snapshot_installed,
+    BecameActive: MetadataCore._on_became_active,
+    ClusterFounded: MetadataCore._on_cluster_founded,
+    Resigned: MetadataCore._on_resigned,
+    OffsetsTaken: MetadataCore._on_offsets_taken,
+    LeaseChanged: MetadataCore._on_lease_changed,
+    PeerReceived: MetadataCore._on_peer_received,
+}

@@ -1,0 +1,102 @@
+"""Features of the cluster (KIP-584, KIP-1022): what this version of mqd can do, at which levels, and what is in force.
+
+A level is in force for the whole cluster, is stored in the metadata log (FeatureLevelSet), and is what clients are told (ApiVersions 3+, `finalized`). A level may be raised here only when it works
+from end to end: clients change the way they speak because of it.
+
+Hosts of two versions of mqd live together while one after the other is upgraded. What makes that safe:
+
+    V1  every host says at its registration, and to whoever it connects to, which levels it supports. The level in force of each feature lies in the range of every registered host: UpdateFeatures is
+        refused while it would not, whoever is registered and down included
+    V2  nothing is written to the metadata log that the level of mqd.version in force does not know, however new the active controller is: RECORD_LEVELS
+    V3  what a host does not support it does not take part in: it is refused when it connects and when it registers, and refuses to start on metadata that say so
+    V4  a level of mqd.version never falls: what it made possible may be in the log
+    V5  where the log says nothing, `unset` is in force, the same in every version of mqd from the one that brought the feature on: a new version changes nothing before somebody says so
+
+A message between hosts that an older version does not know is passed over by it, and so is a field (mqd.cluster.membership.peer_messages); in the metadata log an unknown field is passed over, an unknown record
+stops the host: both are kept from happening by V2, so whatever gives a record or a field a meaning that older hosts would miss gets the next level here, and its place in RECORD_LEVELS.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mqd.cluster.metadata.records import Record
+
+MQD_VERSION = "mqd.version"
+CAP_VARIABLE = "MQD_TEST_FEATURES"  # "mqd.version=0,...": this process supports no higher level; for tests of hosts of two versions
+Ranges = Mapping[str, tuple[int, int]]  # supported levels by feature, both inclusive; what is not named is 0 to 0
+
+
+class Feature(NamedTuple):
+    name: str
+    first: int  # supported levels, both inclusive; 0 can always be finalized where it is 0
+    last: int
+    unset: int  # in force where the metadata log says nothing; never changed again (V5)
+    doc: str
+
+
+FEATURES: dict[str, Feature] = {
+    feature.name: feature
+    for feature in (
+        Feature("metadata.version", 25, 29, 29, "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools; what hosts of mqd can read is mqd.version."),
+        Feature("transaction.version", 0, 2, 2, "2: every transaction bumps the producer's epoch, and the server adds partitions (KIP-890)."),
+        Feature("group.version", 0, 1, 1, "1: the consumer group protocol (KIP-848)."),
+        Feature(MQD_VERSION, 0, 1, 0, "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to the cluster."),
+    )
+}
+
+RECORD_LEVELS: dict[type[Record], int] = {}
+"""Records that came after the first clusters: the level of mqd.version from which on they may be written."""
+
+
+def _capped(features: dict[str, Feature], caps: str) -> dict[str, Feature]:
+    """`caps`: as in CAP_VARIABLE. Raises ValueError."""
+    found = dict(features)
+    for text in filter(None, caps.split(",")):
+        name, _, level = text.partition("=")
+        feature = found[name]
+        found[name] = feature._replace(last=max(feature.first, min(feature.last, int(level))))
+    return found
+
+
+FEATURES = _capped(FEATURES, os.environ.get(CAP_VARIABLE, ""))
+
+
+def supported() -> dict[str, tuple[int, int]]:
+    """What this host can do, as it tells others."""
+    return {feature.name: (feature.first, feature.last) for feature in FEATURES.values()}
+
+
+def told(ranges: Ranges) -> Ranges:
+    """What a peer supports that says nothing of it: a host of a version that did not know of mqd.version. (It names the others when it registers.)"""
+    return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
+
+
+def levels(finalized: Mapping[str, int]) -> dict[str, int]:
+    """The level in force of every feature; `finalized`: what the metadata log says. A stored level that this version does not know counts as the nearest it does (only on a host that does not serve: V3)."""
+    return {name: min(max(finalized.get(name, feature.unset), feature.first), feature.last) for name, feature in FEATURES.items()}
+
+
+def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
+    """As the metadata log says it, whatever this host supports: also features that it does not know."""
+    return {name: feature.unset for name, feature in FEATURES.items()} | dict(finalized)
+
+
+def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
+    """What is in force and a host of these ranges cannot do, in words; "" = nothing."""
+    found = []
+    for name, level in sorted(in_force(finalized).items()):
+        first, last = ranges.get(name, (0, 0))
+        if level and not first <= level <= last:
+            found.append(f"{name} {level} is in force, it supports {first} to {last}")
+    return "; ".join(found)
+
+
+def needed(record: Record) -> int:
+    """The level of mqd.version from which on the record may be written (V2)."""
+    return RECORD_LEVELS.get(type(record), 0)
+
+
+def founding_levels() -> dict[str, int]:
+    """What a new cluster begins with, where it is not what goes without saying."""
+    return {feature.name: feature.last for feature in FEATURES.values() if feature.last != feature.unset}

@@ -1,0 +1,167 @@
+"""What becomes of one partition: in-sync set, eligible leaders, leader, reassignment, decided together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
+
+settle() is the only place that composes a PartitionChange. Callers say what they want (a smaller in-sync set, other replicas, another leader) and settle() makes of it what may be,
+so that after every change (P7, checked by MetadataState.check()):
+    * the leader is in the in-sync set, or there is none
+    * in-sync and eligible replicas are disjoint, and replicas
+    * nobody is eligible while min.insync.replicas are in sync; when the set falls below, whoever leaves it becomes eligible, unless its memory is gone (P8)
+and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a reassignment ends.
+
+Pure functions. min.insync.replicas is a function of the metadata log alone (topic, then all-brokers default, then min(2, replicas)): what one host's file says must not decide which
+replicas are eligible, because the next controller's file may say something else.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from mqd.cluster.metadata.records import PartitionChange, PartitionState
+
+MIN_IN_SYNC = "min.insync.replicas"
+DEFAULT = -1  # of min.insync.replicas and default.replication.factor: follows the number of replicas and of hosts
+REPLICAS_DEFAULT = 3
+ONLINE, PREFERRED, UNCLEAN = "online", "preferred", "unclean"
+
+
+def default_replication_factor(host_count: int) -> int:
+    return max(1, min(REPLICAS_DEFAULT, host_count))
+
+
+def wanted_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
+    """As configured: for the topic, else for all brokers in the metadata log; DEFAULT when neither says."""
+    return int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
+
+
+def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0) -> int:
+    """In force for one partition: never more than its replicas without those that a reassignment is only bringing, so a partition that grows takes records meanwhile."""
+    count = max(1, replica_count - adding_count)
+    return min(2, count) if wanted == DEFAULT else min(max(1, wanted), count)
+
+
+class Target:
+    """What a partition is to become; starts as what it is."""
+
+    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "astray", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known", "held")
+
+    def __init__(self, old: PartitionState) -> None:
+        self.old = old
+        self.replicas, self.directories = old.replicas, old.directories
+        self.in_sync = old.in_sync_replicas
+        self.adding, self.removing, self.astray = old.adding_replicas, old.removing_replicas, old.astray_replicas
+        self.recovering, self.retiring, self.redirect, self.replacing = old.recovering, old.retiring, old.redirect, old.replacing
+        self.forget: frozenset[int] = frozenset()  # replicas whose memory is gone (R9)
+        self.new_epoch = False
+        self.elect = ONLINE
+        self.stays = False  # the leader does, even where it is to leave others
+        self.wanted_leader = -1  # leads if it may, although it is to be removed
+        self.held = False  # a reassignment does not end now, although it could
+        self.last_known = old.last_known_eligible
+
+
+def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
+    return tuple(node for node in nodes if node not in gone)
+
+
+def there_before(partition: PartitionState) -> tuple[int, ...]:
+    """Its replicas when the reassignment under way began, whatever goals that has had since: what a cancel goes back to."""
+    return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
+
+
+def settle(target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()) -> PartitionChange | None:
+    """The change that makes it so; None when nothing changes. `wanted_min`: wanted_min_in_sync(); `live`: unfenced and not shutting down: may lead."""
+    old = target.old
+    if "UNCLEAN" in mutants and target.elect == ONLINE:
+        target.elect = UNCLEAN
+    _maybe_complete_reassignment(target, wanted_min, mutants)
+    in_sync = target.in_sync
+    minimum = effective_min_in_sync(wanted_min, len(target.replicas), len(target.adding))
+    eligible, last_known = _eligible(target, in_sync, minimum, mutants)
+    leader, unclean = _elected(target, in_sync, eligible, live)
+    recovering = target.recovering
+    if unclean:
+        in_sync, eligible, last_known, recovering = (leader,), (), (), True
+    elif leader >= 0 and leader not in in_sync:  # from the eligible ones: it has every committed record
+        in_sync, eligible = (leader,), without(eligible, (leader,))
+        if minimum <= 1:
+            eligible, last_known = (), ()
+    shrunk = target.replicas is not old.replicas and any(node not in target.replicas for node in old.replicas)
+    new_epoch = target.new_epoch or leader != old.leader or shrunk
+    return _difference(old, target, in_sync, eligible, last_known, leader, recovering, new_epoch)
+
+
+def _difference(
+    old: PartitionState, target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], last_known: tuple[int, ...], leader: int, recovering: bool, new_epoch: bool
+) -> PartitionChange | None:
+    def news(new, before):
+        return None if new == before else new
+
+    placed = target.replicas != old.replicas or target.directories != old.directories
+    change = PartitionChange(
+        index=old.index,
+        new_epoch=new_epoch,
+        leader=news(leader, old.leader),
+        in_sync_replicas=news(in_sync, old.in_sync_replicas),
+        eligible_leader_replicas=news(eligible, old.eligible_leader_replicas),
+        last_known_eligible=news(last_known, old.last_known_eligible),
+        replicas=target.replicas if placed else None,
+        directories=target.directories if placed else None,
+        adding_replicas=news(target.adding, old.adding_replicas),
+        removing_replicas=news(target.removing, old.removing_replicas),
+        recovering=news(recovering, old.recovering),
+        retiring=news(target.retiring, old.retiring),
+        redirect=news(target.redirect, old.redirect),
+        replacing=news(target.replacing, old.replacing),
+        astray_replicas=news(target.astray, old.astray_replicas),
+    )
+    return None if change == PartitionChange(old.index) else change
+
+
+def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int, mutants: frozenset[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(eligible, last known eligible) for this in-sync set."""
+    if len(in_sync) >= minimum or "R8_ELR" in mutants:
+        return (), ()
+    old = target.old
+    were = old.eligible_leader_replicas + old.in_sync_replicas
+    candidates = [node for node in dict.fromkeys(were) if node in target.replicas and node not in in_sync]
+    eligible = tuple(node for node in candidates if node not in target.forget)
+    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.forget)))
+    return eligible, tuple(node for node in known if node in target.replicas and node not in in_sync and node not in eligible)
+
+
+def _elected(target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]) -> tuple[int, bool]:
+    """(leader or -1, chosen uncleanly). R8: in sync, else eligible and only when nobody is in sync, else nobody; the leader stays when it may."""
+    order, leader = target.replicas, target.old.leader
+    if target.elect != PREFERRED and target.wanted_leader < 0 and leader in in_sync and leader in order and live(leader):
+        return leader, False
+    candidates = in_sync or eligible
+    may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [node for node in order if node in candidates and live(node)]
+    if target.wanted_leader in order and target.wanted_leader in candidates and live(target.wanted_leader):
+        return target.wanted_leader, False
+    preferred = without(order, target.removing or ())[:1]
+    if target.elect == PREFERRED and preferred and preferred[0] in may:
+        return preferred[0], False
+    if leader in may or (leader in in_sync and leader in order and live(leader)):
+        return leader, False
+    if may:
+        return may[0], False
+    if target.elect == UNCLEAN:
+        last = [node for node in target.last_known if node in order and live(node)]
+        anyone = last or [node for node in order if live(node)]
+        if anyone:
+            return anyone[0], True
+    return -1, False
+
+
+def _maybe_complete_reassignment(target: Target, wanted_min: int, mutants: frozenset[str]) -> None:
+    """R14: when all that were added are in sync and what is left has min.insync.replicas in sync."""
+    if target.held or (not target.adding and not target.removing):
+        return
+    replicas = without(target.replicas, target.removing)
+    in_sync = without(target.in_sync, target.removing)
+    enough = len(in_sync) >= effective_min_in_sync(wanted_min, len(replicas))
+    if (not enough or any(node not in in_sync for node in target.adding)) and "R14" not in mutants:
+        return
+    if not replicas or not in_sync:
+        return
+    by_node = dict(zip(target.replicas, target.directories))
+    target.replicas, target.directories = replicas, tuple(by_node[node] for node in replicas)
+    target.in_sync, target.adding, target.removing, target.replacing, target.astray = in_sync, (), (), -1, ()
+    target.new_epoch = True

@@ -1,0 +1,239 @@
+"""Other replicas for a partition (KIP-455; rule R14): what a client asks for, and what mqd does by itself: a lost host's replicas, a drained host, internal topics that grow.
+
+While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and `removing_replicas` say which is which; settle() ends it. When it gets another goal, what it has brought
+and is still needed leaves at the end, and is `astray_replicas` until then: a cancel goes back to what was there before all of it. A reassignment of mqd's own carries `replacing`,
+the node whose replica it takes away, so that it can be told from a client's and taken back when that node returns; one that only adds (an internal topic grows) carries none and is never taken back.
+"""
+
+from collections.abc import Callable, Sequence
+
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.limits import check_image, check_replicas
+from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
+from mqd.cluster.metadata.rules.partitions import Target, default_replication_factor, effective_min_in_sync, there_before, without
+from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_one
+from mqd.cluster.metadata.rules.redirects import in_progress
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.protocol.errors import ErrorCode
+
+GROW_ELSEWHERE_MS = 600_000  # an internal topic that grows towards a disk without space waits for so long before it grows towards another that has some
+
+
+# -- one partition -------------------------------------------------------------------------------------------------------------
+
+
+def check_target(view: View, partition: PartitionState, replicas: Sequence[int], allow_factor_change: bool) -> None:
+    """Raises Refusal(INVALID_REPLICA_ASSIGNMENT) with Kafka's reasons."""
+    reason = None
+    check_replicas(len(replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    check_image(view.state, 0, max(0, len(replicas) - len(partition.replicas)))
+    if not replicas:
+        reason = "The manual partition assignment includes an empty replica list."
+    elif len(set(replicas)) != len(replicas):
+        reason = "The manual partition assignment includes a broker more than once."
+    else:
+        unknown = [node for node in replicas if node not in view.state.brokers]
+        base = there_before(partition)
+        if unknown:
+            reason = f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
+        elif not allow_factor_change and len(replicas) != len(base):
+            raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"The replication factor is changed from {len(base)} to {len(replicas)}")
+    if reason is not None:
+        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+    if partition.redirect >= 0:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "The partition is being retired.")
+
+
+def reassign(view: View, topic: TopicState, partition: PartitionState, replicas: tuple[int, ...], directories: Directories, replacing: int = -1) -> PartitionChange | None:
+    """Towards these replicas, whatever was under way. Raises Refusal: a host has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way (INVALID_REPLICA_ASSIGNMENT)."""
+    # What an earlier reassignment was bringing and this one does not want is let go at once; but not those on whom the in-sync set rests, nor those who have what too few are in sync with. They go when it ends.
+    unwanted = [node for node in partition.adding_replicas if node not in replicas and node not in _needed(partition)]
+    in_sync = without(partition.in_sync_replicas, unwanted)
+    base_count = len(partition.replicas) - len(partition.adding_replicas)
+    if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(view.wanted_min(topic), base_count):
+        unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
+        in_sync = without(partition.in_sync_replicas, unwanted)
+    current = without(partition.replicas, unwanted)
+    base = there_before(partition)
+    target = Target(partition)
+    leaving = without(current, replicas)
+    target.replicas = replicas + leaving
+    on_the_way = f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it in steps),"
+    check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, on_the_way)
+    target.directories = _directories(partition, target.replicas, directories)
+    target.adding = tuple(node for node in replicas if node not in base)
+    target.removing = leaving
+    target.astray = without(leaving, base)
+    target.in_sync = in_sync
+    target.replacing = replacing
+    if not target.adding and not target.removing:
+        target.replacing = -1
+    return view.settled(topic, target)
+
+
+def _needed(partition: PartitionState) -> tuple[int, ...]:
+    """Who is not in sync and has acknowledged records all the same, while fewer than min.insync.replicas are in sync; when nobody is known to have all of them, who was the last that did."""
+    return partition.eligible_leader_replicas or (() if partition.in_sync_replicas else partition.last_known_eligible)
+
+
+def _directories(partition: PartitionState, replicas: Sequence[int], directories: Directories) -> tuple[str, ...]:
+    known = dict(zip(partition.replicas, partition.directories))
+    found = []
+    for node in replicas:
+        directory = known.get(node)
+        if directory is None:
+            directory = directories.place(node)
+            if directory is None:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of broker {node} can be written to.")
+        found.append(directory)
+    return tuple(found)
+
+
+def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
+    """Back to what was before, whatever goals it has had since (KIP-455). None: it goes back already. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or all that is known to be left of the records."""
+    if not in_progress(partition):
+        raise Refusal(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"No partition reassignment of {topic.name}-{partition.index} is under way.")
+    base, astray = there_before(partition), partition.astray_replicas
+    in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
+    lost = len(in_sync) < len(partition.in_sync_replicas)
+    if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.wanted_min(topic), len(base))):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others are.",
+        )
+    if any(node in partition.adding_replicas for node in _needed(partition)) and not in_sync:
+        text = f"Nobody else but the added replicas of {topic.name}-{partition.index} is known to have all of its records; wait until another is back, or elect a leader uncleanly."
+        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
+    target = Target(partition)
+    by_node = dict(zip(partition.replicas, partition.directories))
+    # The removing ones stood behind the target's order: the first in-sync one of them led before, most likely.
+    target.replicas = base + astray
+    target.directories = tuple(by_node[node] for node in target.replicas)
+    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
+    return view.settled(topic, target)
+
+
+# -- what mqd does by itself ------------------------------------------------------------------------------------------------------
+
+
+def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
+    """The added ones that cannot take it: their directory has failed, or is full."""
+    places = zip(partition.replicas, partition.directories)
+    return tuple(node for node, name in places if node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.full(node, name)) if partition.adding_replicas else ()
+
+
+def _failed(partition: PartitionState, directories: Directories) -> bool:
+    places = zip(partition.replicas, partition.directories)
+    return any(node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.failed(node, name) for node, name in places)
+
+
+def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool) -> tuple[int, tuple[int, ...]] | None:
+    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host, or to a failed directory, gets another goal; one that lets an internal topic
+    grow begins anew. One that has filled a disk waits there: the next goal might be filled in its turn, and the first one, which has space again when its copy is gone, be chosen after it."""
+    if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
+        return None
+    base = there_before(partition)
+    if in_progress(partition):
+        astray = not leaving.isdisjoint(partition.adding_replicas)
+        if (astray or failed) and partition.replacing in base:
+            return partition.replacing, base
+        if astray and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
+            return -1, base
+        return None
+    node = next((node for node in partition.replicas if node in leaving), -1)
+    return None if node < 0 else (node, base)
+
+
+def replacements(view: View, nodes: Sequence[int], directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
+    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone, unless it goes to
+    one of them, or to a directory that has failed. What cannot be copied does not wait in the place of what can: a partition without a leader, and what only hosts without space are
+    left for, of which at most as many are begun by themselves."""
+    leaving = set(nodes)
+    found: list[tuple[TopicState, PartitionChange]] = []
+    if not leaving or not any(view.state.partition_counts.get((node, directory)) for node, directory in view.state.partition_counts if node in leaving):
+        return found
+    under_way = {False: 0, True: 0}  # whether it goes where there is no space
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas):
+                under_way[bool(_stuck(partition, directories))] += 1
+    nodes = [node for node in view.nodes() if node not in leaving]
+    loads = Loads(view.state, nodes, directories.full_hosts(nodes))
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if under_way[False] >= moves_max:
+                return found
+            stuck = bool(_stuck(partition, directories))
+            found_node = _leaves(topic, partition, leaving, stuck and _failed(partition, directories))
+            if found_node is None:
+                continue
+            node, base = found_node
+            other = choose_one(loads, (*base, *partition.adding_replicas)) if node >= 0 else -1
+            no_space = other in loads.full
+            if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):
+                continue
+            replicas = tuple(other if replica == node else replica for replica in base)
+            change = _tried(lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(view, topic, partition, replicas, directories, replacing=node))
+            if change is not None:
+                loads.add((-1, other))
+                under_way[no_space] += 1
+                found.append((topic, change))
+    return found
+
+
+def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
+    """The host is back (or is not drained any more): its replicas stay where they are, unless their successors are in sync already and needed."""
+    found = []
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if partition.replacing == node and in_progress(partition):
+                change = _tried(lambda topic=topic, partition=partition: cancel(view, topic, partition))
+                if change is not None:
+                    found.append((topic, change))
+    return found
+
+
+def _never(_topic: TopicState, _partition: PartitionState) -> bool:
+    return False
+
+
+def grown_internal(
+    view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
+) -> list[tuple[TopicState, PartitionChange]]:
+    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts; as far as hosts have space: none is brought to a full one. Those that grow
+    towards a disk that has failed, or has had no space for so long that they have `waited`, grow to another host that has some. Without the wait a disk that the copy itself has filled, and that
+    has space again when the copy is gone, would be the next goal again and again."""
+    nodes = view.nodes()
+    full = directories.full_hosts(nodes)
+    factor = default_replication_factor(len(nodes))
+    found: list[tuple[TopicState, PartitionChange]] = []
+    loads = None
+    for name in sorted(INTERNAL_TOPICS):
+        topic = view.state.topics.get(name)
+        for partition in topic.partitions if topic is not None else ():
+            replicas = partition.replicas
+            if in_progress(partition):
+                stuck = _stuck(partition, directories)
+                others = [node for node in nodes if node not in replicas and node not in full]
+                if stuck and others and not partition.removing_replicas and (_failed(partition, directories) or waited(topic, partition)):
+                    replicas = without(replicas, stuck)
+            if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):
+                continue
+            if len(found) >= moves_max:
+                return found
+            loads = loads or Loads(view.state, nodes, full, internal=True)
+            while len(replicas) < factor and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0 and other not in full:
+                loads.add((-1, other))
+                replicas = (*replicas, other)
+            change = _tried(lambda topic=topic, partition=partition, replicas=replicas: reassign(view, topic, partition, replicas, directories))
+            if change is not None:
+                found.append((topic, change))
+    return found
+
+
+def _tried(make: Callable[[], PartitionChange | None]) -> PartitionChange | None:
+    try:
+        return make()
+    except Refusal:
+        return None  # another tick finds the disk, or the replica, in a better state

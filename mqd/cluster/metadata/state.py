@@ -1,0 +1,378 @@
+"""The cluster's metadata as a value: what the records of the metadata log add up to.
+
+MetadataState.apply(record) is the only mutator, total and deterministic; it validates nothing (the core did, before the record was written), but a record that
+does not fit the state is a broken invariant and raises. Topics and partitions are frozen, so copies share them.
+
+Invariants (check())
+    S1  topics_by_id and topics name the same topics, one each
+    S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are replicas; the leader is in sync or -1
+    S3  no two topic names differ only in '.' and '_'
+    S4  partition_counts is what counting the partitions per directory gives
+    S5  next_producer_id never falls
+    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; nobody is eligible while min.insync.replicas are in sync
+    P8  whoever came back without its memory is neither in sync nor eligible while it is remembered as one who was
+    P10 when nobody is in sync and nobody eligible, somebody is remembered
+    S6  removed holds ids of removed topics only, the newest REMOVED_COUNT_MAX in the order of their removal
+"""
+
+import msgspec
+
+from mqd.cluster.metadata.records import (
+    BrokerChanged,
+    BrokerConfigured,
+    BrokerRegistered,
+    BrokerState,
+    BrokerUnregistered,
+    ClientQuotaSet,
+    ClusterCreated,
+    Entity,
+    FeatureLevelSet,
+    GroupConfigured,
+    LeaderEpochsRaised,
+    PartitionChange,
+    PartitionsAdded,
+    PartitionsChanged,
+    PartitionState,
+    PartitionsVanished,
+    ProducerIdsAllocated,
+    Record,
+    ReplicaMoved,
+    TopicConfigured,
+    TopicCreated,
+    TopicRemoved,
+    TopicState,
+)
+from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_min_in_sync
+
+REMOVED_COUNT_MAX = 4096  # what a worker that was down meanwhile may delete from its disk; older ones it sets aside
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
+    """Everything, as stored in a checkpoint file."""
+
+    version: int
+    cluster_id: str
+    created_ms: int
+    brokers: list[BrokerState]
+    topics: list[TopicState]
+    broker_configs: dict[str, dict[str, str]]
+    next_producer_id: int
+    removed_topic_ids: list[bytes] = []
+    group_configs: dict[str, dict[str, str]] = {}
+    client_quotas: list[ClientQuotaSet] = []
+    features: dict[str, int] = {}
+
+
+def collision_key(name: str) -> str:
+    """Names with equal keys would share one metric name in Kafka's tools: '.' and '_' are the same there."""
+    return name.replace(".", "_")
+
+
+def _add(counts: dict, key: object, step: int) -> None:
+    count = counts.get(key, 0) + step
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
+
+
+def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
+    """The partition after the change; what the state and the rules both hold to be so."""
+
+    def kept(new, before):
+        return before if new is None else new
+
+    removing = kept(change.removing_replicas, old.removing_replicas)
+    astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)  # a controller of an earlier version does not know of them, and ends their reassignment
+    return PartitionState(
+        index=old.index,
+        replicas=kept(change.replicas, old.replicas),
+        directories=kept(change.directories, old.directories),
+        in_sync_replicas=kept(change.in_sync_replicas, old.in_sync_replicas),
+        leader=kept(change.leader, old.leader),
+        leader_epoch=old.leader_epoch + change.new_epoch,
+        partition_epoch=old.partition_epoch + 1,
+        adding_replicas=kept(change.adding_replicas, old.adding_replicas),
+        removing_replicas=removing,
+        eligible_leader_replicas=kept(change.eligible_leader_replicas, old.eligible_leader_replicas),
+        last_known_eligible=kept(change.last_known_eligible, old.last_known_eligible),
+        recovering=kept(change.recovering, old.recovering),
+        retiring=kept(change.retiring, old.retiring),
+        redirect=kept(change.redirect, old.redirect),
+        replacing=kept(change.replacing, old.replacing),
+        astray_replicas=astray,
+    )
+
+
+class MetadataState:
+    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed",
+                 "preferred_counts", "group_configs", "client_quotas", "features")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.version = 0  # offset after the last applied record
+        self.cluster_id = ""
+        self.created_ms = 0
+        self.brokers: dict[int, BrokerState] = {}
+        self.topics: dict[str, TopicState] = {}
+        self.topics_by_id: dict[bytes, str] = {}
+        self.collisions: dict[str, str] = {}
+        self.broker_configs: dict[str, dict[str, str]] = {}
+        self.next_producer_id = 0
+        self.partition_counts: dict[tuple[int, str], int] = {}  # (node id, directory id) -> replicas there
+        self.partition_count = 0
+        self.preferred_counts: dict[int, int] = {}  # node id -> partitions whose first replica it is
+        self.removed: dict[bytes, None] = {}
+        self.group_configs: dict[str, dict[str, str]] = {}  # consumer groups with a configuration of their own
+        self.client_quotas: dict[Entity, dict[str, float]] = {}
+        self.features: dict[str, int] = {}  # only what was set; mqd.cluster.metadata.features knows the defaults
+
+    def copy(self) -> "MetadataState":
+        other = MetadataState()
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, dict) else value)
+        return other
+
+    def replace(self, other: "MetadataState") -> None:
+        """Becomes what `other` is, and stays the same object: others hold it."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MetadataState) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None
+
+    def broker_config(self, node_id: int) -> dict[str, str]:
+        """Dynamic configuration in force on one broker: its own over the cluster-wide one."""
+        return {**self.broker_configs.get("", {}), **self.broker_configs.get(str(node_id), {})}
+
+    def min_in_sync(self, topic: TopicState, partition: PartitionState) -> int:
+        """min.insync.replicas in force for one partition (partition_rules.effective_min_in_sync)."""
+        wanted = wanted_min_in_sync(topic.config, self.broker_configs.get("", {}))
+        return effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
+
+    # -- applying ----------------------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """One record; the version moves by one."""
+        _APPLY[type(record)](self, record)
+        self.version += 1
+
+    def _on_cluster_created(self, record: ClusterCreated) -> None:
+        if self.cluster_id:
+            raise ValueError(f"the cluster has an id already: {self.cluster_id}")
+        self.cluster_id = record.cluster_id
+        self.created_ms = record.created_ms
+
+    def _on_broker_registered(self, record: BrokerRegistered) -> None:
+        self.brokers[record.broker.node_id] = record.broker
+
+    def _on_topic_created(self, record: TopicCreated) -> None:
+        topic = record.topic
+        if topic.name in self.topics or topic.topic_id in self.topics_by_id:
+            raise ValueError(f"topic {topic.name} exists already")
+        self._put(topic)
+        self.topics_by_id[topic.topic_id] = topic.name
+        self.collisions[collision_key(topic.name)] = topic.name
+        self._count(topic.partitions, 1)
+
+    def _on_partitions_added(self, record: PartitionsAdded) -> None:
+        topic = self._topic(record.topic_id)
+        self._put(msgspec.structs.replace(topic, partitions=topic.partitions + tuple(record.partitions)))
+        self._count(record.partitions, 1)
+
+    def _on_leader_epochs_raised(self, record: LeaderEpochsRaised) -> None:
+        topic = self._topic(record.topic_id)
+        partitions = list(topic.partitions)
+        for index in record.partitions:
+            old = partitions[index]
+            partitions[index] = msgspec.structs.replace(old, leader_epoch=old.leader_epoch + 1, partition_epoch=old.partition_epoch + 1)
+        self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
+
+    def _on_topic_removed(self, record: TopicRemoved) -> None:
+        topic = self._topic(record.topic_id)
+        del self.topics[topic.name], self.topics_by_id[topic.topic_id], self.collisions[collision_key(topic.name)]
+        self._count(topic.partitions, -1)
+        self.removed[topic.topic_id] = None
+        if len(self.removed) > REMOVED_COUNT_MAX:
+            del self.removed[next(iter(self.removed))]
+
+    def _on_topic_configured(self, record: TopicConfigured) -> None:
+        self._put(msgspec.structs.replace(self._topic(record.topic_id), config=dict(record.config)))
+
+    def _on_broker_configured(self, record: BrokerConfigured) -> None:
+        if record.config:
+            self.broker_configs[record.resource_name] = dict(record.config)
+        else:
+            self.broker_configs.pop(record.resource_name, None)
+
+    def _on_group_configured(self, record: GroupConfigured) -> None:
+        if record.config:
+            self.group_configs[record.group_id] = dict(record.config)
+        else:
+            self.group_configs.pop(record.group_id, None)
+
+    def _on_producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
+        if record.next_producer_id < self.next_producer_id:
+            raise ValueError(f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}")
+        self.next_producer_id = record.next_producer_id
+
+    def _on_client_quota_set(self, record: ClientQuotaSet) -> None:
+        if record.quotas:
+            self.client_quotas[tuple((kind, name) for kind, name in record.entity)] = dict(record.quotas)
+        else:
+            self.client_quotas.pop(tuple((kind, name) for kind, name in record.entity), None)
+
+    def _on_feature_level_set(self, record: FeatureLevelSet) -> None:
+        self.features[record.name] = record.level
+
+    def _on_replica_moved(self, record: ReplicaMoved) -> None:
+        topic = self._topic(record.topic_id)
+        old = topic.partitions[record.index]
+        place = old.replicas.index(record.node_id)
+        directories = (*old.directories[:place], record.directory, *old.directories[place + 1 :])
+        moved = msgspec.structs.replace(old, directories=directories, partition_epoch=old.partition_epoch + 1)
+        self._count((old,), -1)
+        self._count((moved,), 1)
+        self._put(msgspec.structs.replace(topic, partitions=(*topic.partitions[: record.index], moved, *topic.partitions[record.index + 1 :])))
+
+    def _on_partitions_changed(self, record: PartitionsChanged) -> None:
+        topic = self._topic(record.topic_id)
+        partitions = list(topic.partitions)
+        for change in record.changes:
+            old = partitions[change.index]
+            new = partitions[change.index] = changed(old, change)
+            if change.replicas is not None or change.directories is not None:
+                self._count((old,), -1)
+                self._count((new,), 1)
+        self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
+
+    def _on_partitions_vanished(self, record: PartitionsVanished) -> None:
+        topic = self._topic(record.topic_id)
+        if not 0 < record.partition_count <= len(topic.partitions):
+            raise ValueError(f"topic {topic.name} has {len(topic.partitions)} partitions, {record.partition_count} cannot be left")
+        gone = topic.partitions[record.partition_count :]
+        self._count(gone, -1)
+        above = max((partition.leader_epoch + 1 for partition in gone), default=0)
+        self._put(msgspec.structs.replace(topic, partitions=topic.partitions[: record.partition_count], first_leader_epoch=max(topic.first_leader_epoch, above)))
+
+    def _on_broker_changed(self, record: BrokerChanged) -> None:
+        broker = self.brokers[record.node_id]
+        if broker.epoch != record.epoch:
+            raise ValueError(f"broker {record.node_id} is registered with epoch {broker.epoch}, not {record.epoch}")
+        fields = {name: getattr(record, name) for name in ("fenced", "in_controlled_shutdown", "draining") if getattr(record, name) is not None}
+        self.brokers[record.node_id] = msgspec.structs.replace(broker, **fields)
+
+    def _on_broker_unregistered(self, record: BrokerUnregistered) -> None:
+        del self.brokers[record.node_id]
+
+    def _topic(self, topic_id: bytes) -> TopicState:
+        name = self.topics_by_id.get(topic_id)
+        if name is None:
+            raise ValueError(f"no topic has the id {topic_id.hex()}")
+        return self.topics[name]
+
+    def _put(self, topic: TopicState) -> None:
+        self.topics[topic.name] = topic
+
+    def _count(self, partitions: tuple[PartitionState, ...], step: int) -> None:
+        self.partition_count += step * len(partitions)
+        for partition in partitions:
+            for key in zip(partition.replicas, partition.directories):
+                _add(self.partition_counts, key, step)
+            _add(self.preferred_counts, partition.replicas[0], step)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            version=self.version,
+            cluster_id=self.cluster_id,
+            created_ms=self.created_ms,
+            brokers=list(self.brokers.values()),
+            topics=list(self.topics.values()),
+            broker_configs=self.broker_configs,
+            next_producer_id=self.next_producer_id,
+            removed_topic_ids=list(self.removed),
+            group_configs=self.group_configs,
+            client_quotas=[ClientQuotaSet(entity, quotas) for entity, quotas in self.client_quotas.items()],
+            features=self.features,
+        )
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> "MetadataState":
+        state = cls()
+        state.cluster_id, state.created_ms = snapshot.cluster_id, snapshot.created_ms
+        state.brokers = {broker.node_id: broker for broker in snapshot.brokers}
+        for topic in snapshot.topics:
+            state._on_topic_created(TopicCreated(topic))
+        state.broker_configs = dict(snapshot.broker_configs)
+        state.group_configs = dict(snapshot.group_configs)
+        state.next_producer_id = snapshot.next_producer_id
+        state.removed = dict.fromkeys(snapshot.removed_topic_ids)
+        for entry in snapshot.client_quotas:
+            state._on_client_quota_set(entry)
+        state.features = dict(snapshot.features)
+        state.version = snapshot.version
+        return state
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        assert {topic.topic_id: name for name, topic in self.topics.items()} == self.topics_by_id, "S1"
+        assert {collision_key(name): name for name in self.topics} == self.collisions, "S3"
+        counts: dict[tuple[int, str], int] = {}
+        preferred: dict[int, int] = {}
+        for name, topic in self.topics.items():
+            assert topic.name == name and len(topic.topic_id) == 16 and topic.partitions, "S1"
+            assert [partition.index for partition in topic.partitions] == list(range(len(topic.partitions))), "S2"
+            for partition in topic.partitions:
+                replicas = set(partition.replicas)
+                assert replicas and len(replicas) == len(partition.replicas) == len(partition.directories), "S2"
+                assert set(partition.in_sync_replicas) <= replicas, "S2"
+                assert partition.leader == -1 or partition.leader in partition.in_sync_replicas, "S2"
+                for key in zip(partition.replicas, partition.directories):
+                    counts[key] = counts.get(key, 0) + 1
+                self._check_partition(topic, partition)
+                preferred[partition.replicas[0]] = preferred.get(partition.replicas[0], 0) + 1
+        for broker in self.brokers.values():
+            assert not (broker.fenced and broker.in_controlled_shutdown), "P7"
+        assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
+        assert preferred == self.preferred_counts, "S4"
+        assert counts == self.partition_counts and self.partition_count == sum(len(topic.partitions) for topic in self.topics.values()), "S4"
+
+    def _check_partition(self, topic: TopicState, partition: PartitionState) -> None:
+        in_sync, eligible = set(partition.in_sync_replicas), set(partition.eligible_leader_replicas)
+        what = f"{topic.name}-{partition.index}: {partition}"
+        assert len(in_sync) == len(partition.in_sync_replicas) and len(eligible) == len(partition.eligible_leader_replicas), f"P7 {what}"
+        assert not any(node in self.brokers and self.brokers[node].fenced for node in in_sync), f"P7: fenced and in sync: {what}"
+        assert not in_sync & eligible and eligible <= set(partition.replicas), f"P7 {what}"
+        assert not eligible or len(in_sync) < self.min_in_sync(topic, partition), f"P7: enough in sync, and some eligible: {what}"
+        assert not set(partition.last_known_eligible) & (in_sync | eligible), f"P8 {what}"
+        assert in_sync or eligible or partition.last_known_eligible, f"P10 {what}"
+        assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas), f"R14 {what}"
+        assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {what}"
+        assert set(partition.astray_replicas) <= set(partition.removing_replicas), f"R14 {what}"
+
+
+_APPLY = {
+    ClusterCreated: MetadataState._on_cluster_created,
+    BrokerRegistered: MetadataState._on_broker_registered,
+    TopicCreated: MetadataState._on_topic_created,
+    PartitionsAdded: MetadataState._on_partitions_added,
+    LeaderEpochsRaised: MetadataState._on_leader_epochs_raised,
+    TopicRemoved: MetadataState._on_topic_removed,
+    TopicConfigured: MetadataState._on_topic_configured,
+    BrokerConfigured: MetadataState._on_broker_configured,
+    GroupConfigured: MetadataState._on_group_configured,
+    ProducerIdsAllocated: MetadataState._on_producer_ids_allocated,
+    ClientQuotaSet: MetadataState._on_client_quota_set,
+    FeatureLevelSet: MetadataState._on_feature_level_set,
+    ReplicaMoved: MetadataState._on_replica_moved,
+    PartitionsChanged: MetadataState._on_partitions_changed,
+    PartitionsVanished: MetadataState._on_partitions_vanished,
+    BrokerChanged: MetadataState._on_broker_changed,
+    BrokerUnregistered: MetadataState._on_broker_unregistered,
+}

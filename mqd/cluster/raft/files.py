@@ -1,0 +1,170 @@
+"""The bytes of the metadata log's files: batches of the quorum as record batches, snapshots, the vote, the mark.
+
+    NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum: partition_leader_epoch = its epoch, and base_sequence the same number, because that one
+                                      is under the checksum. Records of the state machine have no key; a control batch has the control attribute and one record, its key
+                                      version int16 0, type int16 (2 a leader's first, 6 voters: Kafka's numbers, KIP-595 and KIP-853)
+    NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32, state bytes uint64 (big-endian), SnapshotMeta in msgpack, the state's bytes
+                                      before clusters: "MQDMETA1", crc32c uint32, state bytes uint64, the state's bytes
+    vote                              "MQDVOTE1", crc32c uint32, length uint32, VoteState in msgpack
+    committed                         "MQDMARK2", base offset int64, position uint64, committed offset int64, crc32c uint32
+                                      before clusters: "MQDMARK1", base offset int64, position uint64, crc32c uint32
+
+Pure functions over bytes. Whatever does not match raises ValueError (a batch: CorruptBatch, one of them).
+"""
+
+from struct import Struct, error as StructError
+from typing import NamedTuple
+
+import msgspec
+
+from mqd import native
+from mqd.cluster.raft.events import VoteState
+from mqd.cluster.raft.messages import DATA, LEADER_CHANGE, VOTERS, Batch, SnapshotMeta, make_batch
+from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
+from mqd.log.records import records as stored_records
+from mqd.protocol import records as codec
+
+BATCH_BYTES_MAX = 64 << 20
+_CONTROL_TYPES = {LEADER_CHANGE: 2, VOTERS: 6}
+_KINDS = {number: kind for kind, number in _CONTROL_TYPES.items()}
+_KEY = Struct(">hh")
+_CHECKPOINT_1, _CHECKPOINT_2 = Struct(">8sIQ"), Struct(">8sIIQ")
+_VOTE = Struct(">8sII")
+_MARK_1, _MARK_2 = Struct(">8sqQI"), Struct(">8sqQqI")
+MARK_BYTES = _MARK_2.size
+_meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
+_vote_decoder = msgspec.msgpack.Decoder(VoteState)
+
+
+# -- batches -------------------------------------------------------------------------------------------------------------------
+
+
+def encode_batch(batch: Batch, now_ms: int) -> bytes:
+    """Uncompressed; `now_ms` is the time of its records."""
+    if batch.kind == DATA:
+        found = [codec.Record(timestamp_ms=now_ms, value=value) for value in batch.values]
+    else:
+        found = [codec.Record(timestamp_ms=now_ms, key=_KEY.pack(0, _CONTROL_TYPES[batch.kind]), value=value) for value in batch.values]
+    return codec.encode_batch(
+        found, base_offset=batch.base_offset, partition_leader_epoch=batch.epoch, base_sequence=batch.epoch, is_control=batch.kind != DATA
+    )
+
+
+def read_header(data: bytes, position: int, base_offset: int) -> BatchInfo:
+    """The sound batch at `position`. Raises CorruptBatch."""
+    if len(data) - position < HEADER_BYTES:
+        raise CorruptBatch(f"{len(data) - position} bytes are less than a batch header")
+    batch = parse_header(data, position, position)
+    if batch.size_bytes > min(BATCH_BYTES_MAX, len(data) - position):
+        raise CorruptBatch(f"a batch of {batch.size_bytes} bytes where {len(data) - position} are left")
+    if batch.base_offset != base_offset:
+        raise CorruptBatch(f"base offset {batch.base_offset} where {base_offset} is due")
+    if native.crc32c(data[position + 21 : position + batch.size_bytes]) != batch.crc:
+        raise CorruptBatch("the checksum does not match")
+    if batch.record_count != batch.last_offset - batch.base_offset + 1:
+        raise CorruptBatch(f"{batch.record_count} records for offsets {batch.base_offset} to {batch.last_offset}")
+    if batch.partition_leader_epoch != max(batch.base_sequence, 0):
+        raise CorruptBatch(f"epoch {batch.partition_leader_epoch}, but under the checksum {batch.base_sequence}")
+    return batch
+
+
+def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
+    """Of a sound header. Raises CorruptBatch."""
+    found = list(stored_records(header, data[position : position + header.size_bytes]))
+    kind = DATA
+    if header.control:
+        if len(found) != 1 or found[0].key is None or len(found[0].key) != _KEY.size or _KEY.unpack(found[0].key)[1] not in _KINDS:
+            raise CorruptBatch("a control batch of a kind that this version of mqd does not know")
+        kind = _KINDS[_KEY.unpack(found[0].key)[1]]
+    return make_batch(header.base_offset, header.partition_leader_epoch, kind, tuple(record.value or b"" for record in found))
+
+
+def later_batch(data: bytes, position: int, base_offset: int) -> int:
+    """Position of a whole batch with a later offset anywhere after `position`, or -1. Only a candidate whose header is sane costs a checksum."""
+    at = data.find(b"\2", position + 17)
+    while at >= 0:
+        start = at - 16
+        try:
+            found = int.from_bytes(data[start : start + 8], "big")
+            if base_offset < found < base_offset + (1 << 40):
+                read_header(data, start, found)
+                return start
+        except CorruptBatch:
+            pass
+        at = data.find(b"\2", at + 1)
+    return -1
+
+
+# -- snapshots -----------------------------------------------------------------------------------------------------------------
+
+
+class CheckpointHead(NamedTuple):
+    meta: SnapshotMeta | None  # None: written before clusters
+    state_position: int
+    state_bytes: int
+
+
+def encode_checkpoint(meta: SnapshotMeta, state: bytes) -> bytes:
+    body = msgspec.msgpack.encode(meta)
+    rest = Struct(">IQ").pack(len(body), len(state)) + body + state
+    return b"MQDMETA2" + native.crc32c(rest).to_bytes(4, "big") + rest
+
+
+def decode_checkpoint(data: bytes) -> CheckpointHead:
+    """Raises ValueError."""
+    try:
+        if data[:8] == b"MQDMETA1":
+            _, crc, size = _CHECKPOINT_1.unpack_from(data)
+            start, meta, checked = _CHECKPOINT_1.size, None, data[_CHECKPOINT_1.size :]
+        else:
+            magic, crc, meta_size, size = _CHECKPOINT_2.unpack_from(data)
+            start, checked = _CHECKPOINT_2.size + meta_size, data[12:]
+            if magic != b"MQDMETA2" or start > len(data):
+                raise ValueError("it is no checkpoint of the metadata")
+        if native.crc32c(checked) != crc or len(data) - start != size:
+            raise ValueError(f"checksum or length ({len(data) - start} bytes, {size} announced) does not match")
+        if data[:8] == b"MQDMETA2":
+            meta = _meta_decoder.decode(data[_CHECKPOINT_2.size : start])
+    except (StructError, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from error
+    return CheckpointHead(meta, start, size)
+
+
+# -- vote and mark ---------------------------------------------------------------------------------------------------------------
+
+
+def encode_vote(vote: VoteState) -> bytes:
+    body = msgspec.msgpack.encode(vote)
+    return _VOTE.pack(b"MQDVOTE1", native.crc32c(body), len(body)) + body
+
+
+def decode_vote(data: bytes) -> VoteState:
+    """Raises ValueError."""
+    try:
+        magic, crc, size = _VOTE.unpack_from(data)
+        body = data[_VOTE.size :]
+        if magic != b"MQDVOTE1" or size != len(body) or native.crc32c(body) != crc:
+            raise ValueError("checksum or length does not match")
+        return _vote_decoder.decode(body)
+    except (StructError, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from error
+
+
+class Mark(NamedTuple):
+    base_offset: int  # of the log file; -1 = the mark says nothing
+    position: int  # everything before it in that file, and all of earlier files, is flushed
+    committed_offset: int  # known to be committed
+
+
+def encode_mark(mark: Mark) -> bytes:
+    text = _MARK_2.pack(b"MQDMARK2", *mark, 0)[:-4]
+    return text + native.crc32c(text).to_bytes(4, "big")
+
+
+def decode_mark(data: bytes) -> Mark:
+    """It is rewritten in place, so it may be torn: then it says nothing."""
+    if data[:8] == b"MQDMARK1" and len(data) >= _MARK_1.size and native.crc32c(data[: _MARK_1.size - 4]) == _MARK_1.unpack_from(data)[-1]:
+        return Mark(*_MARK_1.unpack_from(data)[1:3], 0)
+    if len(data) >= _MARK_2.size and data[:8] == b"MQDMARK2" and native.crc32c(data[: _MARK_2.size - 4]) == _MARK_2.unpack_from(data)[-1]:
+        return Mark(*_MARK_2.unpack_from(data)[1:4])
+    return Mark(-1, 0, 0)

@@ -1,0 +1,186 @@
+"""A replica, voter or observer, that fetches from a leader: log, snapshot when it is too far behind, truncation where the logs part.
+
+    Fetch -> answer -> promise, records to the disk -> (durable) -> the next Fetch, which repeats the answer's stamp and says with its offset: all before it is on my disk
+
+One request is under way at a time; an answer to another one is ignored. While its own disk is busy a replica does not blame the leader for the silence.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mqd.cluster.raft.events import NO_DEADLINE, Note, VoteState
+from mqd.cluster.raft.messages import SNAPSHOT_BYTES_MAX, VOTERS, Batch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, voters_of
+
+if TYPE_CHECKING:
+    from mqd.cluster.raft.core import QuorumCore
+
+
+class Download:
+    """A snapshot on its way, in memory: at most SNAPSHOT_BYTES_MAX."""
+
+    def __init__(self, meta: SnapshotMeta, size_bytes: int) -> None:
+        self.meta, self.size_bytes = meta, size_bytes
+        self.chunks: list[bytes] = []
+        self.position = 0
+
+
+class Following:
+    def __init__(self, core: QuorumCore, leader: int, now_ns: int) -> None:
+        self.core = core
+        self.leader = leader
+        self._heard_ns = now_ns
+        self._jitter_ns = core.some_backoff()
+        self.sequence: int | None = None  # of the request under way
+        self._asked_ns = now_ns
+        self._pause_until_ns = self._patient_until_ns = 0
+        self._stamp_ns = 0
+        self._download: Download | None = None
+
+    @property
+    def deadline_ns(self) -> int:
+        retry = self._asked_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
+        if self.sequence is None and self.is_flushed:
+            retry = self._pause_until_ns
+        return min(retry, self._patience_ns)
+
+    @property
+    def _patience_ns(self) -> int:
+        return max(self._heard_ns + self.core.settings.promise_ns + self._jitter_ns, self._patient_until_ns)
+
+    def be_patient(self, until_ns: int) -> None:
+        self._patient_until_ns = until_ns
+
+    @property
+    def is_flushed(self) -> bool:
+        return self.core.durable_offset == self.core.log.end_offset and not self.core.is_installing
+
+    def on_tick(self, now_ns: int) -> None:
+        if now_ns >= self._patience_ns:
+            if not self.is_flushed:
+                self._heard_ns = now_ns  # no promise: only patience
+            else:
+                self.core.doubt_leader()
+                self.core.campaign(now_ns)
+                return
+        if self.sequence is not None and now_ns >= self._asked_ns + self.core.settings.fetch_retry_ns:
+            self.sequence = None
+        self.maybe_fetch(now_ns)
+
+    def on_disk(self, now_ns: int, installed: bool) -> None:
+        if installed:
+            self._download = None
+        self._heard_ns = max(self._heard_ns, now_ns - self.core.settings.promise_ns // 2)
+        self.maybe_fetch(now_ns)
+
+    def on_disk_refused(self, now_ns: int) -> None:
+        self._download = None
+        self._pause(now_ns, "the disk is full")
+
+    def _pause(self, now_ns: int, reason: str) -> None:
+        self._pause_until_ns = now_ns + self.core.settings.promise_ns // 4
+        self.core.emit(Note("fetching the metadata log pauses", (("leader", str(self.leader)), ("reason", reason))))
+
+    def maybe_fetch(self, now_ns: int) -> None:
+        if self.sequence is not None or not self.is_flushed or now_ns < self._pause_until_ns:
+            return
+        core, download = self.core, self._download
+        if download is None:
+            fetch = core.make_fetch(self._stamp_ns)
+            self.sequence = fetch.sequence
+            core.send(self.leader, fetch)
+        else:
+            meta, self.sequence = download.meta, core.next_fetch_sequence()
+            core.send(
+                self.leader,
+                FetchSnapshot(core.generation, core.epoch, core.key, self.sequence, meta.offset, meta.epoch, download.position, self._stamp_ns),
+            )
+        self._asked_ns = now_ns
+
+    # -- answers -----------------------------------------------------------------------------------------------------------
+
+    def _heard(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
+        """An answer to what was asked: from now on nobody else is voted for during P; the leader may count on it when it sees the stamp again."""
+        core = self.core
+        core.promise.give(core.epoch, now_ns, core.settings.promise_ns)
+        if core.vote.followed != sender:  # a successor of this process must know that it may have promised
+            core.persist_vote(VoteState(core.epoch, core.vote.voted_for, sender))
+        self._heard_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
+
+    def on_fetch_response(self, response: FetchResponse, now_ns: int) -> None:
+        if response.sequence != self.sequence or self._download is not None:
+            return
+        self._heard(response.sender, response.sent_ns, now_ns)
+        if response.snapshot is not None:
+            self._begin_download(response.snapshot, response.snapshot_bytes, now_ns)
+        elif response.diverging is not None:
+            self._part(*response.diverging, now_ns)
+        else:
+            self._take(response, now_ns)
+        self.maybe_fetch(now_ns)
+
+    def _part(self, epoch: int, end_offset: int, now_ns: int) -> None:
+        """The leader's log has nothing of our last epoch beyond there (KIP-595): the logs agree below the lesser of both ends of `epoch`."""
+        core = self.core
+        own = core.log.epoch_end(epoch)
+        offset = min(end_offset, own[1]) if own is not None else core.log.start_offset
+        if offset < core.log.end_offset:
+            core.truncate(core.log.boundary(offset))
+        else:
+            self._pause(now_ns, f"the leader says that the logs part at offset {end_offset} of epoch {epoch}; this one ends at {core.log.end_offset}")
+
+    def _take(self, response: FetchResponse, now_ns: int) -> None:
+        core = self.core
+        if response.batches:
+            if not self._are_sound(response.batches):
+                self._pause(now_ns, "a batch is damaged or does not follow the last one")
+                return
+            core.append(response.batches)
+        core.commit(min(response.high_watermark, core.log.end_offset))
+
+    def _are_sound(self, batches: tuple[Batch, ...]) -> bool:
+        offset, epoch = self.core.log.end_offset, self.core.log.last_epoch
+        for batch in batches:
+            if batch.base_offset != offset or not epoch <= batch.epoch <= self.core.epoch or not batch.is_sound:
+                return False
+            try:
+                if batch.kind == VOTERS:
+                    voters_of(batch)
+            except msgspec.MsgspecError:
+                return False
+            offset, epoch = batch.next_offset, batch.epoch
+        return True
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------------
+
+    def _begin_download(self, meta: SnapshotMeta, size_bytes: int, now_ns: int) -> None:
+        if not 0 <= size_bytes <= SNAPSHOT_BYTES_MAX or meta.offset < self.core.applied_offset:
+            self._pause(now_ns, f"a snapshot of {size_bytes} bytes at offset {meta.offset} is not for this replica")
+            return
+        self.core.emit(Note("fetching a snapshot", (("offset", str(meta.offset)), ("bytes", str(size_bytes)), ("leader", str(self.leader)))))
+        self._download = Download(meta, size_bytes)
+        self._maybe_install()
+
+    def on_snapshot_chunk(self, chunk: SnapshotChunk, now_ns: int) -> None:
+        download = self._download
+        if download is None or chunk.sequence != self.sequence:
+            return
+        self._heard(chunk.sender, chunk.sent_ns, now_ns)
+        sound = chunk.position == download.position and chunk.crc == zlib.crc32(chunk.data) and len(chunk.data) <= download.size_bytes - download.position
+        if not sound or not chunk.data:
+            self._download = None  # gone, or damaged: begin again
+            self._pause(now_ns, "the snapshot could not be fetched to its end")
+        else:
+            download.chunks.append(chunk.data)
+            download.position += len(chunk.data)
+            self._maybe_install()
+        self.maybe_fetch(now_ns)
+
+    def _maybe_install(self) -> None:
+        download = self._download
+        if download is not None and download.position == download.size_bytes:
+            self.core.install(download.meta, b"".join(download.chunks))
+            download.chunks.clear()

@@ -1,0 +1,387 @@
+"""What the leader of an epoch does: serves fetches, commits, keeps its lease and its majority, and goes when it has neither.
+
+Invariants (check())
+    D1  a replica's position is what it said to be durable, in this epoch, and validated against this log; it does not fall
+    D2  the high watermark moves to what a majority of the newest voter set has durable, and only beyond the first record of this epoch (Raft, section 5.4.2)
+    D3  one Fetch is parked for a replica at most; it is answered when there is news for it or after fetch_wait
+    D4  who has resigned says so to everyone it led, after it has stopped counting on its lease
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mqd.cluster.raft.lease import majority_value
+from mqd.cluster.raft.events import NO_DEADLINE, BecameActive, ControlAppended, Deposed, Note, Propose, ProposalsDropped, ReadSnapshot, SnapshotRead
+from mqd.cluster.raft.messages import (
+    BATCH_BYTES_MAX,
+    DATA,
+    SNAPSHOT_CHUNK_BYTES,
+    Batch,
+    BeginEpoch,
+    EndEpoch,
+    Fetch,
+    FetchResponse,
+    FetchSnapshot,
+    ReplicaKey,
+    SnapshotChunk,
+    leader_change_batch,
+    make_batch,
+)
+from mqd.cluster.raft.voters import VoterChanges
+
+if TYPE_CHECKING:
+    from mqd.cluster.raft.core import QuorumCore
+
+REPLICAS_MAX = 4_096  # voters and observers that are remembered; the one that has been silent longest goes
+
+
+class ReplicaView(msgspec.Struct, frozen=True):
+    key: ReplicaKey
+    log_end_offset: int  # -1 = not known
+    last_fetch_age_ns: int  # -1 = never
+    last_caught_up_age_ns: int
+
+
+class QuorumView(msgspec.Struct, frozen=True):
+    """What DescribeQuorum (API 55, KIP-836) shows."""
+
+    leader: int
+    epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaView, ...]
+    observers: tuple[ReplicaView, ...]
+
+
+class Replica(msgspec.Struct):
+    key: ReplicaKey
+    position: int = -1  # D1
+    stamp_ns: int = 0  # the newest of our answers that it has said to have taken
+    heard_ns: int = -1
+    caught_up_ns: int = -1  # then it had all that this log held (KIP-836)
+    asked_ns: int = -1  # its last Fetch of records ...
+    asked_end_offset: int = -1  # ... and where this log ended then
+
+    def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
+        """A replica that keeps up with a log that grows all the time is never at its end: what it has now counts as of the fetch before."""
+        if offset >= end_offset:
+            self.caught_up_ns = now_ns
+        elif 0 <= self.asked_end_offset <= offset:
+            self.caught_up_ns = max(self.caught_up_ns, self.asked_ns)
+        self.asked_ns, self.asked_end_offset = now_ns, end_offset
+
+    def view(self, now_ns: int) -> ReplicaView:
+        return ReplicaView(self.key, self.position, now_ns - self.heard_ns if self.heard_ns >= 0 else -1, now_ns - self.caught_up_ns if self.caught_up_ns >= 0 else -1)
+
+
+class Leadership:
+    changes_class = VoterChanges
+
+    def __init__(self, core: QuorumCore, now_ns: int) -> None:
+        self.core = core
+        self.epoch = core.epoch
+        self.began_ns = now_ns
+        self.is_active = False
+        self.epoch_start_offset = core.log.end_offset
+        self.epoch_before = core.log.last_epoch  # whoever was active has committed a record of its own epoch first, and this log has it (I3)
+        self.replicas: dict[ReplicaKey, Replica] = {}
+        self.changes = self.changes_class(self)
+        self._exposed_offset = core.log.end_offset  # below it others may have our records
+        self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; the oldest first
+        self._begin_again_ns = now_ns
+        self._transfer: tuple[int | None, int] | None = None  # (to whom, until when)
+        self._stalled_since_ns = NO_DEADLINE  # others have on disk what our own disk has not: we could commit, and apply nothing
+
+    # -- time --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline_ns(self) -> int:
+        settings = self.core.settings
+        oldest = next(iter(self._parked.values()), None)
+        return min(
+            oldest[1] + settings.fetch_wait_ns if oldest is not None else NO_DEADLINE,
+            self._majority_heard_ns(NO_DEADLINE - settings.check_quorum_ns) + settings.check_quorum_ns,
+            self._begin_again_ns,
+            self._transfer[1] if self._transfer is not None else NO_DEADLINE,
+            self.changes.deadline_ns,
+            self._stalled_until_ns,
+        )
+
+    @property
+    def _stalled_until_ns(self) -> int:
+        return NO_DEADLINE if self._stalled_since_ns == NO_DEADLINE else self._stalled_since_ns + self.core.settings.check_quorum_ns
+
+    def _majority_heard_ns(self, now_ns: int) -> int:
+        """Since when, at the latest, a majority has been silent; this replica hears itself."""
+        heard = {voter.key: max(self.began_ns, self._heard_ns(voter.key)) for voter in self.core.voters}
+        return majority_value(self.core.voters, {**heard, self.core.key: now_ns}, self.began_ns)
+
+    def _heard_ns(self, key: ReplicaKey) -> int:
+        replica = self.replicas.get(key)
+        return replica.heard_ns if replica is not None else -1
+
+    def on_tick(self, now_ns: int) -> None:
+        settings = self.core.settings
+        while self._parked and next(iter(self._parked.values()))[1] + settings.fetch_wait_ns <= now_ns:
+            self._answer(next(iter(self._parked)), now_ns)
+        if now_ns >= self._begin_again_ns:
+            self._announce(now_ns)
+        if self.misses_quorum(now_ns):
+            self.resign("a majority of the voters has not fetched for too long", now_ns)
+            return
+        if now_ns >= self._stalled_until_ns:
+            self.resign("its disk is too slow", now_ns)
+            return
+        self.changes.on_tick(now_ns)
+        if self._transfer is not None and now_ns >= self._transfer[1]:
+            to, self._transfer = self._transfer[0], None
+            if to is None:
+                self.resign("handed over", now_ns)
+                return
+            self.core.emit(Note("the leadership of the metadata quorum was not handed over: its successor did not catch up", (("to", str(to)),)))
+        self._maybe_transfer(now_ns)
+
+    def misses_quorum(self, now_ns: int) -> bool:
+        return now_ns >= self._majority_heard_ns(now_ns) + self.core.settings.check_quorum_ns
+
+    def _announce(self, now_ns: int) -> None:
+        """To voters that have not fetched in this epoch: they may not know of it."""
+        silent = [voter.key for voter in self.core.voters if voter.key != self.core.key and self._heard_ns(voter.key) < 0]
+        for key in silent:
+            self.core.send(key.node_id, BeginEpoch(self.core.generation, self.epoch, self.core.key))
+        self._begin_again_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
+
+    def stamps(self) -> dict[ReplicaKey, int]:
+        return {key: replica.stamp_ns for key, replica in self.replicas.items()}
+
+    # -- the log -----------------------------------------------------------------------------------------------------------
+
+    def begin(self, now_ns: int) -> None:
+        core = self.core
+        self._announce(now_ns)
+        core.append((leader_change_batch(core.log.end_offset, self.epoch, core.key),))
+
+    def why_not(self, proposal: Propose) -> str:
+        """Why it cannot be appended; "" = it can."""
+        core = self.core
+        size = sum(map(len, proposal.values))
+        if not self.is_active or self._transfer is not None:
+            return "the leadership of the metadata quorum is changing"
+        if proposal.base_offset is not None and proposal.base_offset != core.log.end_offset:
+            return f"it was made for offset {proposal.base_offset}, the log ends at {core.log.end_offset}"
+        if not proposal.values or size > BATCH_BYTES_MAX:
+            return f"{size} bytes in one change; at most {BATCH_BYTES_MAX}"
+        if core.log.bytes_after(core.high_watermark) + size > core.settings.uncommitted_bytes_max:
+            return "too much waits to be committed"
+        return ""
+
+    def propose(self, values: tuple[bytes, ...], now_ns: int) -> None:
+        self._append(make_batch(self.core.log.end_offset, self.epoch, DATA, values), now_ns)
+
+    def append_control(self, batch: Batch, now_ns: int) -> None:
+        self.core.emit(ControlAppended(batch.next_offset))
+        self._append(batch, now_ns)
+
+    def _append(self, batch: Batch, now_ns: int) -> None:
+        self.core.append((batch,))
+        self._answer_all(now_ns)
+
+    def own_position(self) -> int:
+        return self.core.durable_offset
+
+    def advance(self, now_ns: int) -> None:
+        self._watch_disk(now_ns)
+        core = self.core
+        positions = {key: replica.position for key, replica in self.replicas.items()}
+        offset = majority_value(core.voters, {**positions, core.key: self.own_position()}, -1)
+        if offset <= core.high_watermark or not self.may_commit(offset):
+            return
+        core.commit(offset)
+        self._watch_disk(now_ns)
+        self._answer_all(now_ns)
+        self.changes.on_committed()
+        if not core.is_voter and core.log.voters_offset < core.high_watermark:
+            self.resign("this host is no voter any more", now_ns)
+
+    def _watch_disk(self, now_ns: int) -> None:
+        if self.own_position() >= self.core.high_watermark:
+            self._stalled_since_ns = NO_DEADLINE
+        elif self._stalled_since_ns == NO_DEADLINE:
+            self._stalled_since_ns = now_ns
+
+    def may_commit(self, offset: int) -> bool:
+        return offset > self.epoch_start_offset
+
+    def on_applied(self) -> None:
+        if not self.is_active and self.core.applied_offset > self.epoch_start_offset:
+            self.is_active = True
+            self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.epoch_before))
+
+    def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
+        """Only `end_offset` records are on our disk. What nobody else has seen is as if never proposed; else a new epoch must sort it out."""
+        if self._exposed_offset <= end_offset and self.is_active:
+            self.changes.dropped(end_offset)
+            self.core.emit(ProposalsDropped(end_offset, reason))
+        else:
+            self.resign(f"its disk refuses: {reason}", now_ns)
+
+    # -- fetches -----------------------------------------------------------------------------------------------------------
+
+    def on_fetch(self, fetch: Fetch, now_ns: int) -> None:
+        core, log = self.core, self.core.log
+        replica = self._replica(fetch.replica)
+        replica.heard_ns = now_ns
+        self.note_stamp(replica, fetch.stamp_ns, now_ns)
+        parked = self._parked.get(fetch.replica)
+        if parked is not None and parked[0].sequence > fetch.sequence:
+            return  # overtaken on its way
+        self._parked.pop(fetch.replica, None)
+        if fetch.generation == 0 or fetch.offset < log.start_offset:
+            self._offer_snapshot(fetch, now_ns)
+            return
+        ends = log.epoch_end(fetch.last_epoch)
+        if ends is None:
+            self._offer_snapshot(fetch, now_ns)
+        elif ends[0] != fetch.last_epoch or ends[1] < fetch.offset:
+            self._respond(fetch, now_ns, diverging=ends)
+        else:
+            self._on_position(replica, fetch, now_ns)
+
+    def _on_position(self, replica: Replica, fetch: Fetch, now_ns: int) -> None:
+        core = self.core
+        replica.position = max(replica.position, fetch.offset)
+        replica.fetched(fetch.offset, core.log.end_offset, now_ns)
+        self._parked[fetch.replica] = (fetch, now_ns)
+        self.advance(now_ns)
+        if core.leading is not self:
+            return
+        self.changes.on_fetched(replica, now_ns)
+        self._maybe_transfer(now_ns)
+        if core.leading is self and fetch.replica in self._parked and self._has_news(fetch):
+            self._answer(fetch.replica, now_ns)
+
+    def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
+        """When we sent what it has taken: never when we hear of it."""
+        if replica.stamp_ns < stamp_ns <= now_ns:
+            replica.stamp_ns = stamp_ns
+
+    def _replica(self, key: ReplicaKey) -> Replica:
+        replica = self.replicas.get(key)
+        if replica is None:
+            if len(self.replicas) >= REPLICAS_MAX:
+                votes = {voter.key for voter in self.core.voters}
+                silent = min((known for known in self.replicas.values() if known.key not in votes), key=lambda known: known.heard_ns)
+                del self.replicas[silent.key]
+                self._parked.pop(silent.key, None)
+            replica = self.replicas[key] = Replica(key)
+        return replica
+
+    def _has_news(self, fetch: Fetch) -> bool:
+        return fetch.offset < self.core.log.end_offset or fetch.high_watermark < self.core.high_watermark
+
+    def _answer_all(self, now_ns: int) -> None:
+        for key in [key for key, (fetch, _) in self._parked.items() if self._has_news(fetch)]:
+            self._answer(key, now_ns)
+
+    def _answer(self, key: ReplicaKey, now_ns: int) -> None:
+        fetch, _ = self._parked.pop(key)
+        batches = self.core.log.read(fetch.offset, self.core.log.end_offset, self.core.settings.fetch_bytes_max)
+        if batches:
+            self._exposed_offset = max(self._exposed_offset, batches[-1].next_offset)
+        self._respond(fetch, now_ns, batches=batches)
+
+    def _respond(self, fetch: Fetch, now_ns: int, **content: object) -> None:
+        core = self.core
+        response = FetchResponse(core.generation, self.epoch, core.key.node_id, core.key, fetch.sequence, now_ns, core.high_watermark, **content)  # type: ignore[arg-type]
+        core.send(fetch.replica.node_id, response)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------------
+
+    def _offer_snapshot(self, fetch: Fetch, now_ns: int) -> None:
+        assert self.core.log.snapshot is not None, "a voter has a snapshot"
+        self._respond(fetch, now_ns, snapshot=self.core.log.snapshot, snapshot_bytes=self.core.log.snapshot_bytes)
+
+    def on_fetch_snapshot(self, fetch: FetchSnapshot, now_ns: int) -> None:
+        replica = self._replica(fetch.replica)
+        replica.heard_ns = now_ns
+        self.note_stamp(replica, fetch.stamp_ns, now_ns)
+        snapshot = self.core.log.snapshot
+        read = ReadSnapshot(
+            fetch.replica.node_id, fetch.replica, fetch.sequence, self.epoch, fetch.snapshot_offset, fetch.snapshot_epoch, max(fetch.position, 0), SNAPSHOT_CHUNK_BYTES
+        )
+        if snapshot is None or (snapshot.offset, snapshot.epoch) != (fetch.snapshot_offset, fetch.snapshot_epoch):
+            self.on_snapshot_read(SnapshotRead(read, b""), now_ns)
+        else:
+            self.core.emit(read)
+
+    def on_snapshot_read(self, event: SnapshotRead, now_ns: int) -> None:
+        request, core = event.request, self.core
+        chunk = SnapshotChunk(core.generation, self.epoch, core.key, request.fetch_sequence, now_ns, request.position, event.data, zlib.crc32(event.data))
+        core.send(request.to, chunk)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def transfer(self, to: int | None, now_ns: int) -> None:
+        """Proposals are refused from now on; the successor gets what there is, then the lease is given up."""
+        others = [voter.node_id for voter in self.core.voters if voter.key != self.core.key]
+        if not others or (to is not None and to not in others):
+            self.core.emit(Note("the leadership of the metadata quorum stays here", (("reason", "there is no such other voter"),)))
+            return
+        self._transfer = (to, now_ns + self.core.settings.promise_ns)
+        self._maybe_transfer(now_ns)
+
+    def _maybe_transfer(self, now_ns: int) -> None:
+        if self._transfer is None or self.core.high_watermark < self.core.log.end_offset:
+            return
+        to = self._transfer[0]
+        ready = [key.node_id for key in self._best_first() if self.replicas[key].position >= self.core.log.end_offset]
+        if to in ready or (to is None and ready):
+            self.resign("handed over", now_ns, to if to is not None else ready[0])
+
+    def _best_first(self) -> list[ReplicaKey]:
+        """The other voters that have fetched, the most complete log first."""
+        known = [voter.key for voter in self.core.voters if voter.key != self.core.key and voter.key in self.replicas]
+        return sorted(known, key=lambda key: (-self.replicas[key].position, key))
+
+    def resign(self, reason: str, now_ns: int, successor: int | None = None, stand_again: bool = False) -> None:
+        core = self.core
+        successors = [key.node_id for key in self._best_first()]
+        if successor is not None:
+            successors = [successor] + [node for node in successors if node != successor]
+        if stand_again and core.may_stand:
+            successors.insert(0, core.key.node_id)
+        nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
+        core.leading = None
+        core.end_epoch()
+        self.changes.failed("This host has lost the leadership of the metadata quorum; whether the voters change is not known.")
+        core.emit(Note("leads the metadata quorum no more", (("epoch", str(self.epoch)), ("reason", reason))))
+        if self.is_active:
+            core.emit(Deposed(self.epoch, reason))
+        for node in sorted(nodes):
+            core.send(node, EndEpoch(core.generation, self.epoch, core.key, tuple(successors)))
+        settings = core.settings
+        core.unattach(now_ns, now_ns + (0 if stand_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns) + core.some_backoff())
+
+    # -- views -------------------------------------------------------------------------------------------------------------
+
+    def describe(self, now_ns: int) -> QuorumView:
+        core = self.core
+        votes = {voter.key for voter in core.voters}
+        voters = [self.replicas.get(voter.key, Replica(voter.key)) for voter in core.voters]
+        own = Replica(core.key, core.durable_offset, 0, now_ns, now_ns)
+        shown = tuple((own if replica.key == core.key else replica).view(now_ns) for replica in voters)
+        observers = tuple(replica.view(now_ns) for key, replica in sorted(self.replicas.items()) if key not in votes)
+        return QuorumView(core.key.node_id, self.epoch, core.high_watermark, shown, observers)
+
+    def check(self) -> None:
+        core = self.core
+        assert self.epoch == core.epoch
+        assert self.epoch_start_offset < core.log.end_offset and core.log.epoch_before(self.epoch_start_offset + 1) == self.epoch
+        for key, replica in self.replicas.items():
+            assert replica.key == key and replica.position <= core.log.end_offset, "D1"
+        assert not self.is_active or core.applied_offset > self.epoch_start_offset, "D2"
+        for key, (fetch, _) in self._parked.items():
+            assert fetch.replica == key and not self._has_news(fetch), "D3"

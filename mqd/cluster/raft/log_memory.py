@@ -1,0 +1,159 @@
+"""The quorum's log since the last snapshot, in memory: what fetches are served from, with its epochs and voter sets.
+
+Invariants (check())
+    G1  batches are gapless from start_offset to end_offset; epochs do not fall
+    G2  epochs[i] = (epoch, offset of its first record), both rising, all above start_epoch, the one of the record before start_offset
+    G3  voter sets: the first is the one in force at start_offset, the others belong to batches in the log; how each came to be as large as it is follows from the sets before it, and is kept
+        with the first when they go
+"""
+
+from bisect import bisect_left, bisect_right
+
+from mqd.cluster.raft.messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Voters, course_after, voters_of
+
+
+class MemoryLog:
+    """`snapshot` None: a host that joins and knows nothing yet."""
+
+    def __init__(self, snapshot: SnapshotMeta | None, snapshot_bytes: int) -> None:
+        self.reset(snapshot, snapshot_bytes)
+
+    def reset(self, snapshot: SnapshotMeta | None, snapshot_bytes: int) -> None:
+        """Empty again, from the snapshot on."""
+        self.snapshot, self.snapshot_bytes = snapshot, snapshot_bytes
+        self.start_offset = snapshot.offset if snapshot is not None else 0
+        self.start_epoch = snapshot.epoch if snapshot is not None else 0
+        self.end_offset = self.start_offset
+        self.size_bytes = 0
+        self._batches: list[Batch] = []
+        self._bases: list[int] = []
+        self._epochs: list[tuple[int, int]] = []
+        first = (-1, snapshot.voters, snapshot.course) if snapshot is not None else (-1, (), FOUNDED)
+        self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its course)
+
+    @property
+    def last_epoch(self) -> int:
+        return self._epochs[-1][0] if self._epochs else self.start_epoch
+
+    @property
+    def voters(self) -> Voters:
+        return self._voters[-1][1]
+
+    @property
+    def voters_course(self) -> int:
+        """FOUNDED, GROWING or SHRUNK: how the newest voter set came to be as large as it is."""
+        return self._voters[-1][2]
+
+    @property
+    def voters_offset(self) -> int:
+        """Of the batch that brought the newest voter set; -1 = older than the log."""
+        return self._voters[-1][0]
+
+    def append(self, batch: Batch) -> None:
+        if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch or not batch.values:
+            raise ValueError(f"a batch of epoch {batch.epoch} at offset {batch.base_offset} after epoch {self.last_epoch}, offset {self.end_offset}")
+        if batch.kind == VOTERS:
+            voters = voters_of(batch)
+            self._voters.append((batch.base_offset, voters, course_after(self.voters_course, self.voters, voters)))
+        if batch.epoch > self.last_epoch:
+            self._epochs.append((batch.epoch, batch.base_offset))
+        self._batches.append(batch)
+        self._bases.append(batch.base_offset)
+        self.end_offset = batch.next_offset
+        self.size_bytes += batch.size_bytes
+
+    def truncate(self, offset: int) -> None:
+        """Everything from `offset`, a batch's beginning, on goes."""
+        index = bisect_left(self._bases, offset)
+        if offset != self.end_offset and (index == len(self._bases) or self._bases[index] != offset):
+            raise ValueError(f"offset {offset} begins no batch of {self.start_offset} to {self.end_offset}")
+        self.size_bytes -= sum(batch.size_bytes for batch in self._batches[index:])
+        del self._batches[index:], self._bases[index:]
+        self.end_offset = offset
+        while self._epochs and self._epochs[-1][1] >= offset:
+            self._epochs.pop()
+        while self._voters[-1][0] >= offset:
+            self._voters.pop()
+
+    def snapshot_stored(self, meta: SnapshotMeta, size_bytes: int, retained_bytes: int) -> None:
+        """A newer snapshot stands for what is below its offset; up to `retained_bytes` of that stay for replicas that are a little behind."""
+        self.snapshot, self.snapshot_bytes = meta, size_bytes
+        spare = sum(batch.size_bytes for batch in self._batches[: bisect_left(self._bases, meta.offset)]) - retained_bytes
+        dropped = 0
+        while spare > 0 and self._batches[dropped].next_offset <= meta.offset:
+            batch = self._batches[dropped]
+            spare -= batch.size_bytes
+            self.size_bytes -= batch.size_bytes
+            self.start_offset, self.start_epoch = batch.next_offset, batch.epoch
+            dropped += 1
+        del self._batches[:dropped], self._bases[:dropped]
+        self._epochs = [entry for entry in self._epochs if entry[0] > self.start_epoch]
+        while len(self._voters) > 1 and self._voters[1][0] < self.start_offset:
+            del self._voters[0]
+        self._voters[0] = (-1, *self._voters[0][1:])
+
+    def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[Batch, ...]:
+        """Whole batches from `offset`, the beginning of one, to before `end_offset`; at least one if there is any."""
+        found: list[Batch] = []
+        index, size = bisect_left(self._bases, offset), 0
+        while index < len(self._batches) and self._batches[index].next_offset <= end_offset:
+            batch = self._batches[index]
+            size += batch.size_bytes
+            if found and size > bytes_max:
+                break
+            found.append(batch)
+            index += 1
+        return tuple(found)
+
+    def bytes_after(self, offset: int) -> int:
+        """Bytes of the batches from `offset` on: cheap near the end."""
+        size, index = 0, len(self._batches) - 1
+        while index >= 0 and self._bases[index] >= offset:
+            size += self._batches[index].size_bytes
+            index -= 1
+        return size
+
+    # -- epochs ------------------------------------------------------------------------------------------------------------
+
+    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
+        """(the largest epoch here that is at most `epoch`, offset at which it ends); None: all that is known here is newer."""
+        index = bisect_right(self._epochs, (epoch, 1 << 62))
+        end = self._epochs[index][1] if index < len(self._epochs) else self.end_offset
+        if index > 0:
+            return self._epochs[index - 1][0], end
+        return (self.start_epoch, end) if self.start_epoch <= epoch else None
+
+    def epoch_before(self, offset: int) -> int:
+        """Epoch of the record before `offset`, which lies in the log or at either end of it."""
+        index = bisect_left(self._epochs, offset, key=lambda entry: entry[1])
+        return self._epochs[index - 1][0] if index > 0 else self.start_epoch
+
+    def boundary(self, offset: int) -> int:
+        """The beginning of the batch that has `offset`, or the end of the log."""
+        index = bisect_right(self._bases, offset)
+        return offset if offset >= self.end_offset or index == 0 else self._bases[index - 1]
+
+    def voters_before(self, offset: int) -> Voters:
+        """The set in force after all records below `offset`."""
+        return self._voters_at(offset)[1]
+
+    def course_before(self, offset: int) -> int:
+        """Of that set."""
+        return self._voters_at(offset)[2]
+
+    def _voters_at(self, offset: int) -> tuple[int, Voters, int]:
+        index = bisect_left(self._voters, offset, key=lambda entry: entry[0])
+        return self._voters[max(index - 1, 0)]
+
+    def check(self) -> None:
+        offset, epoch, starts = self.start_offset, self.start_epoch, []
+        for index, batch in enumerate(self._batches):
+            assert batch.base_offset == offset == self._bases[index] and batch.epoch >= epoch, "G1"
+            if batch.epoch > epoch:
+                starts.append((batch.epoch, offset))
+            offset, epoch = batch.next_offset, batch.epoch
+        assert offset == self.end_offset and len(self._bases) == len(self._batches), "G1"
+        assert starts == self._epochs, "G2"
+        held = [batch.base_offset for batch in self._batches if batch.kind == VOTERS]
+        assert [entry[0] for entry in self._voters] == [-1, *held], "G3"
+        assert self.size_bytes == sum(batch.size_bytes for batch in self._batches)

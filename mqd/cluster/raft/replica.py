@@ -1,0 +1,244 @@
+"""What a replica of the quorum has whatever its role: the vote, the log, what is on the disk and what is only asked of it, what is committed and handed out, what it says.
+
+raft/core.py is the replica itself; its invariants are listed there. Here above all
+    I1  a vote is durable before anyone hears of it: send() keeps everything back until then
+    I2  truncate() refuses what is committed
+    I4  persist_vote() never goes back
+    I5  Committed is handed out up to what is both committed and durable here
+The disk works in the order of the sequence numbers; `_disk` lists what it has not reported yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from mqd.cluster.raft import events
+from mqd.cluster.raft.lease import Promise
+from mqd.cluster.raft.events import NO_DEADLINE, Effect, QuorumSettings, Stored, VoteState
+from mqd.cluster.raft.log_memory import MemoryLog
+from mqd.cluster.raft.messages import Batch, QuorumMessage, ReplicaKey, SnapshotMeta, Voters
+
+OUTBOX_MAX = 10_000  # messages that wait for the vote to be durable; the oldest is dropped
+
+_DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.InstallSnapshot)
+
+
+class QuorumBroken(AssertionError):
+    """Two replicas contradict each other about committed records. Nothing that this process could do would be right: it ends."""
+
+
+def _rank(effect: Effect) -> int:
+    """What the disk is asked comes before what others are told: they may propose at once, and the disk's order is that of the log."""
+    return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
+
+
+class QuorumReplica:
+    def __init__(self, key: ReplicaKey, stored: Stored, settings: QuorumSettings) -> None:
+        self.key, self.settings = key, settings
+        self.vote = self._durable_vote = stored.vote
+        self.generation = stored.snapshot.generation if stored.snapshot is not None else 0
+        self.log = MemoryLog(stored.snapshot, stored.snapshot_bytes)
+        for batch in stored.batches:
+            if batch.base_offset >= self.log.start_offset:
+                self.log.append(batch)
+        self.durable_offset = self.log.end_offset
+        self.applied_offset = self.log.start_offset
+        self.high_watermark = max(self.applied_offset, min(stored.committed_offset, self.log.end_offset))
+        self.promise = Promise()
+        self.leader = -1
+        self._sequence = 0  # of disk effects
+        self._vote_sequence = self._disk_done = 0
+        self._disk: deque[tuple[int, str, int]] = deque()  # (sequence, what, end offset) not yet done
+        self._retry_vote_ns = NO_DEADLINE
+        self._installing: events.InstallSnapshot | None = None
+        self._outbox: deque[events.Send] = deque(maxlen=OUTBOX_MAX)
+        self._effects: list[Effect] = []
+        self._snapshot_wanted = False
+
+    # -- what others read --------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self.vote.epoch
+
+    @property
+    def voters(self) -> Voters:
+        """The newest set in the log, committed or not."""
+        return self.log.voters
+
+    @property
+    def is_voter(self) -> bool:
+        return any(voter.key == self.key for voter in self.log.voters)
+
+    @property
+    def may_stand(self) -> bool:
+        """A voter; also one whose removal is in its log but perhaps not committed: it may be the only one that could win (Raft dissertation 4.2.2)."""
+        log = self.log
+        if self.is_voter:
+            return True
+        return log.voters_offset >= self.high_watermark and any(voter.key == self.key for voter in log.voters_before(log.voters_offset))
+
+    @property
+    def is_alone(self) -> bool:
+        return self.is_voter and len(self.log.voters) == 1
+
+    @property
+    def next_offset(self) -> int:
+        return self.log.end_offset
+
+    def snapshot_meta(self, offset: int) -> SnapshotMeta:
+        """What goes with a snapshot of the state at `offset`, an applied one not before the last snapshot's."""
+        if not self.log.start_offset <= offset <= self.applied_offset:
+            raise ValueError(f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is applied")
+        return SnapshotMeta(offset, self.log.epoch_before(offset), self.log.voters_before(offset), self.generation, self.log.course_before(offset))
+
+    # -- effects -----------------------------------------------------------------------------------------------------------
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return sorted(effects, key=_rank) if len(effects) > 1 else effects
+
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def send(self, to: int, message: QuorumMessage) -> None:
+        """Nothing is said before the vote that stands behind it is durable."""
+        if to == self.key.node_id:
+            return
+        if self.is_vote_pending:
+            self._outbox.append(events.Send(to, message))
+        else:
+            self.emit(events.Send(to, message))
+
+    def _disk_effect(self, what: str, end_offset: int, make: Callable[[int], Effect]) -> None:
+        self._sequence += 1
+        self._disk.append((self._sequence, what, end_offset))
+        self.emit(make(self._sequence))
+
+    @property
+    def is_vote_pending(self) -> bool:
+        return self._disk_done < self._vote_sequence
+
+    def persist_vote(self, vote: VoteState) -> None:
+        assert (vote.epoch, vote.voted_for is not None) >= (self.vote.epoch, self.vote.voted_for is not None), "I4"
+        self.vote = vote
+        self._emit_vote()
+
+    def _emit_vote(self) -> None:
+        vote = self.vote
+        asked = [effect for effect in self._effects if type(effect) in _DISK]
+        if asked and isinstance(asked[-1], events.PersistVote):  # of this very event: one write is enough
+            self._effects[self._effects.index(asked[-1])] = events.PersistVote(asked[-1].sequence, vote)
+            return
+        self._vote_sequence = self._sequence + 1
+        self._disk_effect("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
+
+    def append(self, batches: tuple[Batch, ...]) -> None:
+        for batch in batches:
+            self.log.append(batch)
+        self._disk_effect("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
+
+    def truncate(self, offset: int) -> None:
+        """Records that no majority has. Raises QuorumBroken."""
+        if offset < self.high_watermark:
+            raise QuorumBroken(f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but {self.high_watermark} records are committed")
+        self.log.truncate(offset)
+        self.durable_offset = min(self.durable_offset, offset)
+        self._disk = deque((sequence, what, min(end, offset) if what == "append" else end) for sequence, what, end in self._disk)
+        self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
+
+    @property
+    def is_installing(self) -> bool:
+        return self._installing is not None
+
+    def install(self, meta: SnapshotMeta, data: bytes) -> None:
+        """The log stays as it is until the snapshot is durable."""
+        if meta.offset < self.applied_offset:
+            raise QuorumBroken(f"a snapshot at offset {meta.offset} where {self.applied_offset} records are applied")
+
+        def make(sequence: int) -> events.InstallSnapshot:
+            self._installing = events.InstallSnapshot(sequence, meta, data)
+            return self._installing
+
+        self._disk_effect("install", meta.offset, make)
+
+    def _install(self) -> None:
+        installed, self._installing = self._installing, None
+        assert installed is not None
+        meta = installed.meta
+        self.log.reset(meta, len(installed.data))
+        self.generation = meta.generation
+        self.durable_offset = self.applied_offset = meta.offset
+        self.high_watermark = max(self.high_watermark, meta.offset)
+        self._snapshot_wanted = False
+        self.emit(events.LoadState(meta, installed.data))
+
+    # -- what the disk says ------------------------------------------------------------------------------------------------
+
+    def disk_done(self, sequence: int) -> bool:
+        """Whether a snapshot was installed with it."""
+        self._disk_done = max(self._disk_done, sequence)
+        installed = False
+        while self._disk and self._disk[0][0] <= sequence:
+            _, what, end_offset = self._disk.popleft()
+            if what == "append":
+                self.durable_offset = max(self.durable_offset, end_offset)
+            elif what == "install":
+                self._install()
+                installed = True
+        if not self.is_vote_pending:
+            self._durable_vote = self.vote
+            while self._outbox:
+                self.emit(self._outbox.popleft())
+        return installed
+
+    def disk_refused(self, now_ns: int) -> tuple[int, bool]:
+        """What was asked is forgotten. (Where the log ends now, whether the disk must be told to cut it there.) The vote is tried again after a while."""
+        truncated = [end for _, what, end in self._disk if what == "truncate"]
+        if any(what == "install" for _, what, _ in self._disk):
+            self._installing = None
+        if any(what == "vote" for _, what, _ in self._disk):
+            self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, NO_DEADLINE
+        self._disk.clear()
+        return min([self.durable_offset, *truncated]), bool(truncated)
+
+    def cut_back(self, end_offset: int, on_disk_too: bool) -> None:
+        """What was only in memory goes, as if this process had crashed before the flush."""
+        self.durable_offset = min(self.durable_offset, end_offset)
+        if self.log.end_offset > end_offset:
+            self.log.truncate(end_offset)
+        if on_disk_too:
+            self._disk_effect("truncate", end_offset, lambda sequence: events.TruncateLog(sequence, end_offset))
+
+    # -- what is committed -------------------------------------------------------------------------------------------------
+
+    def commit(self, offset: int) -> None:
+        """Everything below `offset` is committed, and that far this log is the leader's."""
+        self.high_watermark = max(self.high_watermark, offset)
+        self._apply()
+
+    def _apply(self) -> None:
+        offset = min(self.high_watermark, self.durable_offset)
+        if offset > self.applied_offset:
+            batches = self.log.read(self.applied_offset, offset, NO_DEADLINE)
+            self.applied_offset = batches[-1].next_offset if batches else self.applied_offset
+            if batches:
+                self.emit(events.Committed(batches))
+        self.on_applied()
+        if self.log.snapshot is not None and not self._snapshot_wanted and self.log.size_bytes > self.settings.log_bytes_max + self.settings.retained_bytes:
+            if self.applied_offset > self.log.snapshot.offset:
+                self._snapshot_wanted = True
+                self.emit(events.SnapshotWanted(self.applied_offset))
+
+    def on_applied(self) -> None:
+        """Everything that could be handed out was."""
+
+    def check(self, log_too: bool = True) -> None:
+        """Asserts the invariants. The log's cost its length."""
+        if log_too:
+            self.log.check()
+        assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (self.vote.epoch, self.vote.voted_for is not None), "I4"
+        assert self.applied_offset <= min(self.high_watermark, self.durable_offset), "I5"
+        assert self.durable_offset <= self.log.end_offset
+        assert not self._outbox or self.is_vote_pending, "I1"

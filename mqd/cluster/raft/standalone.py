@@ -1,0 +1,45 @@
+"""force-standalone: one host goes on alone after a majority of the quorum's voters was lost for good. Offline, by an operator's order, and at the price that it names: what the lost majority had
+committed and this host had not yet, is gone; what this host had and nobody committed, is in force (cluster.md 3.5).
+
+The generation of the cluster rises with it, so that a lost voter that turns up again is refused instead of electing another leader beside this one.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from mqd.cluster.metadata.records import decode_record
+from mqd.cluster.raft.core import standalone
+from mqd.cluster.raft.messages import DATA, SnapshotMeta, Voter
+from mqd.cluster.raft.store import QuorumStore, encode_state
+from mqd.cluster.raft.identity import MetadataCorrupt, settle_key
+
+
+class Standalone(NamedTuple):
+    generation: int
+    offset: int
+    known_committed: int  # what lies between this and `offset` nobody may have known to be committed
+    voters_before: tuple[int, ...]
+
+
+def force_standalone(directory: Path, node_id: int) -> Standalone:
+    """`directory`: DATA_DIR/metadata of a broker that does not run (whoever calls holds its lock). Raises MetadataCorrupt, OSError."""
+    if not (directory / "meta.properties").exists():
+        raise MetadataCorrupt(f"{directory} holds no metadata of a cluster")
+    key = settle_key(directory, node_id, b"\0" * 16)
+    store = QuorumStore(directory, key)
+    try:
+        stored, state, _ = store.open()
+        if stored.snapshot is None:
+            raise MetadataCorrupt(f"{directory} holds no metadata yet: there is nothing to go on with")
+        voters = stored.snapshot.voters
+        for batch in stored.batches:
+            for value in batch.values if batch.kind == DATA else ():
+                state.apply(decode_record(value))
+            state.version = batch.next_offset
+        epoch = stored.batches[-1].epoch if stored.batches else stored.snapshot.epoch
+        own = next((voter for voter in voters if voter.key == key), Voter(key, "", 0))
+        meta = standalone(SnapshotMeta(state.version, epoch, voters, stored.snapshot.generation), (own,))
+        store.begin_generation(meta, encode_state(state))
+        return Standalone(meta.generation, meta.offset, stored.committed_offset, tuple(sorted(voter.node_id for voter in voters)))
+    finally:
+        store.close()

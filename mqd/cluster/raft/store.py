@@ -1,0 +1,508 @@
+"""The quorum's store on disk: the metadata log, its snapshots, the vote. Nothing in force before it is flushed; what is damaged is refused, never passed over.
+
+    DIRECTORY/                            (DATA_DIR/metadata)
+        meta.properties                   node.id, directory.id: who this replica is. A directory that was emptied gets another directory.id: it is nobody's voter
+        __cluster_metadata-0/
+            00000000000000000042.log          batches from offset 42 on (bytes: raft/files.py); the next file begins where it ends
+            00000000000000000042.checkpoint   the state at offset 42, with the voters and the epoch there
+            vote                              epoch, whom this replica voted for, whom it followed
+            committed                         how far the log is known to be flushed, and committed
+            reserve                           ballast: given up when the disk is full, so that DeleteTopics and configuration changes still work
+
+Invariants
+    M1  append returns after fdatasync; a write that fails leaves the files as before (definite); a flush that fails leaves the outcome unknown: the process
+        ends, and its successor reads what the disk holds
+    M2  `committed` is written after the flush that it tells of, and lowered (flushed) before a truncation, so it never claims too much; it may lag behind after a power cut
+    M3  bytes below the mark were flushed: a batch that is unreadable there is corruption, and the controller refuses to start. Bytes after it are the torn end of a write
+        that nobody was answered: cut off, unless a whole batch follows them (that is corruption too)
+    M4  what lay beyond the mark and was kept is written and flushed again before anything rests on it: after a failed flush the page cache lies
+    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the file that goes on after an installed one exists before it
+    M6  a vote is durable before it is told; a vote file that is missing or damaged where there should be one is refused: this replica could vote twice in one epoch
+
+Single-threaded: one call at a time, off the event loop.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mqd import native
+from mqd.cluster.raft import files
+from mqd.cluster.raft.files import Mark
+from mqd.cluster.metadata.state import MetadataState, Snapshot
+from mqd.cluster.raft.events import Stored, VoteState
+from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta, Voter
+from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt
+from mqd.log.batches import CorruptBatch, walk
+
+RESERVE_BYTES = 1 << 20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_snapshot_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+class FlushFailed(RuntimeError):
+    """The disk did not confirm a flush: whether the change survives is unknown. The controller must end."""
+
+
+class Recovered(NamedTuple):
+    stored: Stored  # for the quorum; `stored.snapshot` None: this directory is empty
+    state: MetadataState  # as in the snapshot
+    cut_bytes: int  # torn end that was cut off
+
+
+# -- the state's bytes -----------------------------------------------------------------------------------------------------------
+
+
+def encode_state(state: MetadataState) -> bytes:
+    return msgspec.msgpack.encode(state.snapshot())
+
+
+def decode_state(data: bytes, offset: int) -> MetadataState:
+    """Raises ValueError."""
+    try:
+        state = MetadataState.from_snapshot(_snapshot_decoder.decode(data))
+    except Exception as error:  # whatever the bytes lead to, it is their fault
+        raise ValueError(str(error)) from error
+    if state.version != offset:
+        raise ValueError(f"it holds the state at offset {state.version}")
+    return state
+
+
+class _File(NamedTuple):
+    base_offset: int
+    path: Path
+
+
+# -- the log -------------------------------------------------------------------------------------------------------------------
+
+
+class QuorumStore:
+    """open() recovers; found() begins on an empty directory; append(), truncate(), install(), write_vote() carry out what the quorum decides; store_snapshot() keeps the log short."""
+
+    def __init__(self, directory: Path, key: ReplicaKey, reserve_bytes: int = RESERVE_BYTES) -> None:
+        self.directory = directory / TOPIC_DIRECTORY
+        self.key = key
+        self._reserve_bytes = reserve_bytes
+        self._fd = self._mark_fd = -1
+        self._files: list[_File] = []  # the last is written to
+        self._position = 0  # in the last file
+        self._committed = 0
+        self._snapshot: SnapshotMeta | None = None
+        self.next_offset = 0
+
+    def _log_path(self, base_offset: int) -> Path:
+        return self.directory / f"{base_offset:020d}.log"
+
+    def _checkpoint_path(self, offset: int) -> Path:
+        return self.directory / f"{offset:020d}.checkpoint"
+
+    @property
+    def _mark_path(self) -> Path:
+        return self.directory / "committed"
+
+    @property
+    def _vote_path(self) -> Path:
+        return self.directory / "vote"
+
+    @property
+    def _reserve_path(self) -> Path:
+        return self.directory / "reserve"
+
+    # -- recovery ----------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Recovered:
+        """Raises MetadataCorrupt, OSError."""
+        self._make_directory()
+        meta, state, state_bytes = self._newest_checkpoint()
+        mark = self._read_mark()
+        self._files = self._chain(state.version)
+        if meta is None and (self._files or state.version):
+            meta, state_bytes = self._adopt(state)
+        if meta is None:
+            if mark.position > 0:
+                raise MetadataCorrupt(f"{self._log_path(max(mark.base_offset, 0))} is missing, but {mark.position} bytes of it were in force; restore {self.directory} from a copy")
+            self.restore_reserve()
+            return Recovered(Stored(vote=self._read_vote(False)), state, 0)
+        self._snapshot = meta
+        vote = self._read_vote(True)
+        batches, cut_bytes = self._read_files(state.version, mark)
+        self._committed = max(meta.offset, min(mark.committed_offset, self.next_offset))
+        self._begin()
+        self._drop_older()
+        self.restore_reserve()
+        return Recovered(Stored(vote, meta, state_bytes, tuple(batches), self._committed), state, cut_bytes)
+
+    def _make_directory(self) -> None:
+        if not self.directory.is_dir():
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            native.file_mkdir(self.directory)
+            native.file_sync_directory(self.directory.parent)
+
+    def _newest_checkpoint(self) -> tuple[SnapshotMeta | None, MetadataState, int]:
+        """The newest checkpoint; an empty state when there is none. A damaged one is never passed over: an older one plus a log that was cut would lack changes."""
+        paths = sorted(path for path in self.directory.glob("*.checkpoint") if path.stem.isdigit())
+        if not paths:
+            return None, MetadataState(), 0
+        path = paths[-1]
+        data = path.read_bytes()
+        try:
+            head = files.decode_checkpoint(data)
+            if head.meta is not None and head.meta.offset != int(path.stem):
+                raise ValueError(f"it holds the state at offset {head.meta.offset}")
+            return head.meta, decode_state(data[head.state_position :], int(path.stem)), head.state_bytes
+        except ValueError as error:
+            raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
+
+    def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
+        """A log from before clusters: this host is its only voter."""
+        meta = SnapshotMeta(state.version, 0, (Voter(self.key, "", 0),), 1)
+        if not self._vote_path.exists():
+            native.file_replace(self._vote_path, files.encode_vote(VoteState()))
+        data = encode_state(state)
+        self._write_checkpoint(meta, data)
+        return meta, len(data)
+
+    def _read_vote(self, formed: bool) -> VoteState:
+        try:
+            return files.decode_vote(self._vote_path.read_bytes())
+        except FileNotFoundError:
+            if not formed:
+                return VoteState()
+            reason = "is missing"
+        except ValueError as error:
+            reason = f"is damaged ({error})"
+        raise MetadataCorrupt(f"{self._vote_path} {reason}, so this replica could vote twice: restore it from a copy; or empty {self.directory.parent}, then this host joins its cluster anew")
+
+    def _read_mark(self) -> Mark:
+        try:
+            return files.decode_mark(self._mark_path.read_bytes())
+        except FileNotFoundError:
+            return Mark(-1, 0, 0)
+
+    def _chain(self, snapshot_offset: int) -> list[_File]:
+        """Log files from the one on that has the snapshot's offset. An empty one above every other is what a crash left of a snapshot that was not finished."""
+        found = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
+        later = [file for file in found if file.base_offset > snapshot_offset]
+        here = [file for file in found if file.base_offset <= snapshot_offset][-1:]
+        if not here and later:
+            if later[0].path.stat().st_size:
+                raise MetadataCorrupt(
+                    f"{later[0].path} begins at offset {later[0].base_offset}, but the newest checkpoint ends at {snapshot_offset}; restore"
+                    f" {self._checkpoint_path(later[0].base_offset)} from a copy"
+                )
+            native.file_unlink(later[0].path)
+            later = later[1:]
+        return here + later
+
+    def _read_files(self, snapshot_offset: int, mark: Mark) -> tuple[list[Batch], int]:
+        """All batches from the snapshot's offset on, and how many bytes of torn end were cut off."""
+        known = [file.base_offset for file in self._files]
+        if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in known:
+            raise MetadataCorrupt(
+                f"{self._log_path(mark.base_offset)} is missing, but {mark.position} bytes of it were in force; restore it from a copy of {self.directory}"
+            )
+        if not self._files:
+            self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
+            self._position, self.next_offset = 0, snapshot_offset
+            return [], 0
+        batches: list[Batch] = []
+        offset, cut_bytes = self._files[0].base_offset, 0
+        for number, file in enumerate(self._files):
+            last = number == len(self._files) - 1
+            if file.base_offset != offset:
+                if file.path.stat().st_size or not last:
+                    raise MetadataCorrupt(f"{file.path} begins at offset {file.base_offset}, but the file before it ends at {offset}; restore {self.directory} from a copy")
+                native.file_unlink(file.path)  # of a snapshot that was not installed
+                del self._files[number]
+                break
+            flushed = mark.position if file.base_offset == mark.base_offset else 0 if file.base_offset > mark.base_offset else -1
+            successors_empty = all(later.path.stat().st_size == 0 for later in self._files[number + 1 :])
+            offset, cut_bytes = self._read_file(file, flushed, successors_empty, batches)
+        if offset < snapshot_offset:  # the checkpoint has more than the log before it: that log cannot go on
+            self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
+            self._position, self.next_offset = 0, snapshot_offset
+            return [], cut_bytes
+        self.next_offset = offset
+        return [batch for batch in batches if batch.base_offset >= snapshot_offset], cut_bytes
+
+    def _read_file(self, file: _File, flushed: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
+        """Appends the file's batches. `flushed`: so many bytes were (-1 = all). Returns (offset after the last, bytes of torn end)."""
+        data = file.path.read_bytes()
+        flushed = len(data) if flushed < 0 else flushed
+        position, offset = 0, file.base_offset
+        while position < len(data):
+            try:
+                header = files.read_header(data, position, offset)
+                batches.append(files.decode_batch(header, data, position))
+            except CorruptBatch as error:
+                self._judge(file.path, data, position, offset, flushed, str(error), may_be_torn)
+                break
+            position, offset = position + header.size_bytes, header.next_offset
+        if position < flushed:
+            raise MetadataCorrupt(
+                f"{file.path} ends at byte {position}, but its first {flushed} bytes were in force: changes that were acknowledged are missing; restore the file"
+                f" from a copy, or delete {self._mark_path} to accept the loss of every change from offset {offset} on"
+            )
+        if position > flushed:
+            self._write_again(file.path, data[:position], flushed)
+        self._position = position
+        return offset, len(data) - position
+
+    def _judge(self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool) -> None:
+        """A batch that cannot be read: returns when it is a torn end, raises when it is corruption (M3)."""
+        later = files.later_batch(data, position, offset)
+        if position >= flushed and later < 0 and may_be_torn:
+            return
+        known = f"a sound batch follows at byte {later}" if later >= 0 else "the log goes on in the next file" if not may_be_torn else f"the first {flushed} bytes were in force"
+        raise MetadataCorrupt(
+            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is no interrupted write. Restore the file from a copy. To go on without"
+            f" the changes from offset {offset} on: stop the broker, cut the file to {position} bytes and delete {self._mark_path}"
+        )
+
+    @staticmethod
+    def _write_again(path: Path, data: bytes, position: int) -> None:
+        """M4: the same bytes in the same place, so that the flush is one of these bytes. Cuts off what follows them."""
+        fd = native.file_open_append(path, len(data))
+        try:
+            native.file_append(fd, data[position:], position)
+            native.file_flush(fd)
+        finally:
+            native.file_close(fd)
+
+    def _begin(self) -> None:
+        path = self._files[-1].path
+        new = not path.exists()
+        self._fd = native.file_open_append(path, self._position)
+        size = self._mark_path.stat().st_size if self._mark_path.exists() else 0
+        self._mark_fd = native.file_open_append(self._mark_path, min(size, files.MARK_BYTES))
+        if new:
+            native.file_sync_directory(self.directory)
+
+    # -- beginning ---------------------------------------------------------------------------------------------------------
+
+    def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:
+        """On an empty directory: this replica begins with the empty state and these voters. Raises OSError: nothing counts yet, the next start finds it empty."""
+        assert self._snapshot is None and meta.offset == 0
+        native.file_replace(self._vote_path, files.encode_vote(vote))
+        self._files, self._position, self.next_offset = [_File(0, self._log_path(0))], 0, 0
+        self._begin()
+        state = encode_state(MetadataState())
+        self._write_checkpoint(meta, state)
+        self._snapshot, self._committed = meta, 0
+        return Stored(vote, meta, len(state), (), 0)
+
+    # -- writing -----------------------------------------------------------------------------------------------------------
+
+    def write_vote(self, vote: VoteState) -> None:
+        """Durable when it returns. Raises OSError: the one before it stands."""
+        data = files.encode_vote(vote)
+        self._with_reserve(lambda: native.file_replace(self._vote_path, data))
+
+    def append(self, batches: Sequence[Batch], now_ms: int, committed_offset: int = 0) -> None:
+        """Afterwards the batches are on disk. `committed_offset`: what is known to be committed. Raises OSError: nothing was written; FlushFailed: nobody knows."""
+        if batches[0].base_offset != self.next_offset:
+            raise ValueError(f"append at offset {batches[0].base_offset}, the log ends at {self.next_offset}")
+        data = b"".join(files.encode_batch(batch, now_ms) for batch in batches)
+        self._with_reserve(lambda: native.file_append(self._fd, data, self._position))
+        self._flush(self._fd)
+        self._position += len(data)
+        self.next_offset = batches[-1].next_offset
+        self._committed = max(self._committed, min(committed_offset, self.next_offset))
+        self._write_mark()
+
+    def _with_reserve(self, write) -> None:
+        """On a full disk the ballast goes first."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in _NO_SPACE or not self._give_up_reserve():
+                raise
+            write()
+
+    def _flush(self, fd: int) -> None:
+        try:
+            native.file_flush(fd)
+        except OSError as error:
+            raise FlushFailed(f"{self._files[-1].path}: {error}") from error
+
+    def _write_mark(self, flush: bool = False) -> None:
+        data = files.encode_mark(Mark(self._files[-1].base_offset, self._position, self._committed))
+        try:
+            native.file_append(self._mark_fd, data, 0)
+        except OSError:
+            if flush:
+                raise
+            return  # it only sharpens recovery (M2)
+        if flush:
+            self._flush(self._mark_fd)
+
+    def truncate(self, offset: int) -> None:
+        """Every batch that reaches beyond `offset` goes; none of them was committed. Raises FlushFailed."""
+        if offset < self._committed or offset > self.next_offset:
+            raise ValueError(f"truncation to {offset}; committed are {self._committed}, the log ends at {self.next_offset}")
+        try:
+            self._truncate(offset)
+        except OSError as error:
+            raise FlushFailed(f"{self.directory}: {error}") from error
+
+    def _truncate(self, offset: int) -> None:
+        kept = [file for file in self._files if file.base_offset <= offset]
+        doomed = self._files[len(kept) :]
+        self._files = kept
+        self._position, self.next_offset = self._end_before(kept[-1], offset)
+        self._write_mark(flush=True)
+        for file in reversed(doomed):
+            native.file_unlink(file.path)
+        if doomed:
+            native.file_sync_directory(self.directory)
+        native.file_close(self._fd)
+        self._fd = native.file_open_append(kept[-1].path, self._position)
+        self._flush(self._fd)
+
+    @staticmethod
+    def _end_before(file: _File, offset: int) -> tuple[int, int]:
+        """(position, offset) at which the last batch ends that does not reach beyond `offset`."""
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            position, end_offset = 0, file.base_offset
+            for header in walk(fd, 0, os.fstat(fd).st_size):
+                if header.next_offset > offset:
+                    break
+                position, end_offset = header.position + header.size_bytes, header.next_offset
+            return position, end_offset
+        finally:
+            os.close(fd)
+
+    def _give_up_reserve(self) -> bool:
+        try:
+            os.unlink(self._reserve_path)
+        except OSError:
+            return False
+        return True
+
+    def restore_reserve(self) -> None:
+        """Called now and then: takes the ballast back when there is room for it again. Without it the log goes on; so it raises nothing."""
+        try:
+            if not self._reserve_bytes or self._reserve_path.exists():
+                return
+            fd = os.open(self._reserve_path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return  # no room for so much as a file, or a descriptor
+        try:
+            os.posix_fallocate(fd, 0, self._reserve_bytes)
+        except OSError:
+            self._give_up_reserve()
+        finally:
+            os.close(fd)
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------------
+
+    def store_snapshot(self, meta: SnapshotMeta, state: bytes) -> None:
+        """Own state at a committed offset: the log goes on in a new file, what the snapshot stands for is deleted. Raises OSError: the old log goes on; FlushFailed."""
+        if self._snapshot is not None and meta.offset <= self._snapshot.offset:
+            return
+        if self._position:
+            self._roll(self.next_offset)
+        self._write_checkpoint(meta, state)
+        self._snapshot = meta
+        self._committed = max(self._committed, meta.offset)
+        self._write_mark()
+        self._drop_older()
+
+    def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
+        """Offline, by an operator's order: the state of the whole log, under other voters, in another generation. Raises OSError, FlushFailed: the old one stands."""
+        assert self._snapshot is not None and meta.generation > self._snapshot.generation and meta.offset == self.next_offset
+        if meta.offset > self._snapshot.offset:
+            self.store_snapshot(meta, state)
+        else:
+            self._write_checkpoint(meta, state)
+            self._snapshot = meta
+
+    def _roll(self, base_offset: int) -> None:
+        path = self._log_path(base_offset)
+        fd = native.file_open_append(path, 0)
+        try:
+            native.file_sync_directory(self.directory)
+        except OSError as error:
+            native.file_close(fd)
+            raise FlushFailed(f"{path}: {error}") from error
+        if self._fd >= 0:
+            native.file_close(self._fd)
+        self._fd, self._position = fd, 0
+        self._files = [*self._files, _File(base_offset, path)]
+
+    def _write_checkpoint(self, meta: SnapshotMeta, state: bytes) -> None:
+        path = self._checkpoint_path(meta.offset)
+        try:
+            native.file_replace(path, files.encode_checkpoint(meta, state))
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise FlushFailed(f"{path}: {error}") from error
+            raise
+
+    def install(self, meta: SnapshotMeta, state: bytes) -> MetadataState:
+        """A snapshot of the leader's takes the place of everything. Returns its state. Raises ValueError: it cannot be read; OSError: the old log stands; FlushFailed."""
+        found = decode_state(state, meta.offset)
+        before = self._files, self._position
+        if self._snapshot is None:
+            native.file_replace(self._vote_path, files.encode_vote(self._read_vote(False)))
+            self._files, self._position = [_File(meta.offset, self._log_path(meta.offset))], 0
+            self._begin()
+        else:
+            if self.next_offset > meta.offset:  # what the leader's history has in place of ours is committed
+                self.truncate(meta.offset)
+                before = self._files, self._position
+            if self._files[-1].base_offset != meta.offset:
+                self._roll(meta.offset)
+        try:
+            self._write_checkpoint(meta, state)
+        except OSError:
+            self._go_back(*before)
+            raise
+        for file in self._files[:-1]:
+            native.file_unlink(file.path)
+        self._files, self._snapshot = self._files[-1:], meta
+        self.next_offset = self._committed = meta.offset
+        self._write_mark()
+        self._drop_older()
+        return found
+
+    def _go_back(self, before: list[_File], position: int) -> None:
+        """The file that was to go on after an installed snapshot goes; the old log stands."""
+        native.file_close(self._fd)
+        self._fd = -1
+        for file in self._files[len(before) :]:
+            native.file_unlink(file.path)
+        self._files, self._position = before, position
+        if before:
+            self._fd = native.file_open_append(before[-1].path, position)
+
+    def read_snapshot(self, offset: int, epoch: int, position: int, size_bytes: int) -> bytes:
+        """Of the state's bytes; b"": there is no such snapshot any more. Raises OSError."""
+        if self._snapshot is None or (self._snapshot.offset, self._snapshot.epoch) != (offset, epoch):
+            return b""
+        path = self._checkpoint_path(offset)
+        with open(path, "rb") as file:
+            data = file.read(24)
+            start = 24 + int.from_bytes(data[12:16], "big")
+            return os.pread(file.fileno(), size_bytes, start + position)
+
+    def _drop_older(self) -> None:
+        """Log files and checkpoints that the newest checkpoint stands for (M5), and what a crash left of an unfinished one."""
+        assert self._snapshot is not None
+        while len(self._files) > 1 and self._files[1].base_offset <= self._snapshot.offset:
+            del self._files[0]
+        kept = {file.path for file in self._files} | {self._checkpoint_path(self._snapshot.offset)}
+        for path in self.directory.iterdir():
+            if (path.suffix in (".log", ".checkpoint") and path.stem.isdigit() and path not in kept) or path.suffix == ".tmp":
+                native.file_unlink(path)
+
+    def close(self) -> None:
+        for fd in (self._fd, self._mark_fd):
+            if fd >= 0:
+                native.file_close(fd)
+        self._fd = self._mark_fd = -1

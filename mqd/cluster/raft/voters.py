@@ -1,0 +1,140 @@
+"""Changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2), by the leader.
+
+A set is in force from the moment its batch is in a log. Two sets in force at once differ by one voter, so their majorities meet. For that (invariant V1) a change begins only when the one before
+is committed and the leader has committed a record of its own epoch (else two leaders in turn may each have one in flight: the error in the first published single-server change).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqd.cluster.raft.lease import majority
+from mqd.cluster.raft.events import NO_DEADLINE, AddVoter, RemoveVoter, UpdateVoter, VoterChangeEnded
+from mqd.cluster.raft.messages import VOTERS_MAX, ReplicaKey, Voter, Voters, voters_batch
+from mqd.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from mqd.cluster.raft.leader import Leadership, Replica
+
+CATCH_UP_PROMISES = 15  # so many times P a new voter may take to catch up
+
+
+class _Change(NamedTuple):
+    token: Hashable
+    voter: Voter | None  # to be added when it has caught up
+    target_offset: int  # ... to here
+    deadline_ns: int
+    end_offset: int  # of its batch; -1 = not appended yet
+
+
+class VoterChanges:
+    def __init__(self, leading: Leadership) -> None:
+        self._leading = leading
+        self._core = leading.core
+        self._change: _Change | None = None
+
+    @property
+    def deadline_ns(self) -> int:
+        return self._change.deadline_ns if self._change is not None and self._change.end_offset < 0 else NO_DEADLINE
+
+    def may_change(self) -> bool:
+        """V1."""
+        return self._leading.is_active and self._core.log.voters_offset < self._core.high_watermark
+
+    def request(self, event: AddVoter | RemoveVoter | UpdateVoter, now_ns: int) -> None:
+        if self._change is not None or not self.may_change():
+            self._end(event.token, ErrorCode.REQUEST_TIMED_OUT, "Another change of the voters, or the election, is not finished; try again.")
+            return
+        match event:
+            case AddVoter():
+                self._add(event, now_ns)
+            case RemoveVoter():
+                self._remove(event, now_ns)
+            case UpdateVoter():
+                self._update(event, now_ns)
+
+    def _end(self, token: Hashable, error: int, message: str = "") -> None:
+        self._core.emit(VoterChangeEnded(token, error, message))
+
+    def _add(self, event: AddVoter, now_ns: int) -> None:
+        voters, key = self._core.voters, event.voter.key
+        if any(voter.key == key for voter in voters):
+            self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is a voter already.")
+        elif any(voter.node_id == key.node_id for voter in voters):
+            self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is a voter by another directory, from before its disk was lost; remove that voter first.")
+        elif len(voters) >= VOTERS_MAX:
+            self._end(event.token, ErrorCode.INVALID_REQUEST, f"There are {len(voters)} voters; more than {VOTERS_MAX} make every change slower and nothing safer.")
+        else:
+            deadline = now_ns + CATCH_UP_PROMISES * self._core.settings.promise_ns
+            self._change = _Change(event.token, event.voter, self._core.log.end_offset, deadline, -1)
+            replica = self._leading.replicas.get(key)
+            if replica is not None:
+                self.on_fetched(replica, now_ns)
+
+    def on_fetched(self, replica: Replica, now_ns: int) -> None:
+        """A new voter may vote when it has all that there was when it was asked for, and is there now."""
+        change = self._change
+        if change is None or change.voter is None or change.end_offset >= 0 or change.voter.key != replica.key:
+            return
+        recent = now_ns - replica.heard_ns < self._core.settings.promise_ns
+        if recent and replica.position >= change.target_offset:
+            self._append(change.token, tuple(sorted((*self._core.voters, change.voter))), now_ns)
+
+    def _remove(self, event: RemoveVoter, now_ns: int) -> None:
+        voters = self._core.voters
+        rest = tuple(voter for voter in voters if voter.key != event.key)
+        if len(rest) == len(voters):
+            self._end(event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is no voter.")
+        elif not rest:
+            self._end(event.token, ErrorCode.INVALID_REQUEST, f"Node {event.key.node_id} is the only voter; add another one first.")
+        elif not self._would_work(rest, now_ns):
+            self._end(event.token, ErrorCode.INVALID_REQUEST, "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any more. Bring them back first, and try again.")
+        else:
+            self._append(event.token, rest, now_ns)
+
+    def _would_work(self, voters: Voters, now_ns: int) -> bool:
+        there = sum(voter.key == self._core.key or self._is_there(voter.key, now_ns) for voter in voters)
+        return there >= majority(len(voters))
+
+    def _is_there(self, key: ReplicaKey, now_ns: int) -> bool:
+        """And keeps up: one that fetches and cannot write, with a full disk, commits nothing."""
+        replica = self._leading.replicas.get(key)
+        return replica is not None and replica.caught_up_ns >= 0 and now_ns - replica.caught_up_ns < self._core.settings.check_quorum_ns
+
+    def _update(self, event: UpdateVoter, now_ns: int) -> None:
+        voters = self._core.voters
+        changed = tuple(event.voter if voter.key == event.voter.key else voter for voter in voters)
+        if event.voter in voters:
+            self._end(event.token, 0)
+        elif changed == voters:
+            self._end(event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.voter.node_id} with that directory is no voter.")
+        else:
+            self._append(event.token, changed, now_ns)
+
+    def _append(self, token: Hashable, voters: Voters, now_ns: int) -> None:
+        batch = voters_batch(self._core.log.end_offset, self._leading.epoch, voters)
+        self._change = _Change(token, None, 0, NO_DEADLINE, batch.next_offset)
+        self._leading.append_control(batch, now_ns)
+
+    def on_committed(self) -> None:
+        change = self._change
+        if change is not None and 0 <= change.end_offset <= self._core.high_watermark:
+            self._change = None
+            self._end(change.token, 0)
+
+    def on_tick(self, now_ns: int) -> None:
+        change = self._change
+        if change is not None and change.end_offset < 0 and now_ns >= change.deadline_ns:
+            self._change = None
+            self._end(change.token, ErrorCode.REQUEST_TIMED_OUT, f"Node {change.voter.node_id if change.voter else -1} has not caught up with the metadata log in time; is it running?")
+
+    def dropped(self, end_offset: int) -> None:
+        """The log ends there again."""
+        if self._change is not None and self._change.end_offset > end_offset:
+            self.failed("The disk refused the change of the voters; nothing was changed.")
+
+    def failed(self, reason: str) -> None:
+        if self._change is not None:
+            change, self._change = self._change, None
+            self._end(change.token, ErrorCode.REQUEST_TIMED_OUT, reason)
