@@ -18,10 +18,10 @@ from mqd.coordinator.log import AppendError, Log, Sender, Served
 from mqd.coordinator.runtime import Coordinator, Source
 from mqd.coordinator.shard import Loaded
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
-from mqd.group.cores import GroupCores
-from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings, PartitionsGone
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings, PartitionsGone
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
 

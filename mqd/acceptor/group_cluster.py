@@ -1,4 +1,4 @@
-"""What this broker's consumer groups see of the cluster: mqd/group/consumer_cluster.py over the acceptor's metadata. A partition is seen when every worker serves it."""
+"""What this broker's consumer groups see of the cluster: mqd/coordinator/group/consumer/cluster.py over the acceptor's metadata. A partition is seen when every worker serves it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ import msgspec
 
 from mqd.acceptor.broker import Broker
 from mqd.cluster.metadata.features import levels
-from mqd.group.consumer_cluster import Topic
-from mqd.group.regex import RegexMatcher
-from mqd.group.settings import ConsumerSettings
+from mqd.coordinator.group.consumer.cluster import Topic
+from mqd.coordinator.group.regex import RegexMatcher
+from mqd.coordinator.group.settings import ConsumerSettings
 
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")

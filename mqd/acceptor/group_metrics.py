@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 
 from mqd.acceptor.broker import Broker
-from mqd.group.group import Group
+from mqd.coordinator.group.group import Group
 
 SERIES_MAX = 10_000
 TRIES = 5

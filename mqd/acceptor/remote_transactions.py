@@ -4,7 +4,7 @@ coordinator (AddPartitionsToTxn 5, which brokers alone send), over the listener 
 
 Invariants
     T1  a marker is answered with success only when the leader's host says that it is below the high watermark; what is not known is an error that is tried again
-        (mqd/transaction/markers.py), and a marker that was written all the same is refused there for its epoch
+        (mqd/coordinator/transaction/markers.py), and a marker that was written all the same is refused there for its epoch
     T2  which host is asked is decided when the request leaves, by the metadata of that moment; a host that does not lead (any more) says so, and nothing was done
     T3  a marker names the leader epoch that it is meant for, and is refused in any other. One that the network kept back, while another leader wrote it when it was said again, would
         end the producer's next transaction as soon as that host leads once more (a client before KIP-890 goes on with the same epoch)
@@ -31,7 +31,7 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from mqd.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 
 MARKERS_PER_REQUEST = 1000
 MARKERS_VERSION, ADD_VERSION, LIST_VERSION, END_VERSION = 2, 5, 1, 4

@@ -20,11 +20,11 @@ from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.redirected import redirected_producer
-from mqd.transaction import checks
-from mqd.transaction.cores import Transactions
-from mqd.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
-from mqd.transaction.markers import Markers, OffsetCommits
-from mqd.transaction.transaction import Settings
+from mqd.coordinator.transaction import checks
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
+from mqd.coordinator.transaction.markers import Markers, OffsetCommits
+from mqd.coordinator.transaction.core import Settings
 
 REQUEST_TIMEOUT_S = 10.0
 CHECK_PARTITION_COUNT_MAX = 1 << 16

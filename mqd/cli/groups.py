@@ -8,7 +8,7 @@ import msgspec
 from mqd.cli.cluster import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check, error_text
-from mqd.group.consumer_protocol import decode_assignment
+from mqd.coordinator.group.consumer_protocol import decode_assignment
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9

@@ -14,7 +14,7 @@ from mqd.protocol.messages import (
     DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,
 )  # fmt: skip
 from mqd.protocol.redirected import origin_of
-from mqd.transaction.joint import PREFIX as JOINT_PREFIX
+from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
 
 INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 22, 26, 27, 61, 65, 66
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")

@@ -33,7 +33,7 @@ NOTES = """
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of our own, number 9100: `true` in the request asks for what rebalance is under way in each group,
   why, and which members hold it up, in the response's field of the same number. Who does not ask does not get it. `mqd group describe` does.
 * **InitProducerId** and **EndTxn** (5) have a tagged field of our own, number 9100, for joint transactions: those that many producers write together, and whose end says who counts
-  (`mqd/transaction/joint.py`). Their transactional ids begin with `mqd.joint.`; no other id may use the field, and these may be used in no other way. InitProducerId with
+  (`mqd/coordinator/transaction/joint.py`). Their transactional ids begin with `mqd.joint.`; no other id may use the field, and these may be used in no other way. InitProducerId with
   `batch_id` and `run_id` enlists a child of the batch's transaction, which begins with the first one: it answers with the child's own producer id and epoch. With a producer id and
   epoch in the request that child says that it lives: the time-out counts from the last sign of life. The answer has `committed_batch_id`; when the batch asked for is not above it,
   it is written already, and there is no producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its producer id

@@ -1,4 +1,4 @@
-"""A query's joint transaction, as a sink asks for it: children enlisted, the end told (mqd/transaction/joint.py; docs/protocol.md).
+"""A query's joint transaction, as a sink asks for it: children enlisted, the end told (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
     J1  every request may be sent again: a lost answer to enlist() costs a child that is aborted with the others, end() knows its batch
     J2  what is answered "again" is asked again, of whoever coordinates now, for kafka.default.api.timeout.ms

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from mqd.spark.options import MqdOptionError
 from mqd.spark.sink_options import SinkOptions, sink_options
-from mqd.transaction.joint import PREFIX as JOINT
+from mqd.coordinator.transaction.joint import PREFIX as JOINT
 
 if TYPE_CHECKING:
     import pyarrow

@@ -32,7 +32,7 @@ def task(name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, bro
     from mqd.spark import writing
     from mqd.spark.options import Options, kafka_settings
     from mqd.spark.sink_options import COLUMNS, SinkOptions
-    from mqd.transaction.joint import PREFIX
+    from mqd.coordinator.transaction.joint import PREFIX
 
     columns = tuple(name if name in ("key", "value") else "" for name in COLUMNS)
     options = SinkOptions(kafka_settings(Options({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from mqd.spark import writing
 from mqd.spark.options import KafkaSettings
 from mqd.spark.sink_options import COLUMNS, SinkOptions
-from mqd.transaction.joint import PREFIX
+from mqd.coordinator.transaction.joint import PREFIX
 
 BATCH, TASKS, PIECES = 600, 3, 4
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from mqd.coordinator.runtime import partition_for
-from mqd.group.records import decode_offset_key, decode_offset_value
+from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     CreateTopicsRequest,

@@ -16,7 +16,7 @@ from mqd.spark.options import KafkaSettings
 from mqd.spark.producing import Producer, connections
 from mqd.spark.sink_options import COLUMNS, SinkOptions
 from mqd.spark.wire import Cluster
-from mqd.transaction.joint import PREFIX
+from mqd.coordinator.transaction.joint import PREFIX
 from tests.broker import Broker
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import connect, fetch_committed, fresh, read_committed, topic_of

@@ -19,9 +19,9 @@ import random
 import msgspec
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.group.classic import State, ClassicGroup
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.classic.core import State, ClassicGroup
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, SyncGroupRequest, SyncGroupResponse
 
@@ -401,7 +401,7 @@ class History:
 
 
 def _members_of(value: bytes, generation: int) -> tuple:
-    from mqd.group.classic_records import decode_value
+    from mqd.coordinator.group.classic.records import decode_value
 
     record = decode_value(value)
     return record.members if record.generation == generation else ()

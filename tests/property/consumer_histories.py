@@ -2,7 +2,7 @@
 is restarted from what it had persisted. One seed, one history.
 
 What is held against every step
-    the core's own invariants (consumer_check.py)
+    the core's own invariants (invariants.py)
     V1  what a client works on, and knows to be a member's, is its in the coordinator's books too: so no two clients work on one partition
     V2  a partition that is assigned and is in the target, before and after, was not taken away in between: nobody who keeps a partition is stopped
     V3  each request is answered once
@@ -19,12 +19,12 @@ import random
 from collections import Counter
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.group.consumer import ConsumerGroup
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.consumer_events import ConsumerHeartbeat
-from mqd.group.consumer_members import LEFT_STATIC_EPOCH
-from mqd.group.offsets import CommitOffsets
-from mqd.group.settings import ConsumerSettings
+from mqd.coordinator.group.consumer.core import ConsumerGroup
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH
+from mqd.coordinator.group.offsets import CommitOffsets
+from mqd.coordinator.group.settings import ConsumerSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 

@@ -1,4 +1,4 @@
-"""Simulated groups on their way between the protocols: members of both kinds, come and go, before the whole core of a group (mqd/group/group.py).
+"""Simulated groups on their way between the protocols: members of both kinds, come and go, before the whole core of a group (mqd/coordinator/group/group.py).
 
 Classic clients are cooperative: they say what they own, let go of what they are not given and join again; while the group is a classic one its leader assigns, withholding
 what somebody else still owns. Some members are static: those are stopped without a word, and come back at once, speaking the other protocol, or the same. Held against every step: the
@@ -13,13 +13,13 @@ import struct
 from collections import Counter
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.consumer_events import ConsumerHeartbeat
-from mqd.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
-from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings
-from mqd.group.settings import ClassicSettings, ConsumerSettings
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings, ConsumerSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from tests.property.consumer_histories import INTERVAL_MS, REBALANCE_MS, SESSION_MS, UNRELEASED, Client, demand

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from mqd.coordinator.actions import Persist, Reply, Timer
-from mqd.group import classic
-from mqd.group.classic import ClassicGroup
-from mqd.group.classic_members import NEVER
+from mqd.coordinator.group.classic import core as classic
+from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.classic.members import NEVER
 from mqd.protocol.messages import HeartbeatResponse
 from tests.property.classic_histories import History
 

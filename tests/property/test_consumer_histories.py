@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqd.group import consumer, consumer_members
-from mqd.group import consumer_records as records
-from mqd.group.consumer import ConsumerGroup
-from mqd.group.consumer_members import NOTHING, REVOKING, STABLE, Member, Owners
-from mqd.group.consumer_records import Current
-from mqd.group.consumer_subscriptions import Subscriptions
+from mqd.coordinator.group.consumer import core as consumer
+from mqd.coordinator.group.consumer import members as consumer_members
+from mqd.coordinator.group.consumer import records
+from mqd.coordinator.group.consumer.core import ConsumerGroup
+from mqd.coordinator.group.consumer.members import NOTHING, REVOKING, STABLE, Member, Owners
+from mqd.coordinator.group.consumer.records import Current
+from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 from tests.property.consumer_histories import run
 
 QUICK_SEEDS = 100  # about 600 events each

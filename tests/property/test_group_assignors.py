@@ -1,4 +1,4 @@
-"""Server-side assignors against their promises (A1-A6 of mqd/group/assignors.py), on groups made by chance."""
+"""Server-side assignors against their promises (A1-A6 of mqd/coordinator/group/consumer/assignors.py), on groups made by chance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqd.group.assignors import ASSIGNORS, MemberSpec, Partitions, check_assignment, range_, uniform
+from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec, Partitions, check_assignment, range_, uniform
 
 TOPICS = [number.to_bytes(16, "big") for number in range(5)]
 QUICK = settings(max_examples=300, deadline=None)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mqd.group import migration
-from mqd.group.classic import ClassicGroup
-from mqd.group.consumer import ConsumerGroup
-from mqd.group.consumer_classic import ClassicSide
-from mqd.group.group import Group
+from mqd.coordinator.group import migration
+from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.consumer.core import ConsumerGroup
+from mqd.coordinator.group.consumer.classic_members import ClassicSide
+from mqd.coordinator.group.group import Group
 from tests.property.migration_histories import MigrationHistory
 
 QUICK_SEEDS = 20

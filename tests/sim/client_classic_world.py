@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from mqd.client.group_classic import ClassicCore, ClassicSettings, State
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.group.classic import ClassicGroup
-from mqd.group.classic import State as GroupState
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.settings import ClassicSettings as GroupSettings
+from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.classic.core import State as GroupState
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.settings import ClassicSettings as GroupSettings
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest
 from tests.sim.client_group_world import INTERVAL_MS, MAX_POLL_MS, SESSION_MS, TOPICS, Consumer, Violation, World
 

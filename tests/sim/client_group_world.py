@@ -20,11 +20,11 @@ import pytest
 from mqd.client.group_core import GroupCore, Settings, State
 from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.group.consumer import ConsumerGroup
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.consumer_events import ConsumerHeartbeat
-from mqd.group.consumer_requests import problem_of
-from mqd.group.settings import ConsumerSettings
+from mqd.coordinator.group.consumer.core import ConsumerGroup
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.consumer.requests import problem_of
+from mqd.coordinator.group.settings import ConsumerSettings
 
 TOPICS = ("alpha", "beta", "gamma")
 SUBSCRIPTIONS = (Subscribe(("alpha",)), Subscribe(("alpha", "beta")), Subscribe(TOPICS), Subscribe((), "alpha.*|beta"), Subscribe(("gamma", "no-such-topic")))

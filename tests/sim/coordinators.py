@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqd.coordinator.actions import TimerFired
 from mqd.coordinator.shard import Loaded, Shard, Unit
-from mqd.group.cores import GroupCores
-from mqd.group.group import Group
-from mqd.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched, OffsetsSettings
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched, OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings
 from tests.sim.clients import Client
 from tests.sim.kernel import MILLISECOND, Process, Violation
 

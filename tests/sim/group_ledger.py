@@ -10,10 +10,10 @@ Checked at each record, or at the end of its batch
 from __future__ import annotations
 
 from mqd.client.group_assignors import decode_assignment
-from mqd.group import consumer_records
-from mqd.group.classic_records import GroupRecord, decode_value
-from mqd.group.consumer_records import Current
-from mqd.group.records import CONSUMER_GROUP_TYPES, GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, decode_offset_value, group_of_key, key_type_of
+from mqd.coordinator.group.consumer import records as consumer_records
+from mqd.coordinator.group.classic.records import GroupRecord, decode_value
+from mqd.coordinator.group.consumer.records import Current
+from mqd.coordinator.group.records import CONSUMER_GROUP_TYPES, GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, decode_offset_value, group_of_key, key_type_of
 from tests.sim.disks import Entry
 from tests.sim.kernel import Violation
 

@@ -17,9 +17,9 @@ from mqd.client.group_classic import ClassicCore
 from mqd.client.group_classic import ClassicSettings as MemberSettings
 from mqd.client.group_core import GroupCore, Settings
 from mqd.client.group_events import Answered, Assign, Done, Polled, Revoke, Send, Unanswered
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.consumer_events import ConsumerHeartbeat
-from mqd.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse,

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from mqd.client.group_classic import State as ClassicState
 from mqd.client.group_core import State
 from mqd.client.group_events import Leave, Subscribe
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.consumer_members import Owners
-from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings
-from mqd.group.settings import ClassicSettings, ConsumerSettings
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.members import Owners
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings, ConsumerSettings
 from tests.sim.client_classic_world import COOPERATIVE, EAGER
 from tests.sim.client_group_world import INTERVAL_MS, MAX_POLL_MS, SESSION_MS, SUBSCRIPTIONS, TOPICS
 from tests.sim.group_ledger import Ledger, Ledgers, Place

@@ -23,11 +23,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.transaction import events
-from mqd.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
-from mqd.transaction.joint import CONCURRENT, FENCED_RUNS_MAX, JointTransaction
-from mqd.transaction.records import State
-from mqd.transaction.transaction import Settings
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.joint import CONCURRENT, FENCED_RUNS_MAX, JointTransaction
+from mqd.coordinator.transaction.records import State
+from mqd.coordinator.transaction.core import Settings
 from tests.sim.transaction_world import LOST, Broken, DataPartition
 
 NAME = "mqd.joint.query"

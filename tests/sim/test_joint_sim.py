@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from mqd.coordinator.actions import Action, Persist
-from mqd.transaction import events, joint
-from mqd.transaction.events import JointAnswer, WriteMarkers
-from mqd.transaction.joint import JointTransaction
-from mqd.transaction.records import State
+from mqd.coordinator.transaction import events, joint
+from mqd.coordinator.transaction.events import JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.joint import JointTransaction
+from mqd.coordinator.transaction.records import State
 from tests.sim.joint_world import JointWorld
 
 STEPS = 4_000

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from mqd.coordinator.actions import Action, Persist, Reply
-from mqd.transaction import events, transaction
-from mqd.transaction.events import Identity, WriteMarkers
-from mqd.transaction.records import State
-from mqd.transaction.transaction import EPOCH_MAX, Settings, Transaction
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction import core as transaction
+from mqd.coordinator.transaction.events import Identity, WriteMarkers
+from mqd.coordinator.transaction.records import State
+from mqd.coordinator.transaction.core import EPOCH_MAX, Settings, Transaction
 from tests.sim.transaction_world import SETTINGS, World
 
 # (versions of the clients, first epoch): alone, rivals, old and new clients mixed, and producer ids near their last epoch

@@ -1,4 +1,4 @@
-"""Transactions in the acceptor of a simulated host: what the broker has of them (mqd/acceptor, mqd/coordinator, mqd/transaction) on simulated time, links and logs.
+"""Transactions in the acceptor of a simulated host: what the broker has of them (mqd/acceptor, mqd/coordinator, mqd/coordinator/transaction) on simulated time, links and logs.
 
 Real are: the cores and shards of transactional ids and of groups, the coordinators that load, write and unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their repetition, the way to
 coordinators and leaders on other hosts, the answers to CHECK, the handlers of the requests, and how a log adds up to cores (mqd/coordinator/load.py). Simulated are: what the partition table and the lease say, the link to
@@ -35,16 +35,16 @@ from mqd.coordinator.log import AppendError, Log
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
 from mqd.coordinator.shard import Loaded
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, TRANSACTIONS
-from mqd.group.cores import GroupCores
-from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.native import SlotState
 from mqd.protocol.framing import RequestHeader
-from mqd.transaction.cores import Transactions
-from mqd.transaction.events import WriteMarkers
-from mqd.transaction.records import State
-from mqd.transaction.transaction import Transaction
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.events import WriteMarkers
+from mqd.coordinator.transaction.records import State
+from mqd.coordinator.transaction.core import Transaction
 from tests.sim.event_loop import SimLoop
 from tests.sim.kernel import MILLISECOND, Violation
 from tests.sim.native_producers import parsed

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mqd.group.records import decode_offset_value
-from mqd.transaction.records import State, Value, decode_key, decode_value
+from mqd.coordinator.group.records import decode_offset_value
+from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value
 from tests.sim.disks import Entry
 from tests.sim.kernel import SECOND, Violation
 from tests.sim.native_producers import Carried, Parsed, parsed

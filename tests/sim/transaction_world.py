@@ -23,10 +23,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.transaction import events
-from mqd.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
-from mqd.transaction.records import State, Value, encode_key, encode_value
-from mqd.transaction.transaction import CONCURRENT, EPOCH_MAX, Settings, Transaction
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
+from mqd.coordinator.transaction.records import State, Value, encode_key, encode_value
+from mqd.coordinator.transaction.core import CONCURRENT, EPOCH_MAX, Settings, Transaction
 
 NAME = "orders"
 TIMEOUT_MS = 5_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 
-from mqd.group.classic_events import JoinGroup
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings
-from mqd.group.settings import ConsumerSettings
+from mqd.coordinator.group.classic.events import JoinGroup
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ConsumerSettings
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, JoinGroupRequest
 from tests.unit.group_shell import GroupShell
 

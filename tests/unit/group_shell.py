@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.group import DeleteGroup, Group
-from mqd.group.offsets import OffsetsSettings
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.group import DeleteGroup, Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 

@@ -38,7 +38,7 @@ from mqd.protocol.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from mqd.transaction.events import AddPartitions, VerifyPartitions
+from mqd.coordinator.transaction.events import AddPartitions, VerifyPartitions
 
 NODE = 2
 TOPIC = b"t" * 16

@@ -7,20 +7,20 @@ import random
 import pytest
 
 from mqd.coordinator.actions import Persist, TimerFired
-from mqd.group.classic import TIMERS as CLASSIC_TIMERS
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.consumer import TIMERS as CONSUMER_TIMERS
-from mqd.group.consumer_cluster import FixedCluster
-from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.group.cores import GroupCores
-from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.classic.core import TIMERS as CLASSIC_TIMERS
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.consumer.core import TIMERS as CONSUMER_TIMERS
+from mqd.coordinator.group.consumer.cluster import FixedCluster
+from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
+from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import OffsetsSettings
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from mqd.transaction import events
-from mqd.transaction.records import State, Value, encode_key, encode_partitions, encode_value
-from mqd.transaction.cores import Transactions
-from mqd.transaction.transaction import Settings
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.records import State, Value, encode_key, encode_partitions, encode_value
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.core import Settings
 from tests.unit.group_shell import GroupShell
 
 SUBSCRIPTION = b"\0\1\0\0\0\1\0\1t\0\0\0\0\0\0\0\0"

@@ -13,7 +13,7 @@ from mqd.cluster.host import messages
 from mqd.coordinator.log import BYTES_MAX, AppendError
 from mqd.coordinator import runtime
 from mqd.coordinator.runtime import RETRY_S, CoordinatorError, partition_for
-from mqd.group import records
+from mqd.coordinator.group import records
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
@@ -359,7 +359,7 @@ def test_a_commit_that_the_disk_keeps_waiting(tmp_path: Path) -> None:
 
 
 def test_markers_end_pending_offsets(tmp_path: Path) -> None:
-    from mqd.group.offsets import CommitOffsets, CommittedOffset
+    from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
 
     async def scenario(broker: HandlerBroker) -> None:
         coordinators = broker.broker.coordinators
@@ -388,7 +388,7 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
 def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its marker was half made, nobody wrote it, and whoever waited for it waited for ever."""
     from mqd.coordinator.actions import TransactionEnded
-    from mqd.group.offsets import CommitOffsets, CommittedOffset
+    from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
 
     async def scenario(broker: HandlerBroker) -> None:
         coordinators = broker.broker.coordinators
@@ -418,8 +418,8 @@ def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(tmp_path: 
 
 
 def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    from mqd.transaction.events import AddPartitions, EndTransaction, InitProducerId
-    from mqd.transaction.records import State, decode_value
+    from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.coordinator.transaction.records import State, decode_value
 
     async def scenario(broker: HandlerBroker) -> None:
         await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
@@ -477,8 +477,8 @@ def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest
 def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: markers of a transaction are given up by whoever hears that nobody coordinates here; when the lease was back before anybody had looked, nobody wrote them again, and the transaction hung."""
 
-    from mqd.transaction.events import AddPartitions, EndTransaction, InitProducerId
-    from mqd.transaction.records import State
+    from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.coordinator.transaction.records import State
 
     async def scenario(broker: HandlerBroker) -> None:
         await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)

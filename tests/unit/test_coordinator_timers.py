@@ -8,8 +8,8 @@ import pytest
 
 from mqd.coordinator import timers
 from mqd.coordinator.timers import Timers
-from mqd.group import classic_members
-from mqd.group.classic_members import NEVER, Deadlines, Watched
+from mqd.coordinator.group.classic import members as classic_members
+from mqd.coordinator.group.classic.members import NEVER, Deadlines, Watched
 
 WEEKS_MS = 2**31 - 1
 

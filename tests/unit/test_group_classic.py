@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.group.classic_members import PENDING_MAX
-from mqd.group.offsets import CommitOffsets, CommittedOffset
+from mqd.coordinator.group.classic.members import PENDING_MAX
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
 from mqd.protocol.errors import ErrorCode as E
 from tests.unit.group_shell import GroupShell
 

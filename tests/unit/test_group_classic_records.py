@@ -7,10 +7,10 @@ import random
 import pytest
 
 from mqd.coordinator.log import BATCH_BYTES_MAX
-from mqd.group import classic_records as records
-from mqd.group.classic import ClassicGroup
-from mqd.group.classic_records import GroupRecord, MemberRecord
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.classic import records
+from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.classic.records import GroupRecord, MemberRecord
+from mqd.coordinator.group.settings import ClassicSettings
 
 MEMBERS = (
     MemberRecord("m-1", None, "client", "/10.0.0.1", 60_000, 10_000, b"sub", b"assigned"),

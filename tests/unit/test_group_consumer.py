@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.group import regex
-from mqd.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
-from mqd.group.consumer_requests import problem_of
-from mqd.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group import regex
+from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
+from mqd.coordinator.group.consumer.requests import problem_of
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest as Request
 from tests.unit.consumer_shell import ConsumerShell, subscription

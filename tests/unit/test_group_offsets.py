@@ -10,9 +10,9 @@ import pytest
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TransactionEnded
 from mqd.coordinator.load import load
 from mqd.coordinator.shard import Unit
-from mqd.group.cores import GroupCores
-from mqd.group.group import Group
-from mqd.group.offsets import (
+from mqd.coordinator.group.cores import GroupCores
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import (
     EXPIRATION_TIMER,
     KEEP,
     CommitOffsets,
@@ -26,8 +26,8 @@ from mqd.group.offsets import (
     OffsetsSettings,
     PartitionsGone,
 )
-from mqd.group.records import decode_offset_key, decode_offset_value
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 from tests.unit.test_coordinator_load import Files
 

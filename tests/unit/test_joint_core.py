@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqd.coordinator.actions import Action, Persist, Reply, TimerFired
-from mqd.transaction import events, joint
-from mqd.transaction import joint_records as records
-from mqd.transaction.cores import Transactions
-from mqd.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
-from mqd.transaction.joint import CONCURRENT, FENCED, HELD_MAX, INVALID_STATE, INVALID_TIMEOUT, PREFIX, TOO_MANY, UNKNOWN_PRODUCER, JointTransaction
-from mqd.transaction.records import State, encode_key
-from mqd.transaction.transaction import Settings, Transaction
+from mqd.coordinator.transaction import events, joint
+from mqd.coordinator.transaction import joint_records as records
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.joint import CONCURRENT, FENCED, HELD_MAX, INVALID_STATE, INVALID_TIMEOUT, PREFIX, TOO_MANY, UNKNOWN_PRODUCER, JointTransaction
+from mqd.coordinator.transaction.records import State, encode_key
+from mqd.coordinator.transaction.core import Settings, Transaction
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
 NAME = PREFIX + "query"

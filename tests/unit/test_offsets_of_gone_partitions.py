@@ -13,8 +13,8 @@ from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster.host import messages
 from mqd.coordinator.runtime import partition_for
 from mqd.coordinator.topics import GROUPS
-from mqd.group.group import Group
-from mqd.group.offsets import PartitionsGone
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import PartitionsGone
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DeleteTopicsRequest
 from tests.unit.handler_broker import ACCEPTOR, NODE, HandlerBroker

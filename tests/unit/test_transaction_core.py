@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
-from mqd.transaction import events
-from mqd.transaction.cores import Transactions
-from mqd.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
-from mqd.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
-from mqd.transaction.transaction import CONCURRENT, EPOCH_MAX, FENCED, HELD_MAX, INVALID_STATE, UNKNOWN_PRODUCER, Settings, Transaction
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.cores import Transactions
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
+from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
+from mqd.coordinator.transaction.core import CONCURRENT, EPOCH_MAX, FENCED, HELD_MAX, INVALID_STATE, UNKNOWN_PRODUCER, Settings, Transaction
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
 A, B = ("a", 0), ("b", 7)

@@ -12,9 +12,9 @@ from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
-from mqd.transaction import checks, markers
-from mqd.transaction.events import AddPartitions, MarkersWritten, VerifyPartitions, WriteMarkers
-from mqd.transaction.markers import Markers, OffsetCommits
+from mqd.coordinator.transaction import checks, markers
+from mqd.coordinator.transaction.events import AddPartitions, MarkersWritten, VerifyPartitions, WriteMarkers
+from mqd.coordinator.transaction.markers import Markers, OffsetCommits
 
 T0, T1, G3 = ("t", 0), ("t", 1), (GROUPS, 3)
 

@@ -6,7 +6,7 @@ from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from mqd.transaction.events import AddPartitions
+from mqd.coordinator.transaction.events import AddPartitions
 
 KNOWS_PRODUCER_FENCED = 2
 

@@ -10,8 +10,8 @@ from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
-from mqd.transaction import checks
-from mqd.transaction.events import VERSION_2, AddPartitions, Partition
+from mqd.coordinator.transaction import checks
+from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition
 
 KNOWS_PRODUCER_FENCED = 2
 BATCHED_SINCE = 4

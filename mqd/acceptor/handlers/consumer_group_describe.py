@@ -7,7 +7,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.authorized import GROUP_OPERATIONS
 from mqd.acceptor.handlers.group_requests import ask, coordinator, rebalance_of
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.consumer_events import ConsumerDescribe
+from mqd.coordinator.group.consumer.events import ConsumerDescribe
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse

@@ -5,8 +5,8 @@ from uuid import uuid4
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.group_requests import ask
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.consumer_events import ConsumerHeartbeat
-from mqd.group.consumer_requests import problem_of
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse

@@ -5,7 +5,7 @@ import asyncio
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.group_requests import NAME_BYTES_MAX, coordinator
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.group import DeleteGroup
+from mqd.coordinator.group.group import DeleteGroup
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteGroupsRequest, DeleteGroupsResponse

@@ -4,7 +4,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.authorized import GROUP_OPERATIONS
 from mqd.acceptor.handlers.group_requests import NAME_BYTES_MAX, coordinator, rebalance_of
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.group import Group
+from mqd.coordinator.group.group import Group
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse

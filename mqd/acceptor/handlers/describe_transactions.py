@@ -5,7 +5,7 @@ from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
-from mqd.transaction.events import Describe, Description
+from mqd.coordinator.transaction.events import Describe, Description
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:

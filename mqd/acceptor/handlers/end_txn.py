@@ -3,7 +3,7 @@
 Over the listener between hosts it is an administrator's wish that came to another host: the ongoing transaction of this producer is aborted, if its epoch is not above the one that is named.
 
 With a tagged field of our own (9100) it ends a joint transaction, and says which children win; with an empty run id an administrator aborts what is under way there
-(mqd/transaction/joint.py).
+(mqd/coordinator/transaction/joint.py).
 """
 
 from mqd.acceptor.broker import Context
@@ -13,7 +13,7 @@ from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
-from mqd.transaction import events, joint
+from mqd.coordinator.transaction import events, joint
 
 VERSION_2_SINCE = 5
 KNOWS_PRODUCER_FENCED = 2

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mqd.acceptor.broker import Broker
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
-from mqd.group.group import Group
+from mqd.coordinator.group.group import Group
 from mqd.protocol.errors import ErrorCode
 
 NAME_BYTES_MAX = 32767  # what a record's string holds

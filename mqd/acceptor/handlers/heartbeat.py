@@ -3,7 +3,7 @@
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.group_requests import ask
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.classic_events import Heartbeat
+from mqd.coordinator.group.classic.events import Heartbeat
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import HeartbeatRequest, HeartbeatResponse

@@ -1,6 +1,6 @@
 """InitProducerId 0-5 (KIP-98, KIP-360, KIP-890): a producer id and epoch, for idempotent producers without a transactional id and for transactional ones with it.
 
-With a tagged field of our own (9100) a child of a joint transaction is enlisted, or says that it lives (mqd/transaction/joint.py).
+With a tagged field of our own (9100) a child of a joint transaction is enlisted, or says that it lives (mqd/coordinator/transaction/joint.py).
 
 A transactional id that nobody coordinates here (there is no link to write by) is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one code that every client takes as
 final at once.
@@ -12,7 +12,7 @@ from mqd.acceptor.transactions import TransactionService
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
-from mqd.transaction import events, joint
+from mqd.coordinator.transaction import events, joint
 
 KNOWS_PRODUCER_FENCED = 4
 

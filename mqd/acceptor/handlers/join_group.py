@@ -5,7 +5,7 @@ from uuid import uuid4
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.group_requests import ask
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.classic_events import JoinGroup
+from mqd.coordinator.group.classic.events import JoinGroup
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import JoinGroupRequest, JoinGroupResponse

@@ -3,7 +3,7 @@
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.group_requests import coordinator
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.group import Group
+from mqd.coordinator.group.group import Group
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListGroupsRequest, ListGroupsResponse
 

@@ -6,7 +6,7 @@ Partitions that do not exist are refused one by one; the rest is one event of th
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topic_names import exists, name_of
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetCommitRequest, OffsetCommitResponse

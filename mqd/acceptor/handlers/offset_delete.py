@@ -3,7 +3,7 @@
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.topic_names import exists
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.offsets import DeleteOffsets, OffsetsDeleted
+from mqd.coordinator.group.offsets import DeleteOffsets, OffsetsDeleted
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetDeleteRequest, OffsetDeleteResponse

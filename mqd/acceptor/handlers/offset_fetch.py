@@ -11,7 +11,7 @@ import asyncio
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topic_names import name_of
 from mqd.coordinator.runtime import CoordinatorError
-from mqd.group.offsets import FetchOffsets, OffsetsFetched
+from mqd.coordinator.group.offsets import FetchOffsets, OffsetsFetched
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse

@@ -6,11 +6,11 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.coordinator.topics import GROUPS
-from mqd.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from mqd.transaction import checks
+from mqd.coordinator.transaction import checks
 
 ADDS_SINCE = 5
 ABORTABLE_SINCE = 4

@@ -18,9 +18,9 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from mqd.protocol.redirected import origin_of
-from mqd.transaction.events import VERSION_2, AbortByAdministrator, Partition
-from mqd.transaction.joint import JointTransaction
-from mqd.transaction.transaction import Transaction
+from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
+from mqd.coordinator.transaction.joint import JointTransaction
+from mqd.coordinator.transaction.core import Transaction
 
 Marker = WriteTxnMarkersRequest.Marker
 Errors = dict[Partition, int]
@@ -69,7 +69,7 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
 
 
 async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
-    if partition[0] == GROUPS:  # M2 of mqd/transaction/markers.py: offsets that were verified before are written or refused first
+    if partition[0] == GROUPS:  # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified before are written or refused first
         verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         service.offset_commits.when_done(marker.producer_id, lambda: verified.done() or verified.set_result(None))
         await verified

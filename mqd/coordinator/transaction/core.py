@@ -34,9 +34,9 @@ import msgspec
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.protocol.errors import ErrorCode
-from mqd.transaction import events
-from mqd.transaction.events import NEED_PRODUCER_ID, VERSION_2, Description, Identity, Partition, WriteMarkers
-from mqd.transaction.records import NO_PARTITIONS, NULL_PARTITIONS, STATE_NAMES, State, Value, decode_value, encode_key, encode_partitions, encode_value
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, VERSION_2, Description, Identity, Partition, WriteMarkers
+from mqd.coordinator.transaction.records import NO_PARTITIONS, NULL_PARTITIONS, STATE_NAMES, State, Value, decode_value, encode_key, encode_partitions, encode_value
 
 EPOCH_MAX = 32767
 HELD_MAX = 32

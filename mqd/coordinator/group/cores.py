@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqd.coordinator.actions import TransactionalCore
-from mqd.group.offsets import Offsets
-from mqd.group.records import CONSUMER_GROUP_TYPES, GROUP_METADATA, OFFSET_COMMIT, decode_offset_value, group_of_key, key_type_of, split_offset_prefix
+from mqd.coordinator.group.offsets import Offsets
+from mqd.coordinator.group.records import CONSUMER_GROUP_TYPES, GROUP_METADATA, OFFSET_COMMIT, decode_offset_value, group_of_key, key_type_of, split_offset_prefix
 
 _PARTITION = struct.Struct(">i")
 _VALUE_SIZE_MIN = 2 + 8 + 4 + 2 + 8  # of version 3, without metadata

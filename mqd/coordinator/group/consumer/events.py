@@ -1,4 +1,4 @@
-"""What happens to a consumer group (KIP-848), beside the classic requests of classic_events.py, which its classic members send."""
+"""What happens to a consumer group (KIP-848), beside the classic requests of classic/events.py, which its classic members send."""
 
 from __future__ import annotations
 

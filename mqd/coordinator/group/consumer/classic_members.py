@@ -13,16 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqd.coordinator.actions import Action, Reply
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.consumer_members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, has_news
-from mqd.group.consumer_protocol import Subscription, decode_subscription, encode_assignment
-from mqd.group.consumer_records import ClassicMetadata, Description, Partitions
-from mqd.group.consumer_requests import Refused
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, has_news
+from mqd.coordinator.group.consumer_protocol import Subscription, decode_subscription, encode_assignment
+from mqd.coordinator.group.consumer.records import ClassicMetadata, Description, Partitions
+from mqd.coordinator.group.consumer.requests import Refused
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, SyncGroupResponse
 
 if TYPE_CHECKING:
-    from mqd.group.consumer import ConsumerGroup
+    from mqd.coordinator.group.consumer.core import ConsumerGroup
 
 PROTOCOL_TYPE = "consumer"
 JOIN, SYNC = "join", "sync"

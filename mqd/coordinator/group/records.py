@@ -2,7 +2,7 @@
 
     key type   record                                      one for each
     0, 1       OffsetCommit                                group, topic, partition
-    2          GroupMetadata (classic_records.py)          classic group
+    2          GroupMetadata (classic/records.py)          classic group
     3          ConsumerGroupMetadata                       KIP-848 group: its epoch
     4          ConsumerGroupPartitionMetadata              KIP-848 group: the topics it has seen (read; newer brokers keep a hash in type 3)
     5          ConsumerGroupMemberMetadata                 member: what it subscribes to

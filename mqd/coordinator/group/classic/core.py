@@ -7,7 +7,7 @@
 A join phase that ends makes a new generation: the members that joined, one of them the leader, one protocol that all of them support. The leader's SyncGroup brings the
 assignment; it is persisted (one GroupMetadata record) before anybody is told of it. A group whose members have all left is persisted as an empty generation.
 
-Invariants (check(), beside those of classic_members.py and classic_records.py)
+Invariants (check(), beside those of members.py and classic/records.py)
     G1  Empty: no members, no leader, no protocol. CompletingRebalance and Stable: members, one of them the leader, all of them supporting the protocol
     G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; whoever is overtaken by another state is answered at once
     G3  the generation never falls, and rises by one with each join phase that ends
@@ -24,12 +24,12 @@ Where this differs from Kafka: docs/decisions/2026-11-21-classic-groups.md. Sour
 from __future__ import annotations
 
 from mqd.coordinator.actions import Action, Reply, Timer, TimerFired
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.classic_members import NEVER, Member, Pending
-from mqd.group.classic_state import (
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.classic.members import NEVER, Member, Pending
+from mqd.coordinator.group.classic.state import (
     COMPLETING, EMPTY, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, NONE, PREPARING, REBALANCE_IN_PROGRESS, STABLE, UNKNOWN_MEMBER_ID, ClassicState, State,
 )  # fmt: skip
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, SyncGroupResponse
 

@@ -24,7 +24,7 @@ from zlib import crc32
 import msgspec
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded, persists
-from mqd.group.records import OffsetValue, decode_offset_value, encode_expiring_offset_value, encode_offset_key, encode_offset_value
+from mqd.coordinator.group.records import OffsetValue, decode_offset_value, encode_expiring_offset_value, encode_offset_key, encode_offset_value
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"

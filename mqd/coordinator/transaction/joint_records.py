@@ -11,7 +11,7 @@ serial and state): so a transaction of a thousand children begins and ends by on
 import msgspec
 
 from mqd.coordinator.schema import RecordType, key_type_of
-from mqd.transaction.events import Partition
+from mqd.coordinator.transaction.events import Partition
 
 TRANSACTION = RecordType(
     9100, "JointTransaction", "transactional_id: string 0+\n",

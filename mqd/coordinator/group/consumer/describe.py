@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqd.group.classic_members import NEVER
-from mqd.group.classic_state import Holder
-from mqd.group.consumer_members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, difference
-from mqd.group.consumer_records import Partitions
+from mqd.coordinator.group.classic.members import NEVER
+from mqd.coordinator.group.classic.state import Holder
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, difference
+from mqd.coordinator.group.consumer.records import Partitions
 from mqd.protocol.messages import ConsumerGroupDescribeResponse
 
 if TYPE_CHECKING:
-    from mqd.group.consumer import ConsumerGroup
+    from mqd.coordinator.group.consumer.core import ConsumerGroup
 
 _Group = ConsumerGroupDescribeResponse.Group
 _Member, _Assignment = ConsumerGroupDescribeResponse.Member, ConsumerGroupDescribeResponse.Assignment

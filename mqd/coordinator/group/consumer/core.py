@@ -2,12 +2,12 @@
 
 Three epochs. The group's rises with everything an assignment follows from: members, subscriptions, topics. The target assignment has that of the group it was made for,
 and is made at most once for each. A member's is that of the target it holds. Nobody waits for anybody but for partitions: each member goes to the target on its own, in its
-own heartbeats (consumer_members.py), lets go first of what it is to lose, and gets what others have let go.
+own heartbeats (members.py), lets go first of what it is to lose, and gets what others have let go.
 
 A target costs O(members + partitions), so a large group makes one not more often than SHARE lets it: a thousand members that join within a second cost a few targets. Who
 joins meanwhile holds nothing, and is told to come again soon.
 
-Classic members (a group on its way from or to the classic protocol) are in consumer_classic.py: they hold and let go by the same rules.
+Classic members (a group on its way from or to the classic protocol) are in classic_members.py: they hold and let go by the same rules.
 
 Invariants (check())
     U1  a partition has one owner at most: assigned to it, or not let go of
@@ -27,18 +27,18 @@ Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences: 
 from __future__ import annotations
 
 from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
-from mqd.group import consumer_records as records
-from mqd.group import consumer_requests as requests
-from mqd.group.assignors import ASSIGNORS, MemberSpec
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.classic_members import Deadlines
-from mqd.group.consumer_cluster import Cluster
-from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.group.consumer_members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, Member, Owners, contains, intersection, reconciled
-from mqd.group.consumer_records import Current, Description, Partitions
-from mqd.group.consumer_requests import Refused
-from mqd.group.consumer_subscriptions import Subscriptions
-from mqd.group.offsets import CommitOffsets
+from mqd.coordinator.group.consumer import records
+from mqd.coordinator.group.consumer import requests
+from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.classic.members import Deadlines
+from mqd.coordinator.group.consumer.cluster import Cluster
+from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, Member, Owners, contains, intersection, reconciled
+from mqd.coordinator.group.consumer.records import Current, Description, Partitions
+from mqd.coordinator.group.consumer.requests import Refused
+from mqd.coordinator.group.consumer.subscriptions import Subscriptions
+from mqd.coordinator.group.offsets import CommitOffsets
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -55,7 +55,7 @@ class ConsumerGroup:
     """One group. `handle` is the only mutator once it is loaded."""
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
-        from mqd.group.consumer_classic import ClassicSide
+        from mqd.coordinator.group.consumer.classic_members import ClassicSide
 
         self.group_id = group_id
         self.cluster = cluster
@@ -443,7 +443,7 @@ class ConsumerGroup:
             self.fence(list(late.values()))
 
     def _on_describe(self, event: ConsumerDescribe, now_ms: int, replies: list[Action]) -> None:
-        from mqd.group.consumer_describe import described
+        from mqd.coordinator.group.consumer.describe import described
 
         replies.append(Reply(event.request, described(self)))
 
@@ -519,6 +519,6 @@ class ConsumerGroup:
     # -- invariants --------------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        from mqd.group.consumer_check import check
+        from mqd.coordinator.group.consumer.invariants import check
 
         check(self)

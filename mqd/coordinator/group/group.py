@@ -19,20 +19,21 @@ from typing import NamedTuple
 import msgspec
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired, persists
-from mqd.group import classic_records, migration
-from mqd.group.classic import TIMERS as CLASSIC_TIMERS
-from mqd.group.classic import ClassicGroup
-from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.group.classic_members import Member
-from mqd.group.classic_state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
-from mqd.group.consumer import DEADLINE_TIMER as CONSUMER_TIMER
-from mqd.group.consumer import ConsumerGroup
-from mqd.group.consumer_cluster import Cluster, FixedCluster
-from mqd.group.consumer_describe import holders
-from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings
-from mqd.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group import migration
+from mqd.coordinator.group.classic import records as classic_records
+from mqd.coordinator.group.classic.core import TIMERS as CLASSIC_TIMERS
+from mqd.coordinator.group.classic.core import ClassicGroup
+from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.coordinator.group.classic.members import Member
+from mqd.coordinator.group.classic.state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
+from mqd.coordinator.group.consumer.core import DEADLINE_TIMER as CONSUMER_TIMER
+from mqd.coordinator.group.consumer.core import ConsumerGroup
+from mqd.coordinator.group.consumer.cluster import Cluster, FixedCluster
+from mqd.coordinator.group.consumer.describe import holders
+from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
+from mqd.coordinator.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings
+from mqd.coordinator.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatResponse, DescribeGroupsResponse
 

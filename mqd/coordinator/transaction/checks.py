@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 
 ADDS_SINCE_PRODUCE = 12
 ABORTABLE_SINCE_PRODUCE = 11

@@ -31,12 +31,12 @@ import msgspec
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
 from mqd.protocol.errors import ErrorCode
-from mqd.transaction import events
-from mqd.transaction import joint_records as records
-from mqd.transaction.events import NEED_PRODUCER_ID, Description, Identity, JointAnswer, WriteMarkers
-from mqd.transaction.joint_records import Child
-from mqd.transaction.records import STATE_NAMES, State
-from mqd.transaction.transaction import Settings
+from mqd.coordinator.transaction import events
+from mqd.coordinator.transaction import joint_records as records
+from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Description, Identity, JointAnswer, WriteMarkers
+from mqd.coordinator.transaction.joint_records import Child
+from mqd.coordinator.transaction.records import STATE_NAMES, State
+from mqd.coordinator.transaction.core import Settings
 
 PREFIX = "mqd.joint."  # of the transactional ids that are joint ones
 CHILDREN_MAX = 10_000

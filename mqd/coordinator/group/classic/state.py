@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from mqd.coordinator.actions import Action, Persist
-from mqd.group import classic_records as records
-from mqd.group.classic_members import NEVER, Member, Members
-from mqd.group.settings import ClassicSettings
+from mqd.coordinator.group.classic import records
+from mqd.coordinator.group.classic.members import NEVER, Member, Members
+from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 
 CONSUMER_PROTOCOL = "consumer"

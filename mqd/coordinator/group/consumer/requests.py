@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mqd.group.consumer_events import ConsumerHeartbeat
-from mqd.group.consumer_records import Description, Partitions
-from mqd.group.regex import BadExpression, RegexMatcher
+from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
+from mqd.coordinator.group.consumer.records import Description, Partitions
+from mqd.coordinator.group.regex import BadExpression, RegexMatcher
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 

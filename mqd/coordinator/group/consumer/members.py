@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mqd.group.classic_members import Watched
-from mqd.group.consumer_records import Current, Description, Partitions
-from mqd.group.consumer_subscriptions import Entry, Key
+from mqd.coordinator.group.classic.members import Watched
+from mqd.coordinator.group.consumer.records import Current, Description, Partitions
+from mqd.coordinator.group.consumer.subscriptions import Entry, Key
 
 STABLE, REVOKING, WAITING = 0, 1, 2
 LEFT_STATIC_EPOCH = -2  # a static member that went and may come back

@@ -1,4 +1,4 @@
-"""What a KIP-848 group keeps in `__consumer_offsets`, as values of Python: between mqd/group/records.py, which knows the bytes, and the core.
+"""What a KIP-848 group keeps in `__consumer_offsets`, as values of Python: between mqd/coordinator/group/records.py, which knows the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read and not needed: what they say is found anew in the metadata, and the hash
 in type 3 tells whether it has changed meanwhile. They are written as tombstones only.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from mqd.coordinator.actions import KeyValue
-from mqd.group import records
+from mqd.coordinator.group import records
 
 METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)

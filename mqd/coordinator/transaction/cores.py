@@ -1,9 +1,9 @@
 """Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores): the id's name says which kind."""
 
-from mqd.transaction import joint_records
-from mqd.transaction.joint import PREFIX, JointTransaction
-from mqd.transaction.records import decode_key
-from mqd.transaction.transaction import Settings, Transaction
+from mqd.coordinator.transaction import joint_records
+from mqd.coordinator.transaction.joint import PREFIX, JointTransaction
+from mqd.coordinator.transaction.records import decode_key
+from mqd.coordinator.transaction.core import Settings, Transaction
 
 
 class Transactions:

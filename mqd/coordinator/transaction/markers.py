@@ -25,7 +25,7 @@ from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode, error_name
-from mqd.transaction.events import MarkersWritten, Partition, WriteMarkers
+from mqd.coordinator.transaction.events import MarkersWritten, Partition, WriteMarkers
 
 RETRY_S = (0.01, 0.05, 0.2, 1.0)  # the last one from then on
 WARN_AFTER = 10

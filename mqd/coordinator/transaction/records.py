@@ -15,7 +15,7 @@ import struct
 import msgspec
 
 from mqd.protocol.codec_encoder import uvarint
-from mqd.transaction.events import Partition
+from mqd.coordinator.transaction.events import Partition
 
 KEY_VERSION = 0
 VALUE_VERSION = 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqd.group.classic_members import NEVER
-from mqd.group.consumer_members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, WAITING, intersection
+from mqd.coordinator.group.classic.members import NEVER
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, WAITING, intersection
 
 if TYPE_CHECKING:
-    from mqd.group.consumer import ConsumerGroup
+    from mqd.coordinator.group.consumer.core import ConsumerGroup
 
 
 def check(group: ConsumerGroup) -> None:

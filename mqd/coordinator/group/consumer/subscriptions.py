@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable
 
-from mqd.group.consumer_cluster import Cluster
-from mqd.group.regex import BadExpression
+from mqd.coordinator.group.consumer.cluster import Cluster
+from mqd.coordinator.group.regex import BadExpression
 
 Key = tuple[tuple[str, ...], str | None]  # (topic names, sorted; expression)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
-from mqd.group.regex import RegexMatcher
-from mqd.group.settings import ConsumerSettings
+from mqd.coordinator.group.regex import RegexMatcher
+from mqd.coordinator.group.settings import ConsumerSettings
 
 
 class Topic(NamedTuple):
