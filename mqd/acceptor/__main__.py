@@ -12,18 +12,19 @@ import socket
 import sys
 
 from mqd import native
-from mqd.acceptor import dispatch, relaying
+from mqd.acceptor import dispatch
+from mqd.acceptor.local import relay as relaying
 from mqd.acceptor.accepting import Acceptor
-from mqd.acceptor.between import SERVED, Between
+from mqd.acceptor.interbroker.server import SERVED, Between
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
-from mqd.acceptor.handlers import api_versions
+from mqd.acceptor.handlers.cluster import api_versions
 from mqd.acceptor.link import Link
-from mqd.acceptor.local import LocalClients
+from mqd.acceptor.local.clients import LocalClients
 from mqd.acceptor.metadata import Metadata
-from mqd.acceptor.metrics import Metrics
-from mqd.acceptor.peers import Peers
+from mqd.acceptor.metrics.page import Metrics
+from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.transactions import coordinate
 from mqd.base import cluster_config
 from mqd.base import config as configuration

@@ -1,7 +1,7 @@
 """Connections: accepted here, handed to the worker with the fewest.
 
 With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id uint16, flags uint16 (1: a local client, then the rest is as in
-mqd/acceptor/local.py), peer address 16 bytes, peer port uint16, local
+mqd/acceptor/local/clients.py), peer address 16 bytes, peer port uint16, local
 port uint16, local address 16 bytes, padding. IPv4 addresses are mapped (::ffff:a.b.c.d).
 
 Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in the kernel's

@@ -19,7 +19,7 @@ from mqd.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from mqd.acceptor.coordinators import Coordinators
-    from mqd.acceptor.relaying import Relaying
+    from mqd.acceptor.local.relay import Relaying
     from mqd.acceptor.transactions import TransactionService
 
 OWNER_NONE = 65535

@@ -8,9 +8,10 @@ import asyncio
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers import describe_producers, list_transactions
-from mqd.acceptor.peers import PeerError
-from mqd.acceptor.remote_transactions import LIST_VERSION
+from mqd.acceptor.handlers.records import describe_producers
+from mqd.acceptor.handlers.transactions import list_transactions
+from mqd.acceptor.interbroker.client import PeerError
+from mqd.acceptor.interbroker.transactions import LIST_VERSION
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import RETIRE_NOT
 from mqd.protocol.errors import ErrorCode, error_message

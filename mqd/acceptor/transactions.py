@@ -10,9 +10,9 @@ from typing import Protocol
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.coordinators import Coordinators
-from mqd.acceptor.peers import Peers
+from mqd.acceptor.interbroker.client import Peers
 from mqd.acceptor.producer_ids import allocate
-from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
+from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
 from mqd.base import logging
 from mqd.coordinator.log import Log, Marker, Sender
 from mqd.coordinator.runtime import Coordinator, CoordinatorError

@@ -196,7 +196,7 @@ def passable_to(permissions: int) -> int:
 
 
 def listen_local(path: Path, permissions: int) -> socket.socket:
-    """Where clients of this host ask for shared memory (mqd/acceptor/local.py). Only for whoever holds the data directory's lock. Where others than this user may
+    """Where clients of this host ask for shared memory (mqd/acceptor/local/clients.py). Only for whoever holds the data directory's lock. Where others than this user may
     connect, they may pass through the directory too: it shows them nothing, and every other socket in it is this user's alone."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.acceptor.metrics_server import CONNECTIONS_MAX
+from mqd.acceptor.metrics.server import CONNECTIONS_MAX
 from mqd.protocol.messages import MetadataRequest
 from tests.broker import Broker
 from tests.interaction.traffic import METADATA, create_topic, eventually, must_produce, rss_bytes

@@ -24,9 +24,9 @@ import msgspec
 from mqd.acceptor.broker import OWNER_NONE, Address, Context, ProducerIds
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.coordinators import TOKEN_BASE, BrokerPartitions, InternalPartitions
-from mqd.acceptor.handlers import add_offsets_to_txn, add_partitions_to_txn, end_txn, init_producer_id, txn_offset_commit, write_txn_markers
+from mqd.acceptor.handlers.transactions import add_offsets_to_txn, add_partitions_to_txn, end_txn, init_producer_id, txn_offset_commit, write_txn_markers
 from mqd.acceptor.metadata import Metadata
-from mqd.acceptor.peers import PeerError
+from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.transactions import _CHECK, _CHECK_PARTITION, TransactionService
 from mqd.base import config as configuration
 from mqd.cluster.host import messages
@@ -161,7 +161,7 @@ class SimBroker:
 
 
 class SimPeers:
-    """mqd.acceptor.peers.Peers: A1, A2."""
+    """mqd.acceptor.interbroker.client.Peers: A1, A2."""
 
     def __init__(self, coordination: Coordination) -> None:
         self._own = coordination

@@ -7,15 +7,18 @@ import time
 import msgspec
 import pytest
 
-from mqd.acceptor import between, peers, remote_transactions
-from mqd.acceptor.between import Between, judge
+from mqd.acceptor.interbroker import client as peers
+from mqd.acceptor.interbroker import server as between
+from mqd.acceptor.interbroker import transactions as remote_transactions
+from mqd.acceptor.interbroker.server import Between, judge
 from mqd.acceptor.broker import Address, Broker, Context
 from mqd.acceptor.coordinators import BrokerPartitions, InternalPartitions
-from mqd.acceptor.handlers import describe_cluster, describe_topic_partitions, list_partition_reassignments
-from mqd.acceptor.handlers import metadata as metadata_handler
+from mqd.acceptor.handlers.cluster import describe_cluster, list_partition_reassignments
+from mqd.acceptor.handlers.topics import describe_topic_partitions
+from mqd.acceptor.handlers.topics import metadata as metadata_handler
 from mqd.acceptor.metadata import Metadata
-from mqd.acceptor.peers import PeerError, Peers
-from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
+from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
 from mqd.base.config import load_broker
 from mqd.cluster.host import messages
 from mqd.cluster.membership import handshake

@@ -9,7 +9,7 @@ import pytest
 
 from mqd.acceptor import disks as module
 from mqd.acceptor.disks import LOADS_AT_ONCE, READS_AT_ONCE, Disks
-from mqd.acceptor.handlers import list_offsets
+from mqd.acceptor.handlers.records import list_offsets
 from mqd.base import blocking_pool as asking
 from mqd.base.blocking_pool import UnderWay
 from mqd.cluster.host.messages import PartitionImage

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mqd.acceptor import measuring, metrics
-from mqd.acceptor.metrics import Metrics
+from mqd.acceptor.metrics import directories as measuring
+from mqd.acceptor.metrics import page as metrics
+from mqd.acceptor.metrics.page import Metrics
 from tests.unit.handler_broker import HandlerBroker
 from tests.unit.test_handler_metadata import create
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqd.acceptor import metrics_server
-from mqd.acceptor.metrics_server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer, listen
+from mqd.acceptor.metrics import server as metrics_server
+from mqd.acceptor.metrics.server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer, listen
 from tests.interaction.traffic import eventually
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"

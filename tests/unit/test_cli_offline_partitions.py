@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.acceptor.handlers import describe_log_dirs
+from mqd.acceptor.handlers.cluster import describe_log_dirs
 from mqd.cli import offline
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ErrorCode

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mqd.acceptor import cluster_metrics
+from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
 

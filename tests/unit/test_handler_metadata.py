@@ -10,7 +10,7 @@ import pytest
 from mqd import native
 from mqd.acceptor import dispatch, producer_ids
 from mqd.acceptor.broker import Address, ProducerIds
-from mqd.acceptor.handlers import api_versions
+from mqd.acceptor.handlers.cluster import api_versions
 from mqd.cluster.host import messages
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request

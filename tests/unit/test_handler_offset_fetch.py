@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.acceptor.handlers.offset_fetch import handle
+from mqd.acceptor.handlers.groups.offset_fetch import handle
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode

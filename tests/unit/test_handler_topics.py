@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mqd.acceptor.disks import READS_AT_ONCE
-from mqd.acceptor.handlers import config_entries, describe_log_dirs
+from mqd.acceptor.handlers.cluster import describe_log_dirs
+from mqd.acceptor.handlers.configs import config_entries
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (

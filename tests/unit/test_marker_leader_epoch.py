@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mqd.acceptor.broker import Address
-from mqd.acceptor.remote_transactions import MarkerToWrite
+from mqd.acceptor.interbroker.transactions import MarkerToWrite
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode

@@ -1,0 +1,43 @@
+"""JoinGroup 0-9 (KIP-62, 134, 345, 394, 559, 800, 814): waits in the group's core until its join phase ends."""
+
+from uuid import uuid4
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.group.classic.events import JoinGroup
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import JoinGroupRequest, JoinGroupResponse
+
+INSTANCE_ID_MAX = 249  # as Kafka's clients have it
+NAME_MAX = 8_000
+CLIENT_ID_IN_MEMBER_ID_MAX = 200
+_VERSION_NULL_PROTOCOL = 7
+
+
+async def handle(context: Context, header: RequestHeader, request: JoinGroupRequest) -> JoinGroupResponse:
+    try:
+        response = await _join(context, header, request)
+    except CoordinatorError as error:
+        response = JoinGroupResponse(error_code=error.error_code, member_id=request.member_id, protocol_name=None)
+    if header.api_version < _VERSION_NULL_PROTOCOL and response.protocol_name is None:
+        response.protocol_name = ""
+    return response
+
+
+async def _join(context: Context, header: RequestHeader, request: JoinGroupRequest) -> JoinGroupResponse:
+    instance_id = request.group_instance_id
+    if any(len(name) > NAME_MAX for name in (request.protocol_type, *(one.name for one in request.protocols))):
+        raise CoordinatorError(ErrorCode.INVALID_REQUEST)
+    if instance_id is not None and not 0 < len(instance_id) <= INSTANCE_ID_MAX:
+        raise CoordinatorError(ErrorCode.INVALID_REQUEST)
+    coordinators = context.broker.coordinators
+    if coordinators is not None and request.group_id:
+        settings = coordinators.classic_settings
+        if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
+            raise CoordinatorError(ErrorCode.INVALID_SESSION_TIMEOUT)
+    client_id = header.client_id or ""
+    new_member_id = f"{instance_id or client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or 'consumer'}-{uuid4()}"
+    host = f"/{context.address.peer_ip}"
+    return await ask(context.broker, request.group_id, lambda number: JoinGroup(number, header.api_version, client_id, host, request, new_member_id))  # type: ignore[return-value]

@@ -1,0 +1,26 @@
+"""ListGroups 0-5 (KIP-518, 848): every group that has members, a generation or offsets; by state and by type where asked."""
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.groups.group_requests import coordinator
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.group.group import Group
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import ListGroupsRequest, ListGroupsResponse
+
+
+async def handle(context: Context, header: RequestHeader, request: ListGroupsRequest) -> ListGroupsResponse:
+    states = {state.lower() for state in request.states_filter}
+    types = {kind.lower() for kind in request.types_filter}
+    try:
+        groups = coordinator(context.broker)
+        groups.check_loaded()
+        found = [core.listed() for _, core in groups.items() if isinstance(core, Group) and core.exists]
+    except CoordinatorError as error:
+        return ListGroupsResponse(error_code=error.error_code)
+    return ListGroupsResponse(
+        groups=[
+            ListGroupsResponse.Group(group_id=one.group_id, protocol_type=one.protocol_type, group_state=one.state, group_type=one.kind)
+            for one in found
+            if (not states or one.state.lower() in states) and (not types or one.kind in types)
+        ]
+    )

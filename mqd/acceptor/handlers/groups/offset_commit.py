@@ -1,0 +1,53 @@
+"""OffsetCommit 2-10 (KIP-98, KIP-211, KIP-320, KIP-345, KIP-848): a group's offsets, on disk before they are confirmed.
+
+Partitions that do not exist are refused one by one; the rest is one event of the group's core. Version 10 names topics by id.
+"""
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.topics.topic_names import exists, name_of
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import OffsetCommitRequest, OffsetCommitResponse
+
+_VERSION_TOPIC_IDS = 10
+
+
+async def handle(context: Context, header: RequestHeader, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    broker = context.broker
+    by_id = header.api_version >= _VERSION_TOPIC_IDS
+    offsets: list[CommittedOffset] = []
+    places: list[OffsetCommitResponse.PartitionResponse] = []
+    topics = []
+    for topic in request.topics:
+        name, error = name_of(broker, topic.name, topic.topic_id, by_id)
+        partitions = []
+        for asked in topic.partitions:
+            answer = OffsetCommitResponse.PartitionResponse(partition_index=asked.partition_index, error_code=error or exists(broker, name, asked.partition_index))
+            partitions.append(answer)
+            if not answer.error_code:
+                offsets.append(CommittedOffset(name, asked.partition_index, asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or ""))
+                places.append(answer)
+        topics.append(OffsetCommitResponse.TopicResponse(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
+    if offsets:
+        committed = await _commit(broker, header.api_version, request, tuple(offsets))
+        for number, answer in enumerate(places):
+            answer.error_code = committed.error or committed.errors[number]
+    return OffsetCommitResponse(topics=topics)
+
+
+async def _commit(broker: Broker, version: int, request: OffsetCommitRequest, offsets: tuple[CommittedOffset, ...]) -> OffsetsCommitted:
+    if broker.coordinators is None:
+        return OffsetsCommitted(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    def event(number: int) -> CommitOffsets:
+        return CommitOffsets(
+            number, version, request.member_id, request.group_instance_id, request.generation_id_or_member_epoch, offsets, request.retention_time_ms
+        )
+
+    timeout_s = int(broker.broker_value("offsets.commit.timeout.ms")) / 1000  # type: ignore[arg-type]
+    try:
+        return await broker.coordinators.groups.request(request.group_id, event, timeout_s)  # type: ignore[return-value]
+    except CoordinatorError as error:
+        return OffsetsCommitted(error.error_code)

@@ -1,0 +1,34 @@
+"""OffsetDelete 0 (KIP-496): forgets committed offsets of topics that the group does not subscribe to."""
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.topics.topic_names import exists
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.group.offsets import DeleteOffsets, OffsetsDeleted
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import OffsetDeleteRequest, OffsetDeleteResponse
+
+TIMEOUT_S = 5.0
+
+
+async def handle(context: Context, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    broker = context.broker
+    topics, asked, places = [], [], []
+    for topic in request.topics:
+        partitions = [OffsetDeleteResponse.PartitionResponse(partition_index=one.partition_index, error_code=exists(broker, topic.name, one.partition_index)) for one in topic.partitions]
+        known = [one for one in partitions if not one.error_code]
+        asked.append((topic.name, tuple(one.partition_index for one in known)))
+        places.append(known)
+        topics.append(OffsetDeleteResponse.TopicResponse(name=topic.name, partitions=partitions))
+    if broker.coordinators is None:
+        return OffsetDeleteResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+    try:
+        deleted = await broker.coordinators.groups.request(request.group_id, lambda number: DeleteOffsets(number, tuple(asked)), TIMEOUT_S)
+    except CoordinatorError as error:
+        deleted = OffsetsDeleted(error.error_code)
+    if deleted.error:
+        return OffsetDeleteResponse(error_code=deleted.error)
+    for known, (_, errors) in zip(places, deleted.errors, strict=True):
+        for answer, error in zip(known, errors, strict=True):
+            answer.error_code = error
+    return OffsetDeleteResponse(topics=topics)

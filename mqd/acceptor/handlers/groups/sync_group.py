@@ -1,0 +1,20 @@
+"""SyncGroup 0-5 (KIP-345, 559): the leader brings the assignment, everybody takes its own away; nobody before it is on disk."""
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.groups.group_requests import ask
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.group.classic.events import SyncGroup
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import SyncGroupRequest, SyncGroupResponse
+
+_VERSION_NAMES_PROTOCOL = 5
+
+
+async def handle(context: Context, header: RequestHeader, request: SyncGroupRequest) -> SyncGroupResponse:
+    if header.api_version >= _VERSION_NAMES_PROTOCOL and (request.protocol_type is None or request.protocol_name is None):
+        return SyncGroupResponse(error_code=int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+    try:
+        return await ask(context.broker, request.group_id, lambda number: SyncGroup(number, request))  # type: ignore[return-value]
+    except CoordinatorError as error:
+        return SyncGroupResponse(error_code=error.error_code)

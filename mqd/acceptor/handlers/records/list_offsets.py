@@ -1,0 +1,93 @@
+"""ListOffsets 1-11 (KIP-79, KIP-207, KIP-320, KIP-734, KIP-1005, KIP-1023, KIP-1075).
+
+Earliest and latest are the reactor's; here come by time, the newest timestamp, and everything mixed with them. Without tiered storage the earliest local offset
+is the log start, and nothing was ever uploaded: offset -1 without an error, as Kafka answers.
+"""
+
+from collections import Counter
+
+from mqd.acceptor.broker import Broker, Context, log
+from mqd.acceptor.handlers.records.offset_for_leader_epoch import epoch_error
+from mqd.cluster.host.messages import PartitionImage
+from mqd.log import lookup
+from mqd.log.batches import CorruptBatch
+from mqd.native import SlotView
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_OF_THE_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)  # no record is looked for
+READ_COMMITTED = 1
+OFFSET_NOT_AVAILABLE_SINCE = 5
+
+
+async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    await context.broker.flushed((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions if asked.timestamp not in _OF_THE_START)
+    silent: set[int] = set()
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for asked in topic.partitions:
+            if counts[topic.name, asked.partition_index] > 1:
+                partitions.append(_result(asked.partition_index, ErrorCode.INVALID_REQUEST))
+            else:
+                partitions.append(await _partition(context.broker, header.api_version, request.isolation_level, topic.name, asked, silent))
+        topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _result(index: int, error: int, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1) -> ListOffsetsResponse.PartitionResponse:
+    return ListOffsetsResponse.PartitionResponse(partition_index=index, error_code=int(error), timestamp=timestamp, offset=offset, leader_epoch=leader_epoch)
+
+
+async def _partition(
+    broker: Broker, version: int, isolation_level: int, name: str, asked: ListOffsetsRequest.Partition, silent: set[int]
+) -> ListOffsetsResponse.PartitionResponse:
+    """`silent`: log directories that have not answered this request, which waits once for each."""
+    index, timestamp = asked.partition_index, asked.timestamp
+    partition = broker.partition_of(name, index)
+    if partition is None:
+        return _result(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if timestamp < 0 and version < _SINCE.get(timestamp, 99):
+        return _result(index, ErrorCode.UNSUPPORTED_VERSION)
+    error = epoch_error(asked.current_leader_epoch, partition.leader_epoch)
+    if error:
+        return _result(index, error)
+    view = broker.view(partition)
+    if view is None:
+        return _result(index, broker.unserved_error(partition))
+    if view.latest_pending and timestamp in (LATEST, MAX_TIMESTAMP):  # KIP-207
+        return _result(index, ErrorCode.OFFSET_NOT_AVAILABLE if version >= OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE)
+    end_offset = view.last_stable_offset if isolation_level == READ_COMMITTED else view.high_watermark
+    if timestamp == LATEST:
+        return _result(index, 0, -1, end_offset, view.leader_epoch)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _result(index, 0)
+    if partition.log_dir in silent:
+        return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    try:
+        found, leader_epoch = await broker.disks.read(partition.log_dir, _look_up, broker, name, partition, view, timestamp, end_offset)
+    except (OSError, CorruptBatch, ValueError) as failure:
+        if isinstance(failure, TimeoutError):
+            silent.add(partition.log_dir)
+        log.error("offset cannot be looked up", partition=f"{name}-{index}", timestamp=timestamp, reason=str(failure))
+        return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    return _result(index, 0, found.timestamp_ms, found.offset, leader_epoch)
+
+
+def _look_up(broker: Broker, name: str, partition: PartitionImage, view: SlotView, timestamp: int, end_offset: int) -> tuple[lookup.OffsetAndTimestamp, int]:
+    """Reads files; runs in a thread."""
+    path = broker.path_of(name, partition)
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        found = lookup.OffsetAndTimestamp(view.log_start_offset, -1)
+    elif timestamp == MAX_TIMESTAMP:
+        found = lookup.max_timestamp(path, view.log_start_offset, end_offset)
+    else:
+        found = lookup.offset_for_timestamp(path, timestamp, view.log_start_offset, end_offset)
+    if found.offset < 0:
+        return found, -1
+    epochs = [epoch for epoch, start in lookup.read_leader_epochs(path) if start <= found.offset]
+    return found, epochs[-1] if epochs else view.leader_epoch

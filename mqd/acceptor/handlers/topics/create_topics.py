@@ -1,0 +1,59 @@
+"""CreateTopics 2-7 (KIP-4, KIP-464, KIP-525, KIP-599)."""
+
+import asyncio
+from collections import Counter
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.configs import config_entries
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse
+
+
+async def handle(context: Context, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    names = list(dict.fromkeys(topic.name for topic in request.topics))
+    by_name = {topic.name: topic for topic in request.topics}
+    results = await asyncio.gather(*(_create(context.broker, by_name[name], counts[name], request) for name in names))
+    return CreateTopicsResponse(topics=list(results))
+
+
+async def _create(broker: Broker, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest) -> CreateTopicsResponse.TopicResult:
+    if count > 1:
+        return _refused(topic.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+    if topic.name in INTERNAL_TOPICS and topic.name not in broker.metadata.topics:
+        return _refused(topic.name, ErrorCode.INVALID_TOPIC_EXCEPTION, "An internal topic is made by the broker, when the first client needs it.")
+    indexes = [assignment.partition_index for assignment in topic.assignments]
+    if len(set(indexes)) != len(indexes):
+        return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")
+    names = [config.name for config in topic.configs]
+    if len(set(names)) != len(names):
+        return _refused(topic.name, ErrorCode.INVALID_REQUEST, "A configuration is named twice.")
+    change = messages.CreateTopic(
+        name=topic.name,
+        partition_count=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignments={assignment.partition_index: assignment.broker_ids for assignment in topic.assignments},
+        config={config.name: config.value for config in topic.configs},
+    )
+    answer = await broker.controller.request(change, request.timeout_ms, request.validate_only)
+    if answer.error:
+        return _refused(topic.name, answer.error, answer.message)
+    created = answer.topic
+    assert created is not None
+    return CreateTopicsResponse.TopicResult(
+        name=topic.name,
+        topic_id=created.topic_id,
+        num_partitions=len(created.partitions),
+        replication_factor=len(created.partitions[0].replicas),
+        configs=[
+            CreateTopicsResponse.Config(name=entry.name, value=entry.value, read_only=False, config_source=entry.source, is_sensitive=entry.sensitive)
+            for entry in config_entries.of_topic(broker, created.config, len(created.partitions[0].replicas))
+        ],
+    )
+
+
+def _refused(name: str, error: int, message: str | None) -> CreateTopicsResponse.TopicResult:
+    return CreateTopicsResponse.TopicResult(name=name, error_code=int(error), error_message=message)

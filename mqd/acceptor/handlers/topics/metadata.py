@@ -1,0 +1,128 @@
+"""Metadata 0-13 (KIP-4, KIP-204, KIP-516, KIP-700, KIP-1102): brokers, topics, leaders; creates topics that are asked for when the broker may.
+
+The address of this broker is the one the client can reach: advertised.listeners, else the one it connected to. An answer that knows all topics and has no
+error may be given again by the workers to everyone who asks the same from the same place, until the metadata version moves; they do not while this host is
+without its lease. What it leads has an error then: no such answer is given again when the lease is back.
+"""
+
+from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
+from mqd.acceptor.handlers.security.authorized import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.state import INTERNAL_TOPICS
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import MetadataRequest, MetadataResponse
+
+CREATE_TIMEOUT_MS = 10_000
+NO_ID = b"\0" * 16
+_VERSION_NULL_NAMES = 12  # before, a topic is asked for by its name alone, though 10 and 11 have a field for its id
+# What a creation can meet that a client should only wait and ask again for.
+_RETRIABLE = {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.TOPIC_ALREADY_EXISTS}
+
+
+async def handle(context: Context, header: RequestHeader, request: MetadataRequest) -> MetadataResponse:
+    broker = context.broker
+    version = broker.metadata.version
+    topics = await _topics(broker, header.api_version, request)
+    context.cacheable = version == broker.metadata.version and not any(
+        topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics
+    )
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+    response = MetadataResponse(
+        brokers=[MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack) for node_id, host, port, rack in broker.brokers(context.address)],
+        cluster_id=broker.metadata.cluster_id,
+        controller_id=broker.node_id,
+        topics=topics,
+    )
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
+
+
+async def _topics(broker: Broker, version: int, request: MetadataRequest) -> list[MetadataResponse.Topic]:
+    if request.topics is None or (version == 0 and not request.topics):
+        return [_topic(broker, broker.metadata.topics[name]) for name in broker.metadata.sorted_names()]
+    found = []
+    seen: set[bytes | str] = set()
+    for asked in request.topics:
+        by_id = asked.topic_id != NO_ID
+        key = asked.topic_id if by_id else asked.name
+        if key in seen:
+            continue
+        seen.add(key)
+        if version < _VERSION_NULL_NAMES and (by_id or asked.name is None):
+            found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), name=asked.name or "", topic_id=asked.topic_id))
+        elif by_id:
+            topic = broker.metadata.by_id(asked.topic_id)
+            found.append(_topic(broker, topic) if topic is not None else MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id))
+        elif asked.name is None:
+            found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), topic_id=NO_ID))
+        else:
+            found.append(await _by_name(broker, asked.name, version < 4 or request.allow_auto_topic_creation))
+    return found
+
+
+async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataResponse.Topic:
+    topic = broker.metadata.topics.get(name)
+    if topic is not None:
+        return _topic(broker, topic)
+    error = await _create(broker, name) if may_create and broker.broker_value("auto.create.topics.enable") else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    topic = broker.metadata.topics.get(name)
+    if topic is not None:
+        return _topic(broker, topic)
+    return MetadataResponse.Topic(error_code=int(error), name=name, topic_id=NO_ID)
+
+
+async def _create(broker: Broker, name: str) -> int:
+    """The error to tell while the topic is not there. Two clients that ask at once: the second one's creation is refused, and finds the first one's topic."""
+    if name in INTERNAL_TOPICS:
+        coordinator = broker.coordinators.of_topic(name) if broker.coordinators is not None else None
+        if coordinator is None:
+            return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        await coordinator.ensure_topic()
+        return int(ErrorCode.LEADER_NOT_AVAILABLE)
+    change = messages.CreateTopic(name, -1, -1, {}, {})
+    answer = await broker.controller.request(change, CREATE_TIMEOUT_MS)
+    if answer.error == 0 or answer.error in _RETRIABLE:
+        if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+            log.warning("topic could not be created automatically", topic=name, reason=answer.message)
+        return int(ErrorCode.LEADER_NOT_AVAILABLE)
+    return answer.error
+
+
+def _topic(broker: Broker, topic: messages.TopicImage) -> MetadataResponse.Topic:
+    visible = broker.metadata.visible_count(topic, broker.table.metadata_version)
+    return MetadataResponse.Topic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=[_partition(broker, partition, partition.index < visible) for partition in broker.metadata.shown(topic)],
+    )
+
+
+def _partition(broker: Broker, partition: messages.PartitionImage, visible: bool) -> MetadataResponse.Partition:
+    served = visible and is_served(broker, partition)
+    return MetadataResponse.Partition(
+        error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
+        partition_index=partition.index,
+        leader_id=partition.leader if served else -1,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=partition.replicas,
+        isr_nodes=partition.in_sync_replicas,
+        offline_replicas=offline_replicas(broker, partition),
+    )
+
+
+def is_served(broker: Broker, partition: messages.PartitionImage) -> bool:
+    """Clients may be sent to its leader."""
+    if partition.leader == broker.node_id:
+        return broker.view(partition) is not None
+    return broker.metadata.is_alive(partition.leader)
+
+
+def offline_replicas(broker: Broker, partition: messages.PartitionImage) -> list[int]:
+    """On hosts that are fenced, or, as far as this one knows, in log directories that cannot be used."""
+    here = [broker.node_id] if partition.owner == OWNER_NONE and broker.node_id in partition.replicas else []
+    return here + [node for node in partition.replicas if node != broker.node_id and not broker.metadata.is_alive(node)]

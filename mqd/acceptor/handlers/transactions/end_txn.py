@@ -1,0 +1,58 @@
+"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the answer holds the epoch, or the producer id, of the next transaction.
+
+Over the listener between hosts it is an administrator's wish that came to another host: the ongoing transaction of this producer is aborted, if its epoch is not above the one that is named.
+
+With a tagged field of our own (9100) it ends a joint transaction, and says which children win; with an empty run id an administrator aborts what is under way there
+(mqd/coordinator/transaction/joint.py).
+"""
+
+from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.transactions.write_txn_markers import abort_ongoing
+from mqd.acceptor.transactions import TransactionService
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
+from mqd.coordinator.transaction import events, joint
+
+VERSION_2_SINCE = 5
+KNOWS_PRODUCER_FENCED = 2
+
+
+async def handle(context: Context, header: RequestHeader, request: EndTxnRequest) -> EndTxnResponse:
+    service = context.broker.transactions
+    if not request.transactional_id or service is None:
+        return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    if context.address.peer_node >= 0:
+        return await _abort(service, request)
+    if request.joint is not None:
+        return await _end_joint(service, request)
+    client_version = events.VERSION_2 if header.api_version >= VERSION_2_SINCE else 0
+
+    def make(number: int, spare: int) -> events.EndTransaction:
+        return events.EndTransaction(number, request.producer_id, request.producer_epoch, request.committed, client_version, spare)
+
+    answer = await service.identify(request.transactional_id, make)
+    error = answer.error
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
+        error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    return EndTxnResponse(error_code=error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+
+
+async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:
+    if request.committed:
+        return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    try:
+        return EndTxnResponse(error_code=await abort_ongoing(service, request.transactional_id, request.producer_id, request.producer_epoch))
+    except CoordinatorError as error:
+        return EndTxnResponse(error_code=error.error_code)
+
+
+async def _end_joint(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:
+    asked = request.joint
+    is_administrator = asked.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
+    if not is_administrator and not joint.is_valid(request.transactional_id, asked.batch_id, asked.run_id):
+        return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    winners = tuple((winner.producer_id, winner.producer_epoch) for winner in asked.winners)
+    answer = await service.joint(request.transactional_id, lambda number, _: events.EndJoint(number, asked.batch_id, asked.run_id, request.committed, winners))
+    return EndTxnResponse(error_code=answer.error, joint=EndTxnResponse.JointResult(committed_batch_id=answer.committed_batch_id))

@@ -1,0 +1,190 @@
+"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over connections on which the sender has proven to be one, this ends transactions; from a client (Admin.abortTransaction) it ends one that hangs: only an abort is
+taken, of a transaction that is open in that partition's eyes. The owner is asked first: where nothing is open nothing is written, and no marker moves a producer's epoch
+further than by one, or the epoch of its coordinator at all, for that would lock the producer, or the coordinator, out of the partition.
+
+If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator aborts it everywhere, and fences the producer: a marker behind its back
+would tear the transaction in two. (Coordinators on other hosts are asked; the one that knows it does so.) A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
+"""
+
+import asyncio
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.interbroker.transactions import Elsewhere, abort_elsewhere, ongoing_elsewhere
+from mqd.acceptor.transactions import TransactionService
+from mqd.coordinator.log import AppendError
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.topics import GROUPS
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from mqd.protocol.redirected import origin_of
+from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
+from mqd.coordinator.transaction.joint import JointTransaction
+from mqd.coordinator.transaction.core import Transaction
+
+Marker = WriteTxnMarkersRequest.Marker
+Errors = dict[Partition, int]
+TIMEOUT_S = 10.0
+
+
+async def handle(context: Context, header: RequestHeader, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    service = context.broker.transactions
+    if context.address.peer_node >= 0 and service is not None:
+        return await _of_coordinator(service, request)
+    answers = []
+    ongoing = _ongoing(service, {_own_id(marker) for marker in request.markers}) if service is not None else {}
+    for marker in request.markers:
+        errors = await _errors(context.broker, marker, ongoing.get(_own_id(marker)))
+        topics = [
+            WriteTxnMarkersResponse.TopicResult(
+                name=topic.name,
+                partitions=[
+                    WriteTxnMarkersResponse.PartitionResult(partition_index=index, error_code=int(errors[topic.name, index])) for index in topic.partition_indexes
+                ],
+            )
+            for topic in marker.topics
+        ]
+        answers.append(WriteTxnMarkersResponse.MarkerResult(producer_id=marker.producer_id, topics=topics))
+    return WriteTxnMarkersResponse(markers=answers)
+
+
+async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    """From the host whose coordinator ends these transactions: written, side by side, and answered when they are below the high watermarks."""
+    asked = [(marker, (topic.name, index)) for marker in request.markers for topic in marker.topics for index in topic.partition_indexes]
+    errors = iter(await asyncio.gather(*(_write_here(service, marker, partition) for marker, partition in asked)))
+    return WriteTxnMarkersResponse(
+        markers=[
+            WriteTxnMarkersResponse.MarkerResult(
+                producer_id=marker.producer_id,
+                topics=[
+                    WriteTxnMarkersResponse.TopicResult(
+                        name=topic.name, partitions=[WriteTxnMarkersResponse.PartitionResult(partition_index=index, error_code=next(errors)) for index in topic.partition_indexes]
+                    )
+                    for topic in marker.topics
+                ],
+            )
+            for marker in request.markers
+        ]
+    )
+
+
+async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
+    if partition[0] == GROUPS:  # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified before are written or refused first
+        verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        service.offset_commits.when_done(marker.producer_id, lambda: verified.done() or verified.set_result(None))
+        await verified
+    try:
+        await service.append_marker_here(
+            *partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.transaction_result, _is_bumped(marker), marker.leader_epoch
+        )  # fmt: skip
+    except AppendError as failure:
+        return failure.error
+    except CoordinatorError as failure:
+        return failure.error_code
+    return 0
+
+
+async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
+    """`known`: the transactional id that has a transaction of this producer under way."""
+    asked = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
+    service = broker.transactions
+    refused = _refusal(service, marker)
+    if refused:
+        return dict.fromkeys(asked, refused)
+    assert service is not None
+    try:
+        service.coordinator.check_loaded()
+        if known is not None:
+            return await _abort_known(service, known, marker, asked)
+        elsewhere = Elsewhere(0) if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
+        if elsewhere.node_id >= 0 and service.peers is not None:
+            return dict.fromkeys(asked, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker)))
+        if elsewhere.error:
+            return dict.fromkeys(asked, elsewhere.error)
+    except CoordinatorError as error:
+        return dict.fromkeys(asked, error.error_code)
+    return {partition: await _write(broker, service, marker, partition) for partition in asked}
+
+
+def _refusal(service: TransactionService | None, marker: Marker) -> int:
+    if service is None or marker.transaction_result:
+        return int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    if marker.producer_id < 0 or marker.producer_epoch < 0:
+        return int(ErrorCode.INVALID_REQUEST)
+    # A coordinator of the future would fence the present one for this producer: nobody could end its transactions any more.
+    return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED) if marker.coordinator_epoch > service.coordinator_epoch_max() else 0
+
+
+def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, str]:
+    """The transactional ids that have transactions of these producers under way. O(transactional ids)."""
+    return {
+        producer_id: name
+        for name, core in service.coordinator.items()
+        if isinstance(core, Transaction | JointTransaction)
+        for producer_id in core.open_producers()
+        if producer_id in producer_ids
+    }  # fmt: skip
+
+
+async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
+    return dict.fromkeys(asked, await abort_ongoing(service, name, _own_id(marker), _epoch_max(marker)))
+
+
+async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
+    """By the coordinator, which is here: the ongoing transaction of this producer ends everywhere. Raises CoordinatorError."""
+    core = service.coordinator.core(name)
+    epoch = core.open_producers().get(producer_id) if isinstance(core, Transaction | JointTransaction) else None
+    if epoch is None:
+        return int(ErrorCode.INVALID_TXN_STATE)  # it has ended since somebody asked
+    if epoch > epoch_max:
+        return int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    error = await service.request(name, lambda number: AbortByAdministrator(number, producer_id))
+    assert isinstance(error, int)
+    return error
+
+
+def _epoch_max(marker: Marker) -> int:
+    """The highest epoch of a transaction that the marker may end: one of transactions v2 names an epoch above it, another may be one behind."""
+    return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
+
+
+def _own_id(marker: Marker) -> int:
+    """By which coordinators know the producer."""
+    return origin_of(marker.producer_id)[0]
+
+
+def _is_bumped(marker: Marker) -> bool:
+    return marker.transaction_version >= VERSION_2
+
+
+async def _write(broker: Broker, service: TransactionService, marker: Marker, partition: Partition) -> int:
+    image = broker.partition_of(*partition)
+    if image is None:
+        return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    view = broker.view(image)
+    if view is None:
+        return broker.unserved_error(image)
+    try:
+        error, found = await asyncio.wait_for(service.owners.producers(view.owner, image.slot), TIMEOUT_S)
+    except TimeoutError:
+        return int(ErrorCode.REQUEST_TIMED_OUT)
+    producer = next((one for one in found if one.producer_id == marker.producer_id), None)
+    if error or producer is None:
+        return error
+    if marker.producer_epoch < producer.producer_epoch + _is_bumped(marker):
+        return int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if producer.transaction_first_offset < 0:
+        return 0
+    if marker.producer_epoch > producer.producer_epoch + 1:
+        return int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if marker.coordinator_epoch < producer.coordinator_epoch:
+        return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+    if _ongoing(service, {_own_id(marker)}):
+        return int(ErrorCode.CONCURRENT_TRANSACTIONS)  # it has begun since the coordinator was asked
+    try:
+        await service.append_marker_here(*partition, marker.producer_id, marker.producer_epoch, max(producer.coordinator_epoch, 0), False, _is_bumped(marker))
+    except AppendError as failure:
+        return failure.error
+    except CoordinatorError as failure:
+        return failure.error_code
+    return 0

@@ -1,0 +1,216 @@
+"""Requests to the acceptors of other hosts, over their listener between hosts: markers of transactions, and questions to coordinators.
+
+One connection to each host that is asked, made when it is first needed and again after it ended; requests go over it side by side. A connection lives as long as the peer
+is registered under the same epoch at the same address: a restarted host is another one.
+
+Bounds: IN_FLIGHT_MAX requests to one host, more are refused.
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import os
+import socket
+
+from mqd.acceptor.interbroker.server import own_identity, read_frame, set_options, shake
+from mqd.acceptor.metadata import Metadata
+from mqd.base import logging
+from mqd.base.host_names import looked_up
+from mqd.cluster.membership import handshake
+from mqd.cluster.host.messages import BrokerImage
+from mqd.protocol.api import decode_response, encode_request
+from mqd.protocol.codec import owner_of
+from mqd.protocol.errors import ProtocolError
+
+CONNECT_S_MAX = 3.0
+IN_FLIGHT_MAX = 10_000
+RETRY_S = 0.1  # after a failure nobody is asked before
+
+log = logging.get("acceptor.peers")
+
+
+class PeerError(Exception):
+    """The host could not be asked, or has not answered: whether it has done what it was asked for is not known."""
+
+
+class _Connection:
+    def __init__(self, broker: BrokerImage, connection: socket.socket) -> None:
+        self.broker = broker
+        self.socket = connection
+        self.waiting: dict[int, asyncio.Future[bytes]] = {}
+        self.writing = asyncio.Lock()
+        self.reading: asyncio.Task[None] | None = None
+        self._room: asyncio.Future[None] | None = None  # whoever writes waits for it
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        """Raises OSError, also when close() comes meanwhile. One at a time."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self.socket.send(left) :]
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+
+    async def _writable(self) -> None:
+        room = self._room = self._loop.create_future()
+        self._loop.add_writer(self.socket, lambda: room.done() or room.set_result(None))
+        try:
+            await room
+        finally:
+            self._room = None
+            if self.socket.fileno() >= 0:
+                self._loop.remove_writer(self.socket)
+
+    def close(self) -> None:
+        """The loop hears first that it is over: the next socket may get the same number."""
+        if self.socket.fileno() >= 0:
+            self._loop.remove_reader(self.socket)
+            self._loop.remove_writer(self.socket)
+            self.socket.close()
+        if self.reading is not None:
+            self.reading.cancel()
+        if self._room is not None and not self._room.done():
+            self._room.set_exception(ConnectionAbortedError("the connection ended"))
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_exception(PeerError(f"the connection to host {self.broker.node_id} ended"))
+        self.waiting.clear()
+
+
+def _place(broker: BrokerImage) -> tuple[int, str, int]:
+    return broker.epoch, broker.inter_broker_host, broker.inter_broker_port
+
+
+class Peers:
+    """`secret`: the cluster's."""
+
+    def __init__(self, metadata: Metadata, node_id: int, secret: bytes) -> None:
+        self._metadata = metadata
+        self._node_id = node_id
+        self._key = handshake.derive_key(secret, "handshake")
+        self._connections: dict[int, _Connection] = {}
+        self._connecting: dict[int, asyncio.Task[_Connection]] = {}
+        self._not_before: dict[int, float] = {}
+        self._correlation_id = 0
+
+    def close(self) -> None:
+        for task in self._connecting.values():
+            task.cancel()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
+        """The response. Raises PeerError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connected(node_id)
+                return await self._ask(connection, request, version)
+        except TimeoutError:
+            raise PeerError(f"host {node_id} has not answered within {timeout_s} s") from None
+
+    async def _ask(self, connection: _Connection, request: object, version: int) -> object:
+        if len(connection.waiting) >= IN_FLIGHT_MAX:
+            raise PeerError(f"{IN_FLIGHT_MAX} requests to host {connection.broker.node_id} are under way")
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        number = self._correlation_id
+        frame = encode_request(request, version, number)
+        future = connection.waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._write(connection, len(frame).to_bytes(4, "big") + frame)
+            answer = await future
+        except OSError as error:
+            self._drop(connection)
+            raise PeerError(f"host {connection.broker.node_id}: {error}") from error
+        finally:
+            connection.waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # of one that was closed before all was written: nobody else hears it
+        try:
+            return decode_response(answer, owner_of(type(request))[0].api_key, version)[1]
+        except ProtocolError as error:
+            self._drop(connection)
+            raise PeerError(f"host {connection.broker.node_id} sent what is no answer: {error}") from error
+
+    async def _write(self, connection: _Connection, data: bytes) -> None:
+        async with connection.writing:
+            whole = False
+            try:
+                await connection.send(data)
+                whole = True
+            finally:
+                if not whole:  # cancelled in the middle: what would follow could not be read
+                    self._drop(connection)
+
+    # -- connections -------------------------------------------------------------------------------------------------------
+
+    async def _connected(self, node_id: int) -> _Connection:
+        broker = self._metadata.brokers.get(node_id)
+        if broker is None or not broker.inter_broker_host:
+            raise PeerError(f"host {node_id} is not registered, or listens for no other hosts")
+        known = self._connections.get(node_id)
+        if known is not None:
+            if _place(known.broker) == _place(broker):
+                return known
+            self._drop(known)
+        task = self._connecting.get(node_id)
+        if task is None:
+            if asyncio.get_running_loop().time() < self._not_before.get(node_id, 0.0):
+                raise PeerError(f"host {node_id} could not be reached a moment ago")
+            task = self._connecting[node_id] = asyncio.get_running_loop().create_task(self._connect(broker))
+            task.add_done_callback(lambda done: self._on_connected(node_id, done))
+        return await asyncio.shield(task)
+
+    def _on_connected(self, node_id: int, task: "asyncio.Task[_Connection]") -> None:
+        self._connecting.pop(node_id, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._not_before[node_id] = asyncio.get_running_loop().time() + RETRY_S
+            log.info("another host cannot be reached", node=node_id, reason=str(error))
+
+    async def _connect(self, broker: BrokerImage) -> _Connection:
+        identity = own_identity(self._metadata, self._node_id)
+        if identity is None:
+            raise PeerError("this host is not registered yet")
+        connection: socket.socket | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                loop = asyncio.get_running_loop()
+                with looked_up(broker.inter_broker_host):
+                    family, kind, protocol, _, address = (await loop.getaddrinfo(broker.inter_broker_host, broker.inter_broker_port, type=socket.SOCK_STREAM))[0]
+                connection = socket.socket(family, kind, protocol)
+                set_options(connection)
+                await loop.sock_connect(connection, address)
+                side = handshake.Initiator(self._key, "data", identity, os.urandom(handshake.NONCE_BYTES))
+                await loop.sock_sendall(connection, side.opening())
+                await shake(side, connection)
+            if side.peer is None or side.peer.node_id != broker.node_id:
+                raise PeerError(f"{broker.inter_broker_host}:{broker.inter_broker_port} is not host {broker.node_id}")
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, PeerError) or not isinstance(error, OSError | EOFError | TimeoutError | handshake.HandshakeFailed):
+                raise
+            raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
+        made = _Connection(broker, connection)
+        made.reading = asyncio.get_running_loop().create_task(self._read(made))
+        self._connections[broker.node_id] = made  # before it can be dropped
+        return made
+
+    async def _read(self, connection: _Connection) -> None:
+        try:
+            while (frame := await read_frame(connection.socket)) is not None:
+                future = connection.waiting.get(int.from_bytes(frame[:4], "big"))
+                if future is not None and not future.done():
+                    future.set_result(frame)
+        except (OSError, EOFError, ValueError) as error:
+            log.info("connection to another host ended", node=connection.broker.node_id, reason=str(error) or type(error).__name__)
+        connection.reading = None
+        self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        if self._connections.get(connection.broker.node_id) is connection:
+            del self._connections[connection.broker.node_id]
+        connection.close()

@@ -1,0 +1,272 @@
+"""The listener between hosts: connections of other hosts' workers, which go to the worker that they name, and of other hosts' acceptors, which are served here.
+
+    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
+                                                                         hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (local/relay.py)
+
+Markers of a host come over one connection, the newest that has brought any: an older one is that of an acceptor that has died, or was given up. It ends before the newer one's markers
+are served, and what comes over it afterwards is not: a marker that the network kept back would come after the successor's, and end the producer's next transaction.
+
+Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are: another cluster, a node id that is not registered (yet, as far as this
+host knows), another directory id than the registered one (a wiped host is another host), and a worker that there is not.
+
+Bounds: HANDSHAKES_MAX under way, more are closed at once; FRAME_BYTES_MAX of a request, IN_FLIGHT_MAX requests of one connection.
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+
+from mqd.acceptor.accepting import MAGIC, packed_ip
+from mqd.acceptor.metadata import Metadata
+from mqd.base import logging
+from mqd.cluster.membership import handshake
+from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal
+
+HANDSHAKES_MAX = 64
+FRAME_BYTES_MAX = 16 << 20
+IN_FLIGHT_MAX = 4096  # members of groups wait in JoinGroup, each for all others
+BACKLOG_COUNT = 64  # accepted in one go
+PAUSE_S = 0.1
+LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
+FLAG_PEER = 2
+PACKET = struct.Struct("<IHH16sHH16si16x")
+ACCEPTOR = -1  # hello.worker: not a worker's
+SERVED = frozenset((24, 26, 27, 61, 66))  # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
+MARKERS = (27).to_bytes(2, "big")  # how a WriteTxnMarkers begins
+
+log = logging.get("acceptor.between")
+assert PACKET.size == 64
+
+# (frame, node id of the peer) -> the response's frame; None: there is none, the connection ends
+Serve = Callable[[bytes, int], Awaitable[bytes | None]]
+
+
+def own_identity(metadata: Metadata, node_id: int) -> Identity | None:
+    """Of this host, as its peers know it; None before it is registered."""
+    own = metadata.brokers.get(node_id)
+    if own is None or not metadata.cluster_id:
+        return None
+    return Identity(node_id, own.directory_id, metadata.cluster_id)
+
+
+def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> Identity | Refusal:
+    """Whether a host that holds the cluster's key may connect."""
+    identity = own_identity(metadata, node_id)
+    peer = metadata.brokers.get(hello.identity.node_id)
+    if hello.purpose != "data":
+        return Refusal(handshake.REFUSED_PURPOSE, f"this is the listener for data; {hello.purpose} is spoken on controller.listener")
+    if identity is None:
+        return Refusal(handshake.REFUSED_BUSY, f"host {node_id} is not part of a cluster yet")
+    if hello.identity.cluster_id != identity.cluster_id:
+        return Refusal(handshake.REFUSED_CLUSTER, f"host {node_id} is of cluster {identity.cluster_id}, not of {hello.identity.cluster_id or 'none'}")
+    if hello.identity.node_id == node_id:
+        return Refusal(handshake.REFUSED_IDENTITY, f"node id {node_id} is this host's own")
+    if peer is None:
+        return Refusal(handshake.REFUSED_BUSY, f"host {node_id} does not know of a registration of node {hello.identity.node_id}")
+    if peer.directory_id and hello.identity.directory_id and peer.directory_id != hello.identity.directory_id:
+        return Refusal(handshake.REFUSED_IDENTITY, f"node {peer.node_id} is registered with another metadata directory")
+    if not ACCEPTOR <= hello.worker < worker_count:
+        return Refusal(handshake.REFUSED_WORKER, f"host {node_id} has {worker_count} workers; there is no worker {hello.worker}")
+    return identity
+
+
+async def shake(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
+    """Until both sides are proven, or one refused. Takes not one byte that follows. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
+        while side.wanted:
+            data = await loop.sock_recv(connection, side.wanted)
+            if not data:
+                raise EOFError("the peer closed the connection in the handshake")
+            out = side.feed(data)
+            if out:
+                await loop.sock_sendall(connection, out)
+
+
+def set_options(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
+
+
+async def read_frame(connection: socket.socket) -> bytes | None:
+    """What follows the length word; None at the end. Raises ValueError, OSError, EOFError."""
+    head = await _read_exactly(connection, 4)
+    if not head:
+        return None
+    size = int.from_bytes(head, "big")
+    if size > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {size} bytes; at most {FRAME_BYTES_MAX} are allowed")
+    frame = await _read_exactly(connection, size)
+    if len(frame) < size:
+        raise EOFError("the connection ended within a frame")
+    return frame
+
+
+async def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    """Fewer only at the end: then none, or EOFError."""
+    loop, parts, left = asyncio.get_running_loop(), [], size
+    while left:
+        part = await loop.sock_recv(connection, min(left, 1 << 18))
+        if not part:
+            if parts:
+                raise EOFError("the connection ended within a frame")
+            return b""
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+class Between:
+    """`secret`: the cluster's. `serve`: answers requests of other hosts' acceptors."""
+
+    def __init__(self, listener: socket.socket, handoffs: Sequence[socket.socket], secret: bytes, metadata: Metadata, node_id: int, serve: Serve) -> None:
+        self._listener = listener
+        self._handoffs = handoffs
+        self._key = handshake.derive_key(secret, "handshake")
+        self._metadata = metadata
+        self._node_id = node_id
+        self._serve = serve
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)  # of connections, in the order in which they were proven
+        self._marking: dict[int, tuple[int, asyncio.Task[None]]] = {}  # node id -> the newest connection that has brought markers
+        self._shaking = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._listener.setblocking(False)
+        loop.add_reader(self._listener.fileno(), self._on_readable)
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._loop = None
+        for task in self._tasks:
+            task.cancel()
+
+    # -- accepting ---------------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        assert self._loop is not None
+        for _ in range(BACKLOG_COUNT):
+            try:
+                connection, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                log.warning("a connection of another host cannot be accepted for now", reason=str(error))
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(PAUSE_S, self._again)
+                return
+            if self._shaking >= HANDSHAKES_MAX:
+                connection.close()
+                continue
+            self._shaking += 1
+            task = self._loop.create_task(self._take(connection, address))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _again(self) -> None:
+        if self._loop is not None:
+            self._loop.add_reader(self._listener.fileno(), self._on_readable)
+
+    async def _take(self, connection: socket.socket, address: tuple) -> None:
+        shaking = True
+        try:
+            set_options(connection)
+            side = handshake.Responder(self._key, self._decide, os.urandom(handshake.NONCE_BYTES))
+            try:
+                await shake(side, connection)
+            finally:
+                self._shaking -= 1
+                shaking = False
+            if not side.done:
+                if side.refused is not None:
+                    log.info("another host's connection is refused", address=address[0], reason=side.refused.message)
+                return
+            hello = side.peer
+            assert hello is not None
+            if hello.worker >= 0:
+                self._hand(connection, hello, address)
+            else:
+                await self._answer_all(connection, hello.identity.node_id)
+        except HandshakeFailed as error:
+            log.warning("a connection to the listener between hosts is closed", address=address[0], reason=str(error))
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            log.debug("a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__)
+        finally:
+            self._shaking -= shaking
+            connection.close()  # a worker's copy lives
+
+    def _decide(self, hello: Hello) -> Identity | Refusal:
+        return judge(hello, self._metadata, self._node_id, len(self._handoffs))
+
+    def _hand(self, connection: socket.socket, hello: Hello, address: tuple) -> None:
+        """Now or not at all: the peer comes again."""
+        local = connection.getsockname()
+        packet = PACKET.pack(MAGIC, 0, FLAG_PEER, packed_ip(address[0]), address[1], local[1], packed_ip(local[0]), hello.identity.node_id)
+        try:
+            socket.send_fds(self._handoffs[hello.worker], [packet], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as error:
+            log.warning("a worker does not take another host's connection", worker=hello.worker, node=hello.identity.node_id, reason=str(error))
+
+    # -- serving -----------------------------------------------------------------------------------------------------------
+
+    async def _answer_all(self, connection: socket.socket, node: int) -> None:
+        """Requests side by side: a marker that waits for its partition holds up none of the others. Answers name the request by its correlation id."""
+        assert self._loop is not None
+        number, writing, room = next(self._numbers), asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
+        under_way: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+
+        async def answer(frame: bytes) -> None:
+            try:
+                response = await self._serve(frame, node)
+                if response is None:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+                async with writing:
+                    await loop.sock_sendall(connection, len(response).to_bytes(4, "big") + response)
+            except OSError:
+                pass  # the peer is gone; it asks again elsewhere
+            except Exception:
+                log.exception("another host's request cannot be answered; the connection is closed", node=node)
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            finally:
+                room.release()
+
+        try:
+            while (frame := await read_frame(connection)) is not None:
+                if frame.startswith(MARKERS) and not await self._may_mark(node, number):
+                    return
+                await room.acquire()
+                task = loop.create_task(answer(frame))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _may_mark(self, node: int, number: int) -> bool:
+        """Whether no newer connection of this node has brought markers; older ones have ended then."""
+        newest, task = self._marking.get(node, (0, None))
+        if number > newest:
+            this = asyncio.current_task()
+            assert this is not None
+            self._marking[node] = number, this
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        return number >= newest

@@ -1,0 +1,198 @@
+"""Transactions whose coordinator, partitions or groups are led by different hosts: markers go to the leaders of partitions (WriteTxnMarkers), questions of partitions to the
+coordinator (AddPartitionsToTxn 5, which brokers alone send), over the listener between hosts; and an administrator's wish that a coordinator abort what it knows to be ongoing
+(EndTxn, which there means that and nothing else).
+
+Invariants
+    T1  a marker is answered with success only when the leader's host says that it is below the high watermark; what is not known is an error that is tried again
+        (mqd/coordinator/transaction/markers.py), and a marker that was written all the same is refused there for its epoch
+    T2  which host is asked is decided when the request leaves, by the metadata of that moment; a host that does not lead (any more) says so, and nothing was done
+    T3  a marker names the leader epoch that it is meant for, and is refused in any other. One that the network kept back, while another leader wrote it when it was said again, would
+        end the producer's next transaction as soon as that host leads once more (a client before KIP-890 goes on with the same epoch)
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.interbroker.client import PeerError, Peers
+from mqd.base import logging
+from mqd.coordinator.log import AppendError
+from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+
+MARKERS_PER_REQUEST = 1000
+MARKERS_VERSION, ADD_VERSION, LIST_VERSION, END_VERSION = 2, 5, 1, 4
+ONGOING = "Ongoing"
+TIMEOUT_S = 10.0
+UNFINISHED = frozenset(("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"))
+
+log = logging.get("acceptor.transactions")
+
+
+class MarkerToWrite(NamedTuple):
+    partition: Partition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    is_bumped: bool
+    leader_epoch: int = -1  # T3; -1 = any
+
+
+def leader_elsewhere(broker: Broker, topic: str, index: int) -> int:
+    """The other host that leads the partition; -1: this one does, or nobody."""
+    image = broker.partition_of(topic, index)
+    return image.leader if image is not None and image.leader != broker.node_id else -1
+
+
+class RemoteMarkers:
+    """What is given in one turn of the loop goes to a host in one request."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._queued: dict[int, list[tuple[MarkerToWrite, asyncio.Future[object]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def write(self, node_id: int, marker: MarkerToWrite) -> "asyncio.Future[object]":
+        """Done when it is below the high watermark; raises AppendError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        if not self._queued:
+            loop.call_soon(self._flush)
+        self._queued.setdefault(node_id, []).append((marker, future))
+        return future
+
+    def _flush(self) -> None:
+        queued, self._queued = self._queued, {}
+        for node_id, markers in queued.items():
+            for first in range(0, len(markers), MARKERS_PER_REQUEST):
+                task = asyncio.get_running_loop().create_task(self._send(node_id, markers[first : first + MARKERS_PER_REQUEST]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, node_id: int, markers: list[tuple[MarkerToWrite, "asyncio.Future[object]"]]) -> None:
+        """Whatever happens, each is answered: nobody else ends what waits for it."""
+        errors = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(markers)
+        try:
+            request = WriteTxnMarkersRequest(markers=[_marker(marker) for marker, _ in markers])
+            response = await self._peers.request(node_id, request, MARKERS_VERSION, TIMEOUT_S)
+            assert isinstance(response, WriteTxnMarkersResponse)
+            found = [one.topics[0].partitions[0].error_code for one in response.markers]
+            if len(found) != len(markers):
+                raise PeerError(f"{len(found)} answers to {len(markers)} markers")
+            errors = found
+        except (PeerError, IndexError) as error:
+            log.info("markers of transactions could not be given to another host; they are tried again", node=node_id, markers=len(markers), reason=str(error))
+        except Exception:
+            log.exception("markers of transactions could not be given to another host; they are tried again", node=node_id, markers=len(markers))
+        for (_, future), error in zip(markers, errors, strict=True):
+            if future.done():
+                continue
+            if error:
+                future.set_exception(AppendError(error, unknown=True))
+            else:
+                future.set_result(None)
+
+
+def _marker(one: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
+    return WriteTxnMarkersRequest.Marker(
+        producer_id=one.producer_id,
+        producer_epoch=one.producer_epoch,
+        transaction_result=one.commit,
+        topics=[WriteTxnMarkersRequest.Topic(name=one.partition[0], partition_indexes=[one.partition[1]])],
+        coordinator_epoch=one.coordinator_epoch,
+        transaction_version=VERSION_2 if one.is_bumped else 0,
+        leader_epoch=one.leader_epoch,
+    )
+
+
+class RoutedCoordinator:
+    """checks.Requests: the coordinator of a transactional id, wherever it is."""
+
+    def __init__(self, broker: Broker, local: Coordinator, peers: Peers) -> None:
+        self._broker = broker
+        self._local = local
+        self._peers = peers
+
+    async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
+        """Raises CoordinatorError."""
+        node_id = leader_elsewhere(self._broker, self._local.topic, self._local.partition_for(name))
+        if node_id < 0:
+            return await self._local.request(name, make_event, timeout_s)
+        event = make_event(0)
+        if not isinstance(event, AddPartitions | VerifyPartitions):
+            raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
+        only = isinstance(event, VerifyPartitions)
+        transaction = AddPartitionsToTxnRequest.Transaction(
+            transactional_id=name, producer_id=event.producer_id, producer_epoch=event.producer_epoch, verify_only=only, topics=_topics(event.partitions)
+        )
+        try:
+            response = await self._peers.request(node_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_VERSION, timeout_s or TIMEOUT_S)
+        except PeerError as error:
+            log.info("a transaction's coordinator on another host cannot be asked", node=node_id, reason=str(error))
+            raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+        assert isinstance(response, AddPartitionsToTxnResponse)
+        found = {
+            (topic.name, one.partition_index): one.partition_error_code
+            for result in response.results_by_transaction
+            for topic in result.topic_results
+            for one in topic.results_by_partition
+        }
+        missing = response.error_code or int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        errors = tuple(found.get(partition, missing) for partition in event.partitions)
+        return errors if only else next((error for error in errors if error), 0)
+
+
+def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.Topic]:
+    by_name: dict[str, list[int]] = {}
+    for name, index in partitions:
+        by_name.setdefault(name, []).append(index)
+    return [AddPartitionsToTxnRequest.Topic(name=name, partitions=indexes) for name, indexes in by_name.items()]
+
+
+class Elsewhere(NamedTuple):
+    """What coordinators on other hosts know of a producer. `error` 0: of no transaction that is not over; CONCURRENT_TRANSACTIONS: of one, by `transactional_id` on `node_id` where it is
+    ongoing; else it is ending by itself. COORDINATOR_NOT_AVAILABLE: one of them cannot be asked."""
+
+    error: int
+    node_id: int = -1
+    transactional_id: str = ""
+
+
+async def ongoing_elsewhere(broker: Broker, peers: Peers, producer_id: int) -> Elsewhere:
+    """Does a coordinator on another host know a transaction of this producer that is not over?"""
+    others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
+    request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
+    answers = await asyncio.gather(*(peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True)
+    for node, answer in zip(others, answers, strict=True):
+        if not isinstance(answer, ListTransactionsResponse) or answer.error_code:
+            return Elsewhere(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        for state in answer.transaction_states:
+            if state.transaction_state in UNFINISHED:
+                return Elsewhere(int(ErrorCode.CONCURRENT_TRANSACTIONS), *((node, state.transactional_id) if state.transaction_state == ONGOING else ()))
+    return Elsewhere(0)
+
+
+async def abort_elsewhere(peers: Peers, found: Elsewhere, producer_id: int, epoch_max: int) -> int:
+    """The coordinator there aborts the ongoing transaction of this producer everywhere, and fences it, if its epoch is not above `epoch_max`. An error code, when its markers are written."""
+    request = EndTxnRequest(transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False)
+    try:
+        answer = await peers.request(found.node_id, request, END_VERSION, TIMEOUT_S)
+    except PeerError as error:
+        log.info("a transaction's coordinator on another host has not aborted it", node=found.node_id, reason=str(error))
+        return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert isinstance(answer, EndTxnResponse)
+    return answer.error_code

@@ -1,0 +1,278 @@
+"""Metrics in Prometheus' text format on an admin port of the loopback address.
+
+The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py): it reads the control segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor
+the loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown (mqd/acceptor/metrics/directories.py).
+"""
+
+import os
+import threading
+from collections import Counter as Tally
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from mqd import native
+from mqd.acceptor.metrics import cluster as cluster_metrics
+from mqd.acceptor.metrics import groups as group_metrics
+from mqd.acceptor.broker import OWNER_NONE, Broker
+from mqd.acceptor.handlers.cluster.describe_log_dirs import size_of
+from mqd.acceptor.metrics.directories import Kept
+from mqd.acceptor.metrics.server import MetricsServer, listen
+from mqd.log import compaction_report, damage
+
+PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
+SIZES_KEPT_S = 10.0
+HANDLER_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_HELP = {
+    "LOOPS": "Turns of the worker's loop",
+    "BYTES_IN": "Bytes received from clients",
+    "BYTES_OUT": "Bytes sent to clients",
+    "REQUESTS_PRODUCE": "Produce requests",
+    "REQUESTS_FETCH": "Fetch requests",
+    "REQUESTS_LIST_OFFSETS": "ListOffsets requests answered by the worker",
+    "REQUESTS_CACHED": "Requests answered from the worker's cache",
+    "REQUESTS_FORWARDED_CONTROL": "Requests passed to the acceptor",
+    "BATCHES_APPENDED": "Record batches appended",
+    "RECORDS_APPENDED": "Records appended",
+    "BYTES_APPENDED": "Bytes appended to logs",
+    "BATCHES_FORWARDED": "Record batches passed to the worker that owns the partition",
+    "BATCHES_REFUSED": "Record batches refused",
+    "DUPLICATES": "Record batches an idempotent producer sent again",
+    "FETCH_BYTES": "Record bytes given to consumers",
+    "FETCH_SENDFILE_BYTES": "Record bytes given to consumers without copying",
+    "FETCH_PARKED": "Fetch requests that waited for records",
+    "FETCH_COLD": "Fetch requests that met bytes outside the page cache",
+    "SYNCS": "Flushes to disk",
+    "SYNC_FAILURES": "Flushes that failed",
+    "ROLLS": "Segments begun",
+    "CONNECTIONS_ACCEPTED": "Connections taken over",
+    "CONNECTIONS_CLOSED": "Connections ended",
+    "CONNECTIONS_REFUSED": "Connections refused (max.connections)",
+    "PROTOCOL_ERRORS": "Connections ended for a malformed request",
+    "ARENA_STALLS": "Times receiving waited for arena space",
+    "LINK_STALLS": "Times sending to another process waited for ring space",
+    "THROTTLED": "Times a connection was left unread because its client was over a quota",
+    "LOCAL_ATTACHED": "Local clients attached by shared memory",
+    "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
+    "LOCAL_REQUESTS": "Requests that came through shared memory",
+    "LOCAL_ASKS": "Questions of local clients where an offset lies",
+    "REPLICA_BYTES": "Bytes appended as a follower",
+    "RELAYED_BATCHES": "Record batches of local clients, sent on to leaders on other hosts",
+    "RELAYED_BYTES": "Bytes of the requests that brought them there",
+    "RELAY_FAILURES": "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried again",
+    "BATCHES_REDIRECTED": "Record batches for retired partitions, given to the partitions that take their records",
+    "IN_SYNC_SHRINKS": "Replicas that left the in-sync set of a partition led here",
+    "IN_SYNC_EXPANDS": "Replicas that joined the in-sync set of a partition led here",
+    "LOCAL_ATTACHMENTS": "Local clients attached now",
+    "LOCAL_BYTES": "Shared memory of local clients",
+    "ARENA_EXTENTS_USED": "Extents of the receive arena in use",
+    "ARENA_EXTENTS_TOTAL": "Extents of the receive arena",
+    "HEAP_BYTES": "Memory kept for requests and connections",
+    "SESSIONS": "Incremental fetch sessions",
+    "PRODUCERS": "Idempotent producers known",
+}
+_TIMES = {
+    "PRODUCE": "From a Produce request's arrival to its answer",
+    "FETCH": "From a Fetch request's arrival to its answer, waiting for records included",
+    "LOOP": "One turn of the worker's loop: how long everything else on this worker waits",
+    "SYNC": "One flush to disk",
+    "CONTROL": "From the arrival of a request for the acceptor to its answer",
+}
+_POWERS = 32
+
+
+class _Directory(NamedTuple):
+    """`sizes`: bytes, by topic and partition. `about` None: it cannot be used."""
+
+    sizes: dict[tuple[str, int], int]
+    about: os.statvfs_result | None = None
+
+
+class _Reports(NamedTuple):
+    """What workers have written into the run directory. `damage`: with the worker. `compaction`: by worker."""
+
+    damage: list[tuple[int, damage.Damage]]
+    compaction: list[compaction_report.Report]
+
+
+_NOTHING = _Directory({})
+
+
+def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
+    """From 128 buckets, four to a power of two of microseconds, to cumulative ones at each power of two in seconds, and the sum (within 12.5 %: the middle
+    of each bucket stands for what fell into it)."""
+    cumulative, total, sum_us = [], 0, 0.0
+    for power in range(_POWERS):
+        for quarter in range(4):
+            count = int(counts[4 * power + quarter])
+            total += count
+            width = 2**power / 4
+            sum_us += count * (2**power + (quarter + 0.5) * width)
+        cumulative.append((repr(2 ** (power + 1) / 1e6), total))
+    return [*cumulative, ("+Inf", total)], sum_us / 1e6
+
+
+class Metrics:
+    """Observer of the dispatch (loop's thread) and collector for scrapes (the thread that renders)."""
+
+    def __init__(self, broker: Broker, control: native.Control, worker_count: int, run_dir: Path) -> None:
+        self._broker = broker
+        self._control = control
+        self._worker_count = worker_count
+        self._run_dir = run_dir
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._directories = [Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(broker.log_dirs))]
+        self._reports = Kept(self._read_reports, 0.0)
+        self._lock = threading.Lock()  # one scrape at a time
+        self._arena: Any = lambda: (0, 0)
+        self._handler = Histogram(
+            "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", ["api"], registry=self._registry, buckets=HANDLER_BUCKETS
+        )
+        self._failed = Counter("mqd_handler_failures", "Requests that ended their connection", ["api"], registry=self._registry)
+        self._registry.register(self)  # type: ignore[arg-type]
+
+    def observe(self, api: str, seconds: float, failed: bool) -> None:
+        self._handler.labels(api).observe(seconds)
+        if failed:
+            self._failed.labels(api).inc()
+
+    def watch_arena(self, extents: Any) -> None:
+        """`extents()` gives (used, total) of the acceptor's own arena."""
+        self._arena = extents
+
+    # -- the server --------------------------------------------------------------------------------------------------------
+
+    def start(self, admin_port: int, kafka_port: int) -> int:
+        """Returns the port, -1 when metrics are switched off (admin.port=-1) or no port is to be had. A port that is taken is replaced by a free one."""
+        listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
+        if listener is None:
+            return -1
+        port: int = listener.getsockname()[1]
+        MetricsServer(listener, lambda: generate_latest(self._registry)).start()
+        return port
+
+    # -- a scrape ----------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Any]:
+        with self._lock:
+            for one in (*self._directories, self._reports):
+                one.ask()  # all at once: none waits for another that hangs
+            yield from self._workers()
+            yield from self._partitions()
+            yield from self._disks()
+            yield from self._compaction()
+            yield from group_metrics.collect(self._broker)
+            yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
+            used, total = self._arena()
+            yield GaugeMetricFamily("mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used)
+            yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
+            yield GaugeMetricFamily("mqd_metadata_version", "Version of the metadata that the acceptor serves", value=self._broker.metadata.version)
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def _workers(self) -> Iterator[Any]:
+        families: dict[str, Any] = {}
+        times = {name: HistogramMetricFamily(f"mqd_{name.lower()}_seconds", text, labels=["worker"]) for name, text in _TIMES.items()}
+        connections = GaugeMetricFamily("mqd_connections", "Open connections", labels=["worker"])
+        running = GaugeMetricFamily("mqd_worker_running", "1 while the worker serves", labels=["worker"])
+        for worker in range(self._worker_count):
+            label = [str(worker)]
+            counters, histograms = self._control.stats(worker)
+            connections.add_metric(label, self._control.connection_count(worker))
+            running.add_metric(label, self._control.endpoint_state(worker) == native.ProcessState.RUNNING)
+            for member in native.Counter:
+                kind, _, name = member.name.partition("_")
+                family = families.get(name)
+                if family is None:
+                    make = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
+                    shown = name.lower().replace("_total", "_max")  # in Prometheus only a counter ends in _total
+                    family = families[name] = make(f"mqd_{shown}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"])
+                family.add_metric(label, int(counters[member]))
+            for time_kind in native.Histogram:
+                if time_kind.name in times:
+                    buckets, total = histogram_buckets(histograms[time_kind])
+                    times[time_kind.name].add_metric(label, buckets, total)
+        yield from (connections, running, *families.values(), *times.values())
+
+    def _partitions(self) -> Iterator[Any]:
+        labels = ["topic", "partition"]
+        size = GaugeMetricFamily("mqd_partition_size_bytes", "Bytes of the partition's segments", labels=labels)
+        start = GaugeMetricFamily("mqd_partition_log_start_offset", "First offset that can be read", labels=labels)
+        end = GaugeMetricFamily("mqd_partition_log_end_offset", "Offset of the next record", labels=labels)
+        high = GaugeMetricFamily("mqd_partition_high_watermark", "Offset up to which consumers may read", labels=labels)
+        online = GaugeMetricFamily("mqd_partition_online", "1 while the partition is served", labels=labels)
+        damaged = GaugeMetricFamily("mqd_corrupt_segments", "Stored segments in which a checksum is wrong; the worker's log says where", labels=labels)
+        measured = [one.known() for one in self._directories]
+        reports = self._reports.known()
+        found = Tally((worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ()))
+        for topic in list(self._broker.metadata.topics.values()):
+            for partition in topic.partitions:
+                if partition.slot < 0:  # another host's
+                    continue
+                name = [topic.name, str(partition.index)]
+                directory = measured[partition.log_dir] if partition.log_dir < len(measured) else _NOTHING
+                if directory is not None:
+                    size.add_metric(name, directory.sizes.get((topic.name, partition.index), 0))
+                damaged.add_metric(name, found[partition.owner, topic.topic_id, partition.index])
+                view = self._control.slot_view(partition.slot)
+                online.add_metric(name, view.state == native.SlotState.ONLINE)
+                start.add_metric(name, view.log_start_offset)
+                end.add_metric(name, view.log_end_offset)
+                high.add_metric(name, view.high_watermark)
+        yield from (size, start, end, high, online, damaged)
+
+    def _measure(self, log_dir: int) -> "_Directory":
+        """Of one log directory. Blocks for as long as it takes to answer."""
+        sizes = {}
+        for topic in list(self._broker.metadata.topics.values()):
+            for partition in topic.partitions:
+                if partition.owner != OWNER_NONE and partition.log_dir == log_dir:
+                    try:
+                        sizes[topic.name, partition.index] = size_of(self._broker.path_of(topic.name, partition))
+                    except OSError:
+                        continue  # the directory is offline; mqd_partition_online says so
+        try:
+            return _Directory(sizes, os.statvfs(self._broker.log_dirs[log_dir]))
+        except OSError:
+            return _Directory(sizes)
+
+    def _read_reports(self) -> "_Reports":
+        workers = range(self._worker_count)
+        return _Reports([(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)], [compaction_report.read(self._run_dir, worker) for worker in workers])
+
+    def _compaction(self) -> Iterator[Any]:
+        sums = {
+            "runs": "Compactions of a partition that ended well", "failures": "Compactions that failed, or met what they cannot read", "read_bytes": "Bytes read by compaction",
+            "written_bytes": "Bytes written by compaction", "records_read": "Records looked at by compaction", "records_kept": "Records that compaction kept",
+            "seconds": "Time spent in compaction, throttling included",
+        }
+        families = {name: CounterMetricFamily(f"mqd_compaction_{name}", text, labels=["worker"]) for name, text in sums.items()}
+        labels = ["topic", "partition"]
+        dirty = GaugeMetricFamily("mqd_compaction_dirty_ratio", "Share of a compacted partition that was dirty when it was last looked at", labels=labels)
+        uncleanable = GaugeMetricFamily("mqd_compaction_uncleanable", "1: the partition cannot be compacted; the worker's log says why", labels=labels)
+        reports = self._reports.known()
+        for worker, report in enumerate(reports.compaction if reports is not None else ()):
+            for name, family in families.items():
+                family.add_metric([str(worker)], getattr(report, name))
+            for one in report.partitions:
+                dirty.add_metric([one.topic, str(one.partition)], one.dirty_ratio)
+                uncleanable.add_metric([one.topic, str(one.partition)], bool(one.uncleanable))
+        yield from (*families.values(), dirty, uncleanable)
+
+    def _disks(self) -> Iterator[Any]:
+        free = GaugeMetricFamily("mqd_log_dir_free_bytes", "Bytes that the broker may still use", labels=["directory"])
+        total = GaugeMetricFamily("mqd_log_dir_total_bytes", "Size of the file system", labels=["directory"])
+        for path, directory in zip(self._broker.log_dirs, self._directories, strict=True):
+            measured = directory.known()
+            about = measured.about if measured is not None else None
+            if about is None:
+                continue
+            free.add_metric([str(path)], about.f_bavail * about.f_frsize)
+            total.add_metric([str(path)], about.f_blocks * about.f_frsize)
+        yield from (free, total)
