@@ -64,7 +64,7 @@ class Consumer:
         return self._implementation.consume(num_messages, timeout)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """The next records of one partition as columns (mqd.client.reading.RecordBatch), as soon as there is one; None when `timeout` seconds passed without.
+        """The next records of one partition as columns (mqd.client.shm.reading.RecordBatch), as soon as there is one; None when `timeout` seconds passed without.
 
         On shared memory its columns are views of the mapped log: nothing is copied, and they are good as long as the batch, or an array made of it, lives. Uncommitted and aborted
         records are left out as by poll(). Raises KafkaException for an error of a partition or of the group, each once.
@@ -205,14 +205,14 @@ def _make(owner: Consumer, settings: configuration.Settings) -> Any:
         made, choice = _try_shared_memory(owner, settings, choice)
         if made is not None:
             return made
-    from mqd.client.tcp_consumer import TcpConsumer
+    from mqd.client.tcp.consumer import TcpConsumer
 
     _log.info("consumer goes over TCP: %s", choice.reason)
     return TcpConsumer(owner, settings, choice.reason)
 
 
 def _try_shared_memory(owner: Consumer, settings: configuration.Settings, choice: configuration.Choice) -> tuple[Any, configuration.Choice]:
-    from mqd.client.shm_consumer import open_consumer
+    from mqd.client.shm.consumer import open_consumer
 
     try:
         made = open_consumer(owner, settings, choice)

@@ -193,7 +193,7 @@ def _make(settings: configuration.Settings) -> Any:
         made, choice = _try_shared_memory(settings, choice)
         if made is not None:
             return made
-    from mqd.client.tcp_producer import TcpProducer
+    from mqd.client.tcp.producer import TcpProducer
 
     _log.info("producer goes over TCP: %s", choice.reason)
     tcp = TcpProducer(settings)
@@ -202,7 +202,7 @@ def _make(settings: configuration.Settings) -> Any:
 
 
 def _try_shared_memory(settings: configuration.Settings, choice: configuration.Choice) -> tuple[Any, configuration.Choice]:
-    from mqd.client.shm_producer import ShmProducer
+    from mqd.client.shm.producer import ShmProducer
 
     try:
         made = ShmProducer(settings, choice)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from mqd.client.reading import BlockPool, PartitionReader
+from mqd.client.shm.reading import BlockPool, PartitionReader
 from mqd.native import NativeError
 from mqd.native.reader import SegmentReader, batches_extent
 from mqd.protocol.errors import ErrorCode

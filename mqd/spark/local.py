@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mqd.client.reading import BlockPool, PartitionReader
+from mqd.client.shm.reading import BlockPool, PartitionReader
 from mqd.native import NativeError
 from mqd.native.client import Client
 from mqd.protocol.api import decode_response, encode_request

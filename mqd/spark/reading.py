@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mqd.client.reading import BlockPool
+from mqd.client.shm.reading import BlockPool
 from mqd.native import NativeError
 from mqd.native.columns import ArrowRows
 from mqd.spark import local

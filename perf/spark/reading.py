@@ -106,7 +106,7 @@ def measured(name: str, rows: int, work: Callable[[], int], broker: Callable[[],
 
 def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
     """Batches of 4 MiB in all, again and again."""
-    from mqd.client.reading import PartitionReader
+    from mqd.client.shm.reading import PartitionReader
     from mqd.native.reader import SegmentReader
     from mqd.protocol.records import Record, encode_batch
     from mqd.spark.fetching import BYTES_MAX, RECORDS_MAX

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mqd.client.reading import PartitionReader
+from mqd.client.shm.reading import PartitionReader
 from mqd.native import NativeError
 from mqd.native.client import Client
 from tests.broker import Broker

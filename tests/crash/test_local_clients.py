@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.client import attachment
+from mqd.client.shm import attachment
 from mqd.shm.attach import KeeperError
 from tests.broker import Broker
 from tests.crash.checker import Acknowledged, check, identity_of, summary

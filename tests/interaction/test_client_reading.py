@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 
 from mqd.client.offsets import positions_request, read_positions
-from mqd.client.reading import PartitionReader
+from mqd.client.shm.reading import PartitionReader
 from mqd.client.record_batch import RecordBatchView
 from mqd.native import NativeError
 from mqd.native.client import Client

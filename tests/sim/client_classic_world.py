@@ -10,7 +10,7 @@ and when faults have stopped
 
 from __future__ import annotations
 
-from mqd.client.group_classic import ClassicCore, ClassicSettings, State
+from mqd.client.group.classic import ClassicCore, ClassicSettings, State
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.core import State as GroupState

@@ -17,8 +17,8 @@ from collections import deque
 
 import pytest
 
-from mqd.client.group_core import GroupCore, Settings, State
-from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.group.consumer_protocol import GroupCore, Settings, State
+from mqd.client.group.events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.cluster import FixedCluster

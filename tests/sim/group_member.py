@@ -1,5 +1,5 @@
 """One simulated member of a group: the client's real membership core, its connection with the coordinator over the simulated network, and an application that works on partitions and
-commits how far it has come, as mqd/client does (group_runner.py, committing.py, rebalancing.py).
+commits how far it has come, as mqd/client does (runner.py, committing.py, rebalancing.py).
 
 Invariants
     N1  a connection delivers in order, once or not at all, and not at all once it is closed; what was asked over it and not answered ends as Unanswered
@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from mqd.client.group_classic import ClassicCore
-from mqd.client.group_classic import ClassicSettings as MemberSettings
-from mqd.client.group_core import GroupCore, Settings
-from mqd.client.group_events import Answered, Assign, Done, Polled, Revoke, Send, Unanswered
+from mqd.client.group.classic import ClassicCore
+from mqd.client.group.classic import ClassicSettings as MemberSettings
+from mqd.client.group.consumer_protocol import GroupCore, Settings
+from mqd.client.group.events import Answered, Assign, Done, Polled, Revoke, Send, Unanswered
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mqd.client.group_classic import State as ClassicState
-from mqd.client.group_core import State
-from mqd.client.group_events import Leave, Subscribe
+from mqd.client.group.classic import State as ClassicState
+from mqd.client.group.consumer_protocol import State
+from mqd.client.group.events import Leave, Subscribe
 from mqd.coordinator.group.consumer.cluster import FixedCluster
 from mqd.coordinator.group.consumer.members import Owners
 from mqd.coordinator.group.group import Group

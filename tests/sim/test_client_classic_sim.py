@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from mqd.client.group_assignors import (
+from mqd.client.group.assignors import (
     ASSIGNORS, Subscription, assign_cooperative, assign_sticky, decode_assignment, decode_subscription, encode_assignment, encode_subscription,
 )  # fmt: skip
-from mqd.client.group_classic import ClassicCore
+from mqd.client.group.classic import ClassicCore
 from tests.sim.client_classic_world import run
 
 QUICK_SEEDS = 25

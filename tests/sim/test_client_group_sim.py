@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.client import group_core
-from mqd.client.group_core import GroupCore
+from mqd.client.group import consumer_protocol as group_core
+from mqd.client.group.consumer_protocol import GroupCore
 from tests.sim.client_group_world import acknowledges_before_it_lets_go, run
 
 QUICK_SEEDS = 30

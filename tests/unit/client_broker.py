@@ -62,7 +62,7 @@ class FakeBroker:
 
 
 class FakeNative:
-    """What mqd.client.attachment asks of a native client. Answers are there at the next poll."""
+    """What mqd.client.shm.attachment asks of a native client. Answers are there at the next poll."""
 
     worker = 0
 

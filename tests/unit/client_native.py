@@ -13,7 +13,7 @@ import pytest
 from mqd.client import requests
 from mqd.client.config import Choice, read
 from mqd.client.messages import KafkaError, Message
-from mqd.client.shm_producer import ShmProducer
+from mqd.client.shm.producer import ShmProducer
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import INT64_MAX, Delivery
 from mqd.protocol.messages import EndTxnResponse, FindCoordinatorResponse, InitProducerIdResponse
@@ -171,8 +171,8 @@ class FakeProducer:
 
 def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[ShmProducer, FakeProducer]:
     """A shared-memory producer over FakeBroker and FakeProducer; underscores in keys are dots, but those of callbacks."""
-    monkeypatch.setattr("mqd.client.shm_producer.NativeProducer", FakeProducer)
-    monkeypatch.setattr("mqd.client.shm_producer.opener", lambda *_arguments: broker.attach)
+    monkeypatch.setattr("mqd.client.shm.producer.NativeProducer", FakeProducer)
+    monkeypatch.setattr("mqd.client.shm.producer.opener", lambda *_arguments: broker.attach)
     given = {key if key.endswith("_cb") else key.replace("_", "."): value for key, value in config.items()}
     producer = ShmProducer(read({"bootstrap.servers": "x", "linger.ms": 1, "retry.backoff.ms": 1, **given}), Choice("shm", "/nowhere", "a test"))
     return producer, producer.native  # type: ignore[return-value]

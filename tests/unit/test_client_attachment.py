@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from mqd.client import requests
-from mqd.client.attachment import Attachment
-from mqd.client.coordinator import Coordinator
+from mqd.client.shm.attachment import Attachment
+from mqd.client.group.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse
 from tests.unit.client_broker import FakeBroker

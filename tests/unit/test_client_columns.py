@@ -10,7 +10,7 @@ import pytest
 
 from mqd.client import columns, config
 from mqd.client.messages import GroupMetadata, KafkaException, Message, decode_headers, encode_headers
-from mqd.client.staging import Entry, Stage, chunk_of
+from mqd.client.shm.staging import Entry, Stage, chunk_of
 from mqd.protocol.records import Record, decode_records, encode_batch
 
 

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from mqd.client import offsets, rebalancing
-from mqd.client.committing import QUEUE_MAX, Commits
+from mqd.client import offsets
+from mqd.client.group import rebalancing
+from mqd.client.group.committing import QUEUE_MAX, Commits
 from mqd.client.config import read
-from mqd.client.consumer_config import ConsumerConfig
-from mqd.client.group_core import MAX_POLL_EXCEEDED, RELEASE_WAIT_MS, GroupCore, Settings, State
-from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
-from mqd.client.inbox import Inbox
+from mqd.client.shm.consumer_config import ConsumerConfig
+from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED, RELEASE_WAIT_MS, GroupCore, Settings, State
+from mqd.client.group.events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.shm.inbox import Inbox
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult
-from mqd.client.partitions import Part, Parts, Phase
-from mqd.client.rebalancing import Rebalancer
-from mqd.client.tcp_consumer import TcpConsumer
+from mqd.client.shm.partitions import Part, Parts, Phase
+from mqd.client.group.rebalancing import Rebalancer
+from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatResponse, FetchResponse, OffsetCommitResponse, OffsetFetchResponse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mqd.client.parking import PositionSession
+from mqd.client.shm.parking import PositionSession
 from mqd.protocol.api import decode_request, encode_request
 from mqd.protocol.messages import FetchResponse
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from mqd.client import closing
+from mqd.client.shm import closing
 from mqd.client.messages import KafkaError, KafkaException, Message, local_error
-from mqd.client.shm_producer import ShmProducer
+from mqd.client.shm.producer import ShmProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_broker import FakeBroker
 from tests.unit.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)

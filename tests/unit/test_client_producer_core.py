@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from mqd.client import compressing, requests
+from mqd.client import requests
+from mqd.client.shm import compressing
 from mqd.client.config import read
-from mqd.client.fates import Verdict, judge
+from mqd.client.shm.delivery_outcomes import Verdict, judge
 from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
-from mqd.client.tcp_producer import TcpProducer
+from mqd.client.tcp.producer import TcpProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_broker import FakeBroker
 from tests.unit.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mqd.client import appending, compressing, requests
+from mqd.client import requests
+from mqd.client.shm import appending, compressing
 from mqd.client.messages import KafkaError, KafkaException
-from mqd.client.shm_producer import ShmProducer
+from mqd.client.shm.producer import ShmProducer
 from tests.unit.client_broker import FakeBroker
 from tests.unit.client_native import Reports, broker, make  # noqa: F401 (fixtures)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from mqd.client import requests, transactional
+from mqd.client import requests
+from mqd.client.shm import transactional
 from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, TopicPartition
-from mqd.client.shm_producer import ShmProducer
+from mqd.client.shm.producer import ShmProducer
 from mqd.protocol.api import decode_request
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse, InitProducerIdResponse, TxnOffsetCommitResponse

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqd.client import remote_reading
+from mqd.client.shm import remote_reading
 from mqd.client.config import Settings
 from mqd.client.messages import KafkaError
-from mqd.client.remote_reading import RemoteRecords
+from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 
 PATIENCE_S = 10.0

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("mqd._native")
 
 from mqd.client.messages import Message, encode_headers  # noqa: E402
-from mqd.client.reading import BLOCK_COUNT_MAX, BLOCK_RECORDS, BlockPool, PartitionReader  # noqa: E402
+from mqd.client.shm.reading import BLOCK_COUNT_MAX, BLOCK_RECORDS, BlockPool, PartitionReader  # noqa: E402
 from mqd.client.record_batch import Blobs, RecordBatchView  # noqa: E402
 from mqd.native.reader import SegmentReader  # noqa: E402
 from mqd.protocol.crc32c import crc32c  # noqa: E402

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqd.client.staging import Entry, Stage, chunk_of
+from mqd.client.shm.staging import Entry, Stage, chunk_of
 
 NOW_MS = 1_700_000_000_000
 

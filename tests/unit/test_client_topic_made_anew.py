@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
 from mqd.client.messages import OFFSET_INVALID
-from mqd.client.partitions import Phase
-from mqd.client.reading import Problem
+from mqd.client.shm.partitions import Phase
+from mqd.client.shm.reading import Problem
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import (  # noqa: F401 (fixtures)
     NEW, TOPIC, ConsumerWorld, begins_anew, consume_is_left, hears_that_it_is_gone, look_again, make, next_record, places, world,

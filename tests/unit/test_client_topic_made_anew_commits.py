@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from mqd.client import requests
-from mqd.client.group_events import Assign, Partition, Revoke
+from mqd.client.group.events import Assign, Partition, Revoke
 from mqd.client.messages import Message
-from mqd.client.partitions import Phase
+from mqd.client.shm.partitions import Phase
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import NEW, TOPIC, ConsumerWorld, begins_anew, hears_that_it_is_gone, look_again, make, next_record  # noqa: F401 (fixtures)
 

@@ -8,7 +8,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow", reason="the Arrow columns need pyarrow: pip install 'mqd[spark]'")
 
-from mqd.client.reading import PartitionReader  # noqa: E402
+from mqd.client.shm.reading import PartitionReader  # noqa: E402
 from mqd.native import NativeError  # noqa: E402
 from mqd.native.columns import ArrowRows  # noqa: E402
 from mqd.native.reader import SegmentReader, batches_extent  # noqa: E402

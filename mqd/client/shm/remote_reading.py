@@ -26,7 +26,7 @@ import confluent_kafka
 
 from mqd.client.config import Settings
 from mqd.client.messages import KafkaError
-from mqd.client.reading import Problem
+from mqd.client.shm.reading import Problem
 from mqd.client.record_batch import RecordBatchView
 from mqd.protocol.errors import ErrorCode
 

@@ -1,7 +1,7 @@
 """The producer over shared memory: confluent_kafka's semantics on the C core.
 
 A record's way: produce() appends it to a Stage (staging.py); the stage goes to the C core in bulk, which partitions it and builds batches in the memory shared with the
-broker; answers come back by the attachment's driver, which decides (retry, give up, done: fates.py) and leaves events; poll() and flush() call back (delivering.py).
+broker; answers come back by the attachment's driver, which decides (retry, give up, done: delivery_outcomes.py) and leaves events; poll() and flush() call back (delivering.py).
 
 1. A record is in exactly one place: a stage, the C core, an event. What is outstanding is their sum; it is bounded by queue.buffering.max.messages and the shared memory.
 2. Stages go over in the order of their records, and only while `held` is None: before the producer has its identity, between two identities, nothing moves.
@@ -21,22 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client import closing, columns
-from mqd.client.appending import Appender, Refused, Taken
-from mqd.client.attachment import Attachment
-from mqd.client.batch_call import BatchCall
-from mqd.client.compressing import Compressor
+from mqd.client import columns
+from mqd.client.shm import closing
+from mqd.client.shm.appending import Appender, Refused, Taken
+from mqd.client.shm.attachment import Attachment
+from mqd.client.shm.batch_call import BatchCall
+from mqd.client.shm.compressing import Compressor
 from mqd.client.config import Choice, ProducerConfig, Settings
-from mqd.client.delivering import CallReport, Delivery, ErrorEvent, Events
-from mqd.client.fates import Fates
-from mqd.client.identity import Identity
+from mqd.client.shm.delivering import CallReport, Delivery, ErrorEvent, Events
+from mqd.client.shm.delivery_outcomes import Fates
+from mqd.client.shm.identity import Identity
 from mqd.client.messages import KafkaError, KafkaException, encode_headers, failure, local_error
-from mqd.client.opening import opener
+from mqd.client.shm.opening import opener
 from mqd.client.partitioner import number_of
 from mqd.client.requests import PRODUCE
-from mqd.client.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of
-from mqd.client.statistics import Statistics
-from mqd.client.transactional import Transactions
+from mqd.client.shm.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of
+from mqd.client.shm.producer_statistics import Statistics
+from mqd.client.shm.transactional import Transactions
 from mqd.native import NativeError
 from mqd.native.client import INT64_MAX, ProducerOptions
 from mqd.native.client import Producer as NativeProducer

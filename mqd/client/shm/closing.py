@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mqd.client.shm_producer import ShmProducer
+    from mqd.client.shm.producer import ShmProducer
 
 _log = logging.getLogger("mqd.client")
 _ALONE_S = 5.0

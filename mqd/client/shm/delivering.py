@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, BatchDelivery, KafkaError, Message
-from mqd.client.staging import Entry
+from mqd.client.shm.staging import Entry
 
 
 Part = tuple[Any, Any, int]  # records of a batch, see Delivery

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mqd.client.consumer_config import ConsumerConfig
-from mqd.client.group_assignors import ASSIGNORS
-from mqd.client.group_classic import ClassicCore, ClassicSettings
-from mqd.client.group_core import GroupCore, Settings
+from mqd.client.shm.consumer_config import ConsumerConfig
+from mqd.client.group.assignors import ASSIGNORS
+from mqd.client.group.classic import ClassicCore, ClassicSettings
+from mqd.client.group.consumer_protocol import GroupCore, Settings
 
 
 def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from mqd.client.coordinator import Coordinator
-from mqd.client.group_events import Action, Answered, Done, Event, Leave, Left, Partitions, Polled, Problem, Resolve, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.group.coordinator import Coordinator
+from mqd.client.group.events import Action, Answered, Done, Event, Leave, Left, Partitions, Polled, Problem, Resolve, Send, Subscribe, Tick, TopicsKnown, Unanswered
 from mqd.client.messages import KafkaError
 from mqd.client.offsets import COORDINATOR_AWAY
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mqd.client import requests
-from mqd.client.coordinator import Coordinator
-from mqd.client.inbox import Inbox
+from mqd.client.group.coordinator import Coordinator
+from mqd.client.shm.inbox import Inbox
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
 from mqd.client.offsets import COMMIT_BY_ID_VERSION, COORDINATOR_AWAY, STALE, Committed, Key, PartitionResult, commit_request, commit_version_max, read_commit
 from mqd.protocol.errors import ErrorCode

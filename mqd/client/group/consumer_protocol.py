@@ -22,7 +22,7 @@ import enum
 
 import msgspec
 
-from mqd.client.group_events import (
+from mqd.client.group.events import (
     Action, Answered, Assign, Done, Event, Leave, Left, Lost, Partition, Partitions, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered,
 )  # fmt: skip
 from mqd.protocol.errors import ErrorCode, error_message, error_name

@@ -1,6 +1,6 @@
 """What goes into a group membership core and what comes out of it. Frozen, without clock, socket or thread; the same for both protocols.
 
-The shell (group_runner.py) sends what Send says, over one connection, in order, and gives back Answered or Unanswered with the same number. Revoke, Assign and Lost are
+The shell (runner.py) sends what Send says, over one connection, in order, and gives back Answered or Unanswered with the same number. Revoke, Assign and Lost are
 carried out by the application's thread, in poll(), one after the other; each is ended by Done.
 """
 

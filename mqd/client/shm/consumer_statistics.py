@@ -7,9 +7,9 @@ import os
 import time
 from typing import Any
 
-from mqd.client.inbox import Inbox
-from mqd.client.rebalancing import Call
-from mqd.client.statistics import NOT_COUNTED
+from mqd.client.shm.inbox import Inbox
+from mqd.client.group.rebalancing import Call
+from mqd.client.shm.producer_statistics import NOT_COUNTED
 
 _NEVER = float("inf")
 

@@ -1,6 +1,6 @@
 """A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup; whoever leads a generation assigns its partitions. Sans-I/O.
 
-Spoken where the broker does not let a member of the newer protocol into a group (group.consumer.migration.policy). Same events and actions as group_core.py.
+Spoken where the broker does not let a member of the newer protocol into a group (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
 
 Invariants (check())
     C1  what the application works on (`owned`) grows when Assign leaves, shrinks when Revoke or Lost is Done
@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from mqd.client.group_assignors import ASSIGNORS, COOPERATIVE, Subscription, TopicPartition, decode_assignment, decode_subscription, encode_assignment, encode_subscription
-from mqd.client.group_core import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED
-from mqd.client.group_events import (
+from mqd.client.group.assignors import ASSIGNORS, COOPERATIVE, Subscription, TopicPartition, decode_assignment, decode_subscription, encode_assignment, encode_subscription
+from mqd.client.group.consumer_protocol import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED
+from mqd.client.group.events import (
     Action, Answered, Assign, Done, Event, Leave, Left, Lost, Partition, Partitions, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered,
 )  # fmt: skip
 from mqd.protocol.errors import ErrorCode, error_message, error_name

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mqd.client.delivering import Part
+from mqd.client.shm.delivering import Part
 from mqd.client.messages import KafkaError, local_error
-from mqd.client.staging import Chunk, Stage, native_columns
+from mqd.client.shm.staging import Chunk, Stage, native_columns
 from mqd.native import E_INVALID, NativeError
 
 if TYPE_CHECKING:
-    from mqd.client.shm_producer import ShmProducer
+    from mqd.client.shm.producer import ShmProducer
 
 PART_MAX = 8192  # records at a time: others want the lock, too
 

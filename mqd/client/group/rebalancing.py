@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mqd.client.group_events import Assign, Left, Lost, Partitions, Problem, Revoke
+from mqd.client.group.events import Assign, Left, Lost, Partitions, Problem, Revoke
 from mqd.client.messages import KafkaError, TopicPartition, broker_error, local_error
 from mqd.client.offsets import Key
 from mqd.protocol.errors import ErrorCode

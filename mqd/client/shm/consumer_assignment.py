@@ -1,6 +1,6 @@
 """A consumer's assignment, as the application, or its group for it, changes it and moves about in it: what is assigned, where each partition stands, and which are paused.
 
-See shm_consumer.py, L1 and L3; how a partition gets to its begin: fetching.py.
+See shm/consumer.py, L1 and L3; how a partition gets to its begin: fetching.py.
 Concurrency: the application's thread.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mqd.client.fetching import Fetcher
+from mqd.client.shm.fetching import Fetcher
 from mqd.client.messages import OFFSET_INVALID, KafkaError, TopicPartition, failure, local_error
 from mqd.client.offsets import PartitionResult
-from mqd.client.partitions import Part
+from mqd.client.shm.partitions import Part
 
 
 class ConsumerAssignment:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client.delivering import Batch, CallReport, Delivery, Part
+from mqd.client.shm.delivering import Batch, CallReport, Delivery, Part
 from mqd.client.messages import KafkaError, broker_error, local_error
 from mqd.native import NativeError
 from mqd.native.client import Delivery as NativeDelivery

@@ -1,6 +1,6 @@
 """A consumer's offsets: what is stored and committed, by the application or by itself, and what it asks the broker about others'.
 
-See shm_consumer.py, L2 and L3; how a commit gets to the coordinator: committing.py.
+See shm/consumer.py, L2 and L3; how a commit gets to the coordinator: committing.py.
 Concurrency: the application's thread.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from mqd.client import offsets, requests
-from mqd.client.committing import Commit, Commits
+from mqd.client.group.committing import Commit, Commits
 from mqd.client.messages import OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
 from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
-from mqd.client.partitions import Part
+from mqd.client.shm.partitions import Part
 from mqd.protocol.errors import ErrorCode
 
 CLOSE_S = 10.0

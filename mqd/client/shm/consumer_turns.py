@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from mqd.client.messages import KafkaError
-from mqd.client.rebalancing import Call
+from mqd.client.group.rebalancing import Call
 
 
 class Turns:

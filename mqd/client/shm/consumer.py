@@ -22,28 +22,28 @@ from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from typing import Any
 
-from mqd.client.attachment import Attachment
-from mqd.client.committing import Commits
+from mqd.client.shm.attachment import Attachment
+from mqd.client.group.committing import Commits
 from mqd.client.config import Choice, Settings
-from mqd.client.consumer_assignment import ConsumerAssignment
-from mqd.client.consumer_config import ConsumerConfig
-from mqd.client.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, deadline_of
-from mqd.client.consumer_statistics import ConsumerStatistics
-from mqd.client.consumer_turns import Turns
-from mqd.client.coordinator import Coordinator
-from mqd.client.fetching import Fetcher
-from mqd.client.group_classic import ClassicCore
-from mqd.client.group_core import GroupCore
-from mqd.client.group_runner import GroupRunner
-from mqd.client.inbox import Inbox
-from mqd.client.joining import classic_core, new_core, subscribed
+from mqd.client.shm.consumer_assignment import ConsumerAssignment
+from mqd.client.shm.consumer_config import ConsumerConfig
+from mqd.client.shm.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, deadline_of
+from mqd.client.shm.consumer_statistics import ConsumerStatistics
+from mqd.client.shm.consumer_turns import Turns
+from mqd.client.group.coordinator import Coordinator
+from mqd.client.shm.fetching import Fetcher
+from mqd.client.group.classic import ClassicCore
+from mqd.client.group.consumer_protocol import GroupCore
+from mqd.client.group.runner import GroupRunner
+from mqd.client.shm.inbox import Inbox
+from mqd.client.group.joining import classic_core, new_core, subscribed
 from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, broker_error, failure, local_error
 from mqd.client.offsets import Key
-from mqd.client.opening import opener
-from mqd.client.partitions import Part, Parts, Phase
-from mqd.client.reading import BlockPool, PartitionReader
-from mqd.client.rebalancing import Rebalancer
-from mqd.client.remote_reading import RemoteRecords
+from mqd.client.shm.opening import opener
+from mqd.client.shm.partitions import Part, Parts, Phase
+from mqd.client.shm.reading import BlockPool, PartitionReader
+from mqd.client.group.rebalancing import Rebalancer
+from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 
 POLL_RECORDS = 2048
