@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from mqd.cli import status
+from mqd.cli.verbs import status
 
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mqd.cli.request import Broker as Client
+from mqd.cli.kafka_request import Broker as Client
 from mqd.protocol.messages import DescribeQuorumRequest, MetadataRequest
 from tests.broker import Broker, BrokerFailed
 

@@ -50,7 +50,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, ConfigError):
         return str(error), EXIT_USAGE
     if type(error).__module__.startswith(("confluent_kafka", "cimpl")):
-        from mqd.cli.kafka import explain_kafka
+        from mqd.cli.librdkafka import explain_kafka
 
         return explain_kafka(error)
     if isinstance(error, OSError):
@@ -107,7 +107,7 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
 def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Topic names for the shell's completion; none when no broker answers at once."""
     try:
-        from mqd.cli.kafka import topic_names
+        from mqd.cli.librdkafka import topic_names
 
         return [name for name in topic_names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP, 1.0) if name.startswith(incomplete)]
     except Exception:

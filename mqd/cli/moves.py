@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker, check, error_text, patiently
+from mqd.cli.kafka_request import Broker, check, error_text, patiently
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, DescribeClusterRequest, ListPartitionReassignmentsRequest, MetadataRequest
 
 METADATA, ALTER, LIST, DESCRIBE_CLUSTER = 3, 45, 46, 60

@@ -7,9 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli.broker_lookup import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.groups import NAMES_BY_TEXT, commits, explain
+from mqd.cli.group_listing import NAMES_BY_TEXT, commits, explain
 from mqd.cli.records import Start, parse_start, parse_time
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import OffsetCommitRequest

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from mqd.cli import moves, offline
+from mqd.cli import moves
+from mqd.cli import offline_replicas as offline
 from mqd.cli.moves import Move, Partition, Plan
-from mqd.cli.request import Broker, check
+from mqd.cli.kafka_request import Broker, check
 from mqd.protocol.messages import MetadataRequest
 
 DONE, UNDER_WAY, OTHERWISE = "done", "under way", "otherwise"

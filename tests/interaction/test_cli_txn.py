@@ -154,7 +154,7 @@ def test_wrong_usage(mqd: CommandLine, arguments: tuple[str, ...]) -> None:
 
 
 def test_names_are_completed(broker: Broker, kafka: KafkaConnection) -> None:
-    from mqd.cli import txns
+    from mqd.cli import transactions as txns
 
     producer = begun(kafka, topic_of(kafka), 0)
     assert producer.name in txns.names(broker.bootstrap) and fresh("none") not in txns.names(broker.bootstrap)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from mqd.cli.request import Broker as Asked
+from mqd.cli.kafka_request import Broker as Asked
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ElectLeadersRequest
 from tests.cluster import Cluster, Member

@@ -16,8 +16,8 @@ import pytest
 
 from mqd.base import paths
 from mqd.base.config import ConfigError, load_broker
-from mqd.cli import up
-from mqd.cli.up import _listeners_with_port
+from mqd.cli.verbs import up
+from mqd.cli.verbs.up import _listeners_with_port
 from mqd.keeper import identity, loop, settings, sockets
 from mqd.shm.attach import KeeperClient
 from mqd.shm.keeper_messages import Death, Shutdown, Welcome

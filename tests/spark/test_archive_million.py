@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from mqd.cli.demo import flights_file, read_flights
+from mqd.cli.verbs.demo import flights_file, read_flights
 from tests.broker import Broker
 from tests.spark.support import new_topic
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from mqd.cli import cluster as cluster_module
-from mqd.cli import retiring, txns
-from mqd.cli.cluster import Cluster
+from mqd.cli import broker_lookup as cluster_module
+from mqd.cli import retirement as retiring
+from mqd.cli import transactions as txns
+from mqd.cli.broker_lookup import Cluster
 from mqd.cli.common import CliError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.protocol.errors import ErrorCode

@@ -18,7 +18,7 @@ import pytest
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
 from mqd.cli import common, main  # noqa: E402
-from mqd.cli.writing import Writer  # noqa: E402
+from mqd.cli.topic_writing import Writer  # noqa: E402
 
 
 class Stdin(io.BytesIO):
@@ -59,7 +59,7 @@ def test_ctrl_c_at_the_end_of_the_input(silent: str, monkeypatch: pytest.MonkeyP
             flushes.append(timeout)
             return super().flush(timeout if timeout >= 0 else 2)
 
-    monkeypatch.setattr("mqd.cli.writing.Producer", Producer)
+    monkeypatch.setattr("mqd.cli.topic_writing.Producer", Producer)
     assert main._run([*command, "-b", silent]) == 130
     assert "mqd: interrupted: 2 of 2 records were not acknowledged\n" in capsys.readouterr().err
     timers[0].join()
@@ -90,8 +90,8 @@ class Queue:
 
 
 def writer(monkeypatch: pytest.MonkeyPatch, flushes: list[int | BaseException]) -> Writer:
-    monkeypatch.setattr("mqd.cli.writing.Producer", lambda _config: Queue(flushes))
-    monkeypatch.setattr("mqd.cli.writing.base_config", lambda _bootstrap: {})
+    monkeypatch.setattr("mqd.cli.topic_writing.Producer", lambda _config: Queue(flushes))
+    monkeypatch.setattr("mqd.cli.topic_writing.base_config", lambda _bootstrap: {})
     return Writer("", {})
 
 
@@ -167,7 +167,7 @@ def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: 
 def test_a_pipeline_ends_well_when_nobody_reads_its_progress(handlers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], unread: bool, code: int, told: str) -> None:
     import click
 
-    from mqd.cli import pipeline
+    from mqd.cli.verbs import pipeline
     from mqd.spark.pipelines import settings
 
     stopped: list[bool] = []

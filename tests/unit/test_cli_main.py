@@ -163,7 +163,7 @@ def broken(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("echo", [click.echo, broken])
 def test_a_reader_that_has_gone_is_no_error(echo, monkeypatch, capfd):
-    from mqd.cli import completion
+    from mqd.cli.verbs import completion
 
     monkeypatch.setattr(completion.click, "echo", echo)
     with unread(monkeypatch):
@@ -173,7 +173,7 @@ def test_a_reader_that_has_gone_is_no_error(echo, monkeypatch, capfd):
 
 @pytest.mark.parametrize("has_file", [True, False])
 def test_another_pipe_that_breaks_is_an_error(has_file, monkeypatch, capfd):
-    from mqd.cli import completion
+    from mqd.cli.verbs import completion
 
     monkeypatch.setattr(completion.click, "echo", broken)
     if not has_file:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mqd.acceptor.handlers.cluster import describe_log_dirs
-from mqd.cli import offline
+from mqd.cli import offline_replicas as offline
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse, MetadataResponse

@@ -11,8 +11,8 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, KafkaException  # noqa: E402
 
-from mqd.cli import reading  # noqa: E402
-from mqd.cli.reading import Reader  # noqa: E402
+from mqd.cli import topic_reading as reading  # noqa: E402
+from mqd.cli.topic_reading import Reader  # noqa: E402
 from mqd.cli.records import Start  # noqa: E402
 
 NOW = 10_000

@@ -7,7 +7,8 @@ from datetime import datetime, timezone
 import click
 import pytest
 
-from mqd.cli import demo, records
+from mqd.cli import records
+from mqd.cli.verbs import demo
 from mqd.cli.records import Start
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)

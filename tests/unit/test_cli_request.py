@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqd.cli import moves, request
+from mqd.cli import moves
+from mqd.cli import kafka_request as request
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
-from mqd.cli.request import Broker, patiently
+from mqd.cli.kafka_request import Broker, patiently
 from mqd.protocol.api import decode_request, encode_response, with_length
 from mqd.protocol.framing import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsResponse, ListGroupsRequest, ListGroupsResponse
@@ -129,7 +130,8 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_groups_behind_one_that_cannot_be_deleted_are_deleted_and_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from types import SimpleNamespace
 
-    from mqd.cli import cluster, main
+    from mqd.cli import main
+    from mqd.cli import broker_lookup as cluster
 
     class Cluster:
         def __init__(self, bootstrap: str) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.cli.retiring import nothing_to_read
+from mqd.cli.retirement import nothing_to_read
 from mqd.coordinator.log import marker_batch
 from mqd.protocol.records import Record, encode_batch
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqd.cli import main as main_module
-from mqd.cli import size, sizing
+from mqd.cli import sizing
+from mqd.cli.verbs import size
 from mqd.cli.common import EXIT_FAILED, EXIT_USAGE
 from mqd.cli.sizing import Figures, Host, Load, Unsizable, plan, shipped_figures
 

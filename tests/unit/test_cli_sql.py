@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqd.cli import sql
+from mqd.cli.verbs import sql
 from mqd.cli.common import NobodyReadsError
 from tests.unit.unread_stdout import unread
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mqd.cli.demo_spark import draw, verdict
+from mqd.cli.verbs.demo_spark import draw, verdict
 
 
 class Window(NamedTuple):

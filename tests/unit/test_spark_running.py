@@ -15,7 +15,7 @@ import pytest
 
 from mqd.spark.driver import Driver
 from mqd.spark.options import source_options
-from mqd.cli import pipeline as pipeline_command
+from mqd.cli.verbs import pipeline as pipeline_command
 from mqd.cli.common import CliError
 from mqd.spark.pipelines import compacting, queries, running, session
 from mqd.spark.pipelines.manifest import ArchivedFile, ArchiveError, Span

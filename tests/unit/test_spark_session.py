@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mqd.cli.demo_spark import Window, by_hour_and_month
+from mqd.cli.verbs.demo_spark import Window, by_hour_and_month
 from mqd.spark.pipelines.running import explained
 from mqd.spark.pipelines.session import held_back, log_level
 

@@ -30,7 +30,7 @@ def _resource(admin: Any, text: str) -> Any:
     """topic/NAME, broker/ID, or broker for the one that answers."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
-    from mqd.cli.kafka import metadata
+    from mqd.cli.librdkafka import metadata
 
     kind, _, name = text.partition("/")
     if kind == "topic" and name:
@@ -53,7 +53,7 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigSource
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, named
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
 
     admin = admin_client(settings.bootstrap)
     asked = _resource(admin, resource)
@@ -87,7 +87,7 @@ def alter(settings: Settings, resource: str, values: dict[str, str], deleted: li
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, named
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
 
     admin = admin_client(settings.bootstrap)
     target = _resource(admin, resource)

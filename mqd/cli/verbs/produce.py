@@ -34,7 +34,7 @@ def command(
     settings: Settings, topic: str, files: tuple[str, ...], key_separator: str | None, key: str | None, headers: tuple[str, ...], partition: int | None,
     compression: str, acks: str, idempotent: bool, delimiter: str, null_empty: bool, whole_files: bool, properties: tuple[str, ...],
 ) -> None:
-    from mqd.cli.writing import Writer
+    from mqd.cli.topic_writing import Writer
 
     if key_separator == "" or delimiter == "":
         raise click.UsageError("a separator cannot be empty")

@@ -234,7 +234,7 @@ class Progress:
 
 def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
     """Sends all with acks=all and waits for the acknowledgements; seconds. Raises CliError when one is missing."""
-    from mqd.cli.writing import Writer
+    from mqd.cli.topic_writing import Writer
 
     writer = Writer(bootstrap, {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "queue.buffering.max.messages": 500_000})
     started = time.monotonic()
@@ -268,7 +268,7 @@ class _Consumer(threading.Thread):
             self.failure = error
 
     def _read(self, bootstrap: str, partitions: list[int], total: int, progress: Progress) -> None:
-        from mqd.cli.reading import Reader
+        from mqd.cli.topic_reading import Reader
         from mqd.cli.records import Start
 
         reader = Reader(bootstrap, TOPIC, {"queued.min.messages": "200000", "fetch.message.max.bytes": "4194304"})
@@ -320,7 +320,7 @@ def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tup
 def create_topic(bootstrap: str, name: str = TOPIC, partition_count: int = PARTITION_COUNT) -> None:
     from confluent_kafka.admin import NewTopic
 
-    from mqd.cli.kafka import admin_client
+    from mqd.cli.librdkafka import admin_client
 
     admin = admin_client(bootstrap)  # must outlive its futures
     admin.create_topics([NewTopic(name, num_partitions=partition_count, replication_factor=1)])[name].result()
@@ -329,7 +329,7 @@ def create_topic(bootstrap: str, name: str = TOPIC, partition_count: int = PARTI
 def _records_of_partitions(bootstrap: str) -> dict[int, int]:
     from confluent_kafka import TopicPartition
 
-    from mqd.cli.reading import Reader
+    from mqd.cli.topic_reading import Reader
 
     reader = Reader(bootstrap, TOPIC)
     try:

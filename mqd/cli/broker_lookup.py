@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mqd.cli.common import CliError, error_line
-from mqd.cli.request import Broker, check
+from mqd.cli.kafka_request import Broker, check
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest

@@ -32,7 +32,7 @@ def create(
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, named
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
 
     topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c"))
     created = True
@@ -56,7 +56,7 @@ def list_(settings: Settings, internal: bool) -> None:
     """List the topics: names when piped, a table on a terminal."""
     import sys
 
-    from mqd.cli.kafka import admin_client, metadata
+    from mqd.cli.librdkafka import admin_client, metadata
 
     topics = metadata(admin_client(settings.bootstrap)).topics
     found = [topics[name] for name in sorted(topics) if internal or not name.startswith("__")]
@@ -78,7 +78,7 @@ def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[in
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S
 
     found: list[dict[int, int | None]] = []
     asked = [
@@ -99,7 +99,7 @@ def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[in
 def _configs(admin: Any, name: str) -> list[Any]:
     from confluent_kafka.admin import ConfigResource, ResourceType
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S
 
     resource = ConfigResource(ResourceType.TOPIC, name)
     return sorted(admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource].result().values(), key=lambda entry: entry.name)
@@ -112,7 +112,7 @@ def describe(settings: Settings, name: str) -> None:
     """Show partitions, offsets and the configuration set on the topic NAME."""
     from confluent_kafka.admin import ConfigSource
 
-    from mqd.cli.kafka import admin_client, metadata
+    from mqd.cli.librdkafka import admin_client, metadata
 
     admin = admin_client(settings.bootstrap)
     topic = metadata(admin, name).topics[name]
@@ -148,7 +148,7 @@ def describe(settings: Settings, name: str) -> None:
 @click.option("-d", "--delete", "deleted", multiple=True, metavar="KEY", help="Return a property to the broker's value; may be repeated.")
 def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
     """Change the configuration of the topic NAME; what is not named stays."""
-    from mqd.cli.config import alter as alter_configs
+    from mqd.cli.verbs.config import alter as alter_configs
 
     if not configs and not deleted:
         raise click.UsageError("nothing to change; give -c KEY=VALUE or -d KEY")
@@ -165,7 +165,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
     """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
     from confluent_kafka import KafkaError
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, metadata, raise_failures
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, each_future, metadata, raise_failures
 
     admin = admin_client(settings.bootstrap)
     there = metadata(admin).topics
@@ -202,7 +202,7 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
     """Give the topic NAME more partitions. Keys move: records of one key from before and after may lie in different partitions."""
     from confluent_kafka.admin import NewPartitions
 
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
 
     admin = admin_client(settings.bootstrap)
     futures = admin.create_partitions([NewPartitions(name, total)], operation_timeout=REQUEST_TIMEOUT_S)
@@ -232,8 +232,8 @@ def retire_partitions(settings: Settings, name: str, total: int | None, allow_mo
 
     What --wait waits for may take as long as retention does; interrupting it, or never asking for it, changes nothing about that.
     """
-    from mqd.cli import retiring
-    from mqd.cli.cluster import Cluster
+    from mqd.cli import retirement as retiring
+    from mqd.cli.broker_lookup import Cluster
 
     if (total is not None) + release + status != 1 or (wait and no_wait):
         raise click.UsageError("say one of --to, --release, --status; and at most one of --wait, --no-wait")
@@ -259,7 +259,7 @@ class _Retirement:
         self._json, self._said = settings.json, ""
 
     def look(self, cluster: Any) -> Callable[[Any, Any], None]:
-        from mqd.cli import retiring
+        from mqd.cli import retirement as retiring
 
         def show(state: Any, readers: Any) -> None:
             if self._json or state.step == retiring.NONE:
@@ -276,7 +276,7 @@ class _Retirement:
         return show
 
     def end(self, state: Any, readers: Any, left: int | None) -> None:
-        from mqd.cli import retiring
+        from mqd.cli import retirement as retiring
 
         if self._json:
             emit_json(retiring.as_json(state, readers, left))
@@ -315,7 +315,7 @@ def reassign(
     --plan FILE --status moves nothing and says of each partition of the plan whether it is done, under way (how far), or otherwise. Exit status: 0 all is done, 1 it is not.
     """
     from mqd.cli import moves, verifying
-    from mqd.cli.request import Broker
+    from mqd.cli.kafka_request import Broker
 
     if (brokers is not None) + (plan_file is not None or status) + cancel != 1:
         raise click.UsageError("say one of --brokers, --plan, --status, --cancel; or --plan and --status to verify a plan")

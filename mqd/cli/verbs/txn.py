@@ -9,8 +9,8 @@ import click
 from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, emit_table, options
 
 if TYPE_CHECKING:
-    from mqd.cli.cluster import Cluster
-    from mqd.cli.txns import OpenProducer, Transaction
+    from mqd.cli.broker_lookup import Cluster
+    from mqd.cli.transactions import OpenProducer, Transaction
 
 _STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
 _HANGING_AFTER = "15m"  # transaction.max.timeout.ms: no coordinator lets one be open for longer
@@ -37,7 +37,7 @@ def command() -> None:
 
 def _complete_id(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     try:
-        from mqd.cli.txns import names
+        from mqd.cli.transactions import names
 
         return [name for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP) if name.startswith(incomplete)]
     except Exception:
@@ -45,13 +45,13 @@ def _complete_id(ctx: click.Context, _parameter: click.Parameter, incomplete: st
 
 
 def _open_for(milliseconds: int | None) -> str:
-    from mqd.cli.group import lasting
+    from mqd.cli.verbs.group import lasting
 
     return "-" if milliseconds is None else lasting(milliseconds)
 
 
 def _partitions(partitions: dict[str, list[int]]) -> str:
-    from mqd.cli.group import ranges
+    from mqd.cli.verbs.group import ranges
 
     return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(partitions.items())) or "-"
 
@@ -67,8 +67,8 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
 @click.option("--idle", type=Duration(), default=_HANGING_AFTER, show_default=True, help="With --hanging: only those that wrote nothing for so long.")
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
     """List transactions, by transactional id, those open for longest first."""
-    from mqd.cli import txns
-    from mqd.cli.cluster import Cluster, tell_left_out
+    from mqd.cli import transactions as txns
+    from mqd.cli.broker_lookup import Cluster, tell_left_out
 
     if hanging and (states or longer_than is not None):
         raise click.UsageError("--hanging goes with --idle only: no coordinator knows the state of such a transaction")
@@ -125,8 +125,8 @@ def describe(settings: Settings, name: str) -> None:
 
     Its state, age and producer, and where it begins in each partition.
     """
-    from mqd.cli import txns
-    from mqd.cli.cluster import Cluster
+    from mqd.cli import transactions as txns
+    from mqd.cli.broker_lookup import Cluster
 
     with Cluster(settings.bootstrap) as cluster:
         found = txns.describe(cluster, name)
@@ -146,7 +146,7 @@ def describe(settings: Settings, name: str) -> None:
 
 
 def _places(cluster: "Cluster", found: "Transaction") -> "dict[tuple[str, int], OpenProducer]":
-    from mqd.cli import txns
+    from mqd.cli import transactions as txns
 
     cluster.topics(found.partitions)
     partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
@@ -172,7 +172,7 @@ def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, ex
     TRANSACTIONAL_ID: its transaction is aborted, and its producer fenced. TOPIC PARTITION START_OFFSET: the one that begins there, for those that no coordinator
     knows of (mqd txn list --hanging).
     """
-    from mqd.cli.cluster import Cluster
+    from mqd.cli.broker_lookup import Cluster
 
     if len(what) == 1:
         if producer_id is not None:
@@ -187,7 +187,7 @@ def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, ex
 
 
 def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: bool) -> None:
-    from mqd.cli import txns
+    from mqd.cli import transactions as txns
 
     found = txns.describe(cluster, name)
     if found.state in ("PrepareCommit", "PrepareAbort"):
@@ -210,7 +210,7 @@ def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: boo
 def _abort_in_partition(
     settings: Settings, cluster: "Cluster", topic: str, index: int, start_offset: int | None, producer_id: int | None, execute: bool
 ) -> None:
-    from mqd.cli import txns
+    from mqd.cli import transactions as txns
 
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")

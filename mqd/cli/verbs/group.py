@@ -9,7 +9,7 @@ import click
 from mqd.cli.common import DEFAULT_BOOTSTRAP, EXIT_FAILED, CliError, Settings, emit_json, emit_table, error_line, options
 
 if TYPE_CHECKING:
-    from mqd.cli.groups import Group, Holder, Member, Progress
+    from mqd.cli.group_listing import Group, Holder, Member, Progress
 
 _TYPES = ("classic", "consumer")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
@@ -28,7 +28,7 @@ def command() -> None:
 
 def complete_group(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     try:
-        from mqd.cli.groups import names
+        from mqd.cli.group_listing import names
 
         return [name for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP) if name.startswith(incomplete)]
     except Exception:
@@ -37,7 +37,7 @@ def complete_group(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 
 def lasting(milliseconds: int) -> str:
     """"12 s", "3 min 2 s"; "?" when it is not known."""
-    from mqd.cli.status import duration
+    from mqd.cli.verbs.status import duration
 
     return "?" if milliseconds < 0 else duration(milliseconds // 1000)
 
@@ -74,8 +74,8 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
     """List the consumer groups: names when piped, a table on a terminal."""
     import sys
 
-    from mqd.cli.cluster import Cluster, tell_left_out
-    from mqd.cli.groups import known_groups
+    from mqd.cli.broker_lookup import Cluster, tell_left_out
+    from mqd.cli.group_listing import known_groups
 
     with Cluster(settings.bootstrap) as cluster:
         found, away = known_groups(cluster, states, types)
@@ -186,8 +186,8 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 def describe(settings: Settings, name: str) -> None:
     """Show members, rebalance and lag of GROUP: who holds a rebalance up and since when, and how far the group has come in each partition."""
-    from mqd.cli.cluster import Cluster
-    from mqd.cli.groups import must_describe, progress
+    from mqd.cli.broker_lookup import Cluster
+    from mqd.cli.group_listing import must_describe, progress
 
     with Cluster(settings.bootstrap) as cluster:
         group = must_describe(cluster, name)
@@ -207,8 +207,8 @@ def describe(settings: Settings, name: str) -> None:
 @click.option("--if-exists", is_flag=True, help="No error when a group does not exist.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     """Delete groups, with their committed offsets. A group that has members is refused."""
-    from mqd.cli.cluster import GROUP, Cluster
-    from mqd.cli.groups import GROUP_ID_NOT_FOUND, explain
+    from mqd.cli.broker_lookup import GROUP, Cluster
+    from mqd.cli.group_listing import GROUP_ID_NOT_FOUND, explain
     from mqd.protocol.errors import ErrorCode
     from mqd.protocol.messages import DeleteGroupsRequest
 
@@ -276,9 +276,9 @@ def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | N
     """
     from datetime import datetime
 
-    from mqd.cli.cluster import Cluster
-    from mqd.cli.groups import NOBODY
-    from mqd.cli.groups import describe as ask
+    from mqd.cli.broker_lookup import Cluster
+    from mqd.cli.group_listing import NOBODY
+    from mqd.cli.group_listing import describe as ask
     from mqd.cli.seeking import ONLY_SHOWN, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):

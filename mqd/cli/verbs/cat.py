@@ -92,7 +92,7 @@ def _say(letters: Letters, text: str) -> None:
 @click.pass_context
 def command(ctx: click.Context, **given: Any) -> None:
     if given["version"]:
-        from mqd.cli.kafka import VERSION
+        from mqd.cli.librdkafka import VERSION
 
         click.echo(f"mqd cat - kcat's letters\n{VERSION}")
         return
@@ -154,7 +154,7 @@ def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
 def _list(letters: Letters) -> None:
     from confluent_kafka.admin import AdminClient
 
-    from mqd.cli.kafka import base_config
+    from mqd.cli.librdkafka import base_config
 
     admin = AdminClient(base_config(letters.bootstrap, letters.timeout_s) | letters.config)
     found = admin.list_topics(timeout=letters.timeout_s)
@@ -203,7 +203,7 @@ def _list_json(found: Any, topics: list[Any], wanted: str | None) -> str:
 def _query(letters: Letters) -> None:
     from confluent_kafka import Consumer, TopicPartition
 
-    from mqd.cli.kafka import base_config
+    from mqd.cli.librdkafka import base_config
 
     asked = []
     for text in letters.topics:
@@ -259,7 +259,7 @@ def _renderer(letters: Letters, leader: Callable[[int], int]) -> Callable[[Any],
 
 
 def _consume(letters: Letters) -> None:
-    from mqd.cli.reading import Reader
+    from mqd.cli.topic_reading import Reader
 
     start, stop = _places(letters)
     if letters.fields is not None:
@@ -306,7 +306,7 @@ def _input(letters: Letters) -> Any:
 
 
 def _produce(letters: Letters) -> None:
-    from mqd.cli.writing import Writer
+    from mqd.cli.topic_writing import Writer
 
     headers = [parse_header(text) for text in letters.headers]
     defaults = {"message.timeout.ms": "300000"}

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker
+from mqd.cli.kafka_request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20

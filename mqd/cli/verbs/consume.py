@@ -30,7 +30,7 @@ def command(
     render = envelope if settings.json else compile_format(fields, b"NULL" if show_null else b"")
     config = pairs(properties, "-X")
 
-    from mqd.cli.reading import Reader
+    from mqd.cli.topic_reading import Reader
 
     reader = Reader(settings.bootstrap, topic, config)
     out = sys.stdout.buffer

@@ -8,7 +8,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 
 from mqd.base.clock import now_ms
 from mqd.cli.common import CliError, error_line
-from mqd.cli.kafka import REQUEST_TIMEOUT_S, base_config, metadata, unreachable
+from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, base_config, metadata, unreachable
 from mqd.cli.records import Start
 
 _DRAIN_COUNT = 1000

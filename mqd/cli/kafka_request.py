@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
-from mqd.cli.kafka import _addresses, require_broker, unreachable
+from mqd.cli.librdkafka import _addresses, require_broker, unreachable
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.framing import API_VERSIONS_KEY, KNOWN
 from mqd.protocol.messages import message_class

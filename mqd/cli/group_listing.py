@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from mqd.cli.cluster import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli.broker_lookup import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker, check, error_text
+from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.coordinator.group.consumer_protocol import decode_assignment
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest
 

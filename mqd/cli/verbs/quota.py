@@ -43,7 +43,7 @@ def _shown(client: str | None) -> str:
 
 
 def _found(settings: Settings, match_type: int, name: str | None) -> list[tuple[str | None, dict[str, float]]]:
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeClientQuotasRequest
 
     wanted = DescribeClientQuotasRequest.ComponentData(entity_type="client-id", match_type=match_type, match=name)
@@ -79,7 +79,7 @@ def list_(settings: Settings, client: str | None, default: bool) -> None:
 
 
 def _alter(settings: Settings, client: str | None, operations: dict[str, float | None], dry_run: bool) -> None:
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import AlterClientQuotasRequest
 
     entry = AlterClientQuotasRequest.EntryData(

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from mqd.base.clock import now_ms
-from mqd.cli.cluster import COORDINATOR_AWAY, TRANSACTION, Cluster, Partition
+from mqd.cli.broker_lookup import COORDINATOR_AWAY, TRANSACTION, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker, check, error_text
+from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from mqd.cli.common import EXIT_FAILED, EXIT_USAGE, CliError, Settings, emit_json, options
-from mqd.cli.demo import TOPIC, Broker, Check, Progress, create_topic, encode_flights, flights_file, on_terminate, produce, read_flights
+from mqd.cli.verbs.demo import TOPIC, Broker, Check, Progress, create_topic, encode_flights, flights_file, on_terminate, produce, read_flights
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

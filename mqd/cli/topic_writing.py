@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mqd.cli.common import CliError, error_line, is_interruption
-from mqd.cli.kafka import base_config, explain_kafka
+from mqd.cli.librdkafka import base_config, explain_kafka
 
 _QUEUE_FULL_WAIT_S = 0.1
 _STEP_S = 0.2  # a flush is not interrupted before its end

@@ -30,7 +30,7 @@ class _Seen:
 
     def __init__(self, settings: Settings) -> None:
         from mqd.cli import voters
-        from mqd.cli.request import Broker, check
+        from mqd.cli.kafka_request import Broker, check
         from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
 
         asked = DescribeQuorumRequest.TopicData(topic_name=_TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])
@@ -83,7 +83,7 @@ class _Partitions:
     """What lacks something, over all topics; names like flights-0. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:
-        from mqd.cli.request import Broker
+        from mqd.cli.kafka_request import Broker
         from mqd.protocol.messages import MetadataRequest
 
         with Broker(settings.bootstrap) as broker:
@@ -107,7 +107,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     """Is it a host on its own, which listens for no other one? Raises CliError."""
     if len(nodes) != 1:
         return False
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER
     from mqd.protocol.messages import DescribeConfigsRequest
 
@@ -150,7 +150,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
     """Show the cluster in one look: its id, its active controller, its brokers, and what is missing."""
     if wait_s is not None:
         _wait(settings, wait_s)
-    from mqd.cli import offline
+    from mqd.cli import offline_replicas as offline
 
     seen, partitions = _Seen(settings), _Partitions(settings)
     places = offline.places(partitions.leaderless, {one.broker_id: _address(one.host, one.port) for one in seen.brokers if not one.is_fenced})
@@ -243,7 +243,7 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def add_voter(settings: Settings, node: int, directory: str | None) -> None:
     """Make NODE, an observer that has caught up, a voter of the quorum. One change at a time."""
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import AddRaftVoterRequest
 
     found = _directory(settings, node, directory)
@@ -259,7 +259,7 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     """NODE votes no more; it goes on as an observer, if it lives. One change at a time."""
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import RemoveRaftVoterRequest
 
     if directory is None:
@@ -285,7 +285,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
 def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
     """Move all replicas of NODE to other brokers, and place none there, so that it can be stopped for good."""
     from mqd.cli import moves
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UnregisterBrokerRequest
 
     with Broker(settings.bootstrap) as broker:
@@ -305,7 +305,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
 @click.argument("node", type=click.IntRange(0))
 def forget(settings: Settings, node: int) -> None:
     """Take NODE, which has been stopped for good and holds no replicas, off the list of brokers."""
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UnregisterBrokerRequest
 
     with Broker(settings.bootstrap) as broker:
@@ -328,7 +328,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     The active controller remembers what is still to move; another one only ends what has begun. Run it again then, it goes on from there.
     """
     from mqd.cli import moves
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import AlterPartitionReassignmentsRequest
 
     asked = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
@@ -364,7 +364,7 @@ class _Versions:
     """Which levels of which features the hosts in service support, each asked itself, and which are in force. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:
-        from mqd.cli.request import Broker
+        from mqd.cli.kafka_request import Broker
         from mqd.protocol.messages import ApiVersionsRequest
 
         asked = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
@@ -409,7 +409,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 
     Each feature is raised to the newest level that any host supports; refused, with their names, while there are hosts that do not.
     """
-    from mqd.cli.request import Broker, check
+    from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
 
     versions = _Versions(settings)

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from mqd.cli import groups
-from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli import group_listing as groups
+from mqd.cli.broker_lookup import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker, check, patiently
+from mqd.cli.kafka_request import Broker, check, patiently
 from mqd.protocol.messages import CreatePartitionsRequest, FetchRequest
 from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 

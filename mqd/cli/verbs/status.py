@@ -98,7 +98,7 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     places = layout(data_dir or default_data_dir())
     about = ask(places.data_dir)
     if about["ready"]:
-        from mqd.cli import offline
+        from mqd.cli import offline_replicas as offline
 
         about["not_served"] = [{"partition": one.partition, "directories": list(one.directories), "told": one.told()} for one in offline.here(about["host"], about["port"])]
     if as_json:

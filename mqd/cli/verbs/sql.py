@@ -31,7 +31,7 @@ def command(settings: Settings, query: str, live: bool, starting: str, schemas: 
 
     mqd sql "SELECT carrier, count(*) FROM flights GROUP BY carrier"
     """
-    from mqd.cli.kafka import REQUEST_TIMEOUT_S, topic_names
+    from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, topic_names
     from mqd.spark.pipelines.queries import prepared
     from mqd.spark.pipelines.running import explained
     from mqd.spark.pipelines.session import session
