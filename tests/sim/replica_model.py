@@ -1,4 +1,4 @@
-"""The rules of one replica in plain Python: what native/replica/rules.c is held against, step by step (tests/unit/test_replica_model.py).
+"""The rules of one replica in plain Python: what native/replica/rules.c is held against, step by step (tests/unit/native/test_replica_model.py).
 
 Written from the rules, not from the C: sets and comprehensions where the core has flags and loops, whole histories where it keeps the last thing. Same names for the same things.
 """

@@ -10,7 +10,7 @@ from mqd.protocol.errors import ErrorCode
 
 REPLICAS_MAX = 16
 IMAGE_BYTES_MAX = 120 << 20
-# Upper bounds of what msgpack makes of them; tests/unit/test_cluster_limits.py measures it.
+# Upper bounds of what msgpack makes of them; tests/unit/cluster/test_limits.py measures it.
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
 
 

@@ -1,4 +1,4 @@
-/* The replication core by itself: single rules, and traces that chance does not find. Against the model in Python: tests/unit/test_replica_model.py. */
+/* The replication core by itself: single rules, and traces that chance does not find. Against the model in Python: tests/unit/native/test_replica_model.py. */
 #include "mqd_test.h"
 #include "replica/rules.h"
 

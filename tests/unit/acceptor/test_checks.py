@@ -1,0 +1,152 @@
+"""What workers ask before they write: records without keys, in every compression; transactions, by a coordinator that the test plays; the road over the link."""
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+
+from mqd import native
+from mqd.acceptor.checks import Answer, Checks, look_at_records
+from mqd.native import Descriptor, DescriptorKind
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
+from tests.unit.acceptor.handler_broker import HandlerBroker
+from tests.unit.acceptor.test_handler_link import ACCEPTOR, Wire, run
+
+CODECS = ("gzip", "snappy", "lz4", "zstd")
+
+
+def batch(keys: list[bytes | None], compression: str) -> bytes:
+    return encode_batch([Record(b"value %d" % i, key, headers=[("h", None)]) for i, key in enumerate(keys)], compression=compression)
+
+
+def refusal(answer: Answer) -> tuple[int, list[int], str]:
+    unkeyed, index_count, message_bytes = struct.unpack_from("=IHH", answer.payload)
+    indexes = list(struct.unpack_from(f"={index_count}i", answer.payload, 8))
+    assert len(answer.payload) == 8 + 4 * index_count + message_bytes
+    return unkeyed, indexes, answer.payload[8 + 4 * index_count :].decode()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_records_need_keys(codec: str) -> None:
+    assert look_at_records(batch([b"a", b"", b"c"], codec)) == Answer(0)  # an empty key is one
+    error, payload = look_at_records(memoryview(batch([b"a", None, b"c", None], codec)))
+    assert (error, refusal(Answer(error, payload))) == (ErrorCode.INVALID_RECORD, (2, [1, 3], ""))
+    unkeyed, indexes, _ = refusal(look_at_records(batch([None] * 1000, codec)))
+    assert unkeyed == 1000 and indexes == list(range(native.RECORD_ERROR_COUNT_MAX))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damaged_batches_are_refused_for_good(codec: str) -> None:
+    whole = batch([b"key"] * 50, codec)
+    for damaged in (
+        whole[:HEADER_BYTES] + b"\xff" * (len(whole) - HEADER_BYTES),
+        whole[:57] + struct.pack(">i", 51) + whole[61:],  # a record more than there are
+        whole[:57] + struct.pack(">i", 49) + whole[61:],
+        whole[:57] + struct.pack(">i", 0x7FFFFFFF) + whole[61:],
+        whole[:HEADER_BYTES],
+    ):
+        error, payload = look_at_records(damaged)
+        unkeyed, indexes, message = refusal(Answer(error, payload))
+        assert error == ErrorCode.INVALID_RECORD and not unkeyed and not indexes and message
+
+
+def test_a_bomb_is_no_batch() -> None:
+    bomb = encode_batch([Record(bytes(200 << 20), b"key")], compression="zstd")
+    assert len(bomb) < 100_000
+    error, payload = look_at_records(bomb)
+    assert error == ErrorCode.INVALID_RECORD and "bytes" in refusal(Answer(error, payload))[2]
+
+
+def test_plain_records_natively() -> None:
+    plain = batch([b"a", None], "none")[HEADER_BYTES:]
+    assert native.records_unkeyed(plain, 2, 64) == (1, [1])
+    assert native.records_unkeyed(b"", 0, 64) == (0, [])
+    for wrong, count in ((plain, 1), (plain, 3), (plain[:-1], 2), (plain + b"\0", 2)):
+        with pytest.raises(ValueError, match="record"):
+            native.records_unkeyed(wrong, count, 64)
+
+
+class Coordinator:
+    """Gives the prepared answers one after the other, the last one for ever."""
+
+    def __init__(self, *answers: list[int] | int) -> None:
+        self.answers, self.asked = list(answers), 0
+
+    async def check(self, payload: bytes) -> list[int] | int:
+        self.asked += 1
+        return self.answers[min(self.asked, len(self.answers)) - 1]
+
+
+CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+
+def ask_all(coordinator: Coordinator, version: int) -> Answer:
+    return asyncio.run(Checks(coordinator).transaction(b"", version))
+
+
+def test_the_end_of_the_last_transaction_is_waited_for() -> None:
+    coordinator = Coordinator(CONCURRENT, [CONCURRENT], [0])
+    assert ask_all(coordinator, 12) == Answer(0, struct.pack("=h", 0))
+    assert coordinator.asked == 3
+    coordinator = Coordinator(CONCURRENT)
+    assert ask_all(coordinator, 12) == Answer(CONCURRENT)  # but not for long
+    assert 1 < coordinator.asked <= 6
+    coordinator = Coordinator([19, CONCURRENT])
+    assert ask_all(coordinator, 11) == Answer(0, struct.pack("=2h", 19, CONCURRENT))
+    assert coordinator.asked == 1
+
+
+def test_without_coordinator_nothing_is_transactional() -> None:
+    assert asyncio.run(Checks().transaction(b"", 12)) == Answer(ErrorCode.INVALID_TXN_STATE)
+
+
+def ask(wire: Wire, payload: bytes, flags: int, token: int = 7, generation: int | None = None, offset: int = 4096) -> None:
+    wire.arenas[1][offset : offset + len(payload)] = payload
+    generation = wire.control.endpoint_generation(ACCEPTOR) if generation is None else generation
+    descriptor = Descriptor(kind=DescriptorKind.CHECK, flags=flags, token=token, offset=offset, size_bytes=len(payload), error=generation, a=12, b=1)
+    assert wire.ends[1].send(ACCEPTOR, descriptor)
+    wire.ends[1].flush()
+
+
+def test_checks_over_the_link(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        wire.link.checks = Checks(Coordinator([0, 48]))
+        ask(wire, b"payload", native.CHECK_TRANSACTION)
+        (answer,) = await wire.receive(1)
+        assert (answer.kind, answer.token, answer.error) == (DescriptorKind.CHECKED, 7, 0)
+        assert wire.payload(answer) == struct.pack("=2h", 0, 48)
+        wire.release(1, answer)
+        await wire.until(lambda: wire.link.arena_extents[0] == 0)
+        ask(wire, batch([b"k"], "zstd"), native.CHECK_RECORDS, 8)
+        ask(wire, batch([None], "lz4"), native.CHECK_RECORDS, 9, offset=8192)
+        answers = {answer.token: answer for answer in await wire.receive(1, 2)}
+        assert (answers[8].error, answers[8].size_bytes) == (0, 0)
+        assert answers[9].error == ErrorCode.INVALID_RECORD
+        assert refusal(Answer(0, wire.payload(answers[9]))) == (1, [0], "")
+        await wire.until(lambda: wire.link.request_count == 0)
+        wire.link.checks.close()
+
+    run(tmp_path, scenario)
+
+
+def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
+    class Broken:
+        async def check(self, payload: bytes) -> list[int] | int:
+            raise RuntimeError("broken")
+
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        ask(wire, b"payload", native.CHECK_TRANSACTION)  # nobody is there to answer
+        assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
+        wire.link.checks = Checks(Broken())
+        ask(wire, b"payload", native.CHECK_TRANSACTION)
+        assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
+        generation = wire.control.endpoint_generation(ACCEPTOR)
+        far = Descriptor(kind=DescriptorKind.CHECK, flags=native.CHECK_RECORDS, token=5, offset=1 << 40, size_bytes=100, error=generation)
+        assert wire.ends[1].send(ACCEPTOR, far)
+        ask(wire, b"payload", native.CHECK_TRANSACTION, 6, generation + 1)  # meant for another acceptor
+        ask(wire, b"payload", native.CHECK_TRANSACTION, 8)
+        assert [(one.token, one.error) for one in await wire.receive(1, 2)] == [(5, ErrorCode.NOT_ENOUGH_REPLICAS), (8, ErrorCode.NOT_ENOUGH_REPLICAS)]
+
+    run(tmp_path, scenario)

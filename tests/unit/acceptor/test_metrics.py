@@ -1,0 +1,63 @@
+"""Scrapes of the metrics while a directory does not answer."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from mqd.acceptor.metrics import directories as measuring
+from mqd.acceptor.metrics import page as metrics
+from mqd.acceptor.metrics.page import Metrics
+from tests.unit.acceptor.handler_broker import HandlerBroker
+from tests.unit.acceptor.test_handler_metadata import create
+
+SIZE, FREE, PARTITIONS = "mqd_partition_size_bytes", "mqd_log_dir_free_bytes", 6
+
+
+def shown(found: Metrics) -> dict[str, dict[str, float]]:
+    """Of a scrape: the values of those by the first label that tells them apart."""
+    return {family.name: {sample.labels.get("partition") or sample.labels.get("directory") or "": sample.value for sample in family.samples} for family in found.collect()}
+
+
+def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scrape was a thread that waited behind the one before, and there were no metrics while a disk hung."""
+    let_go = threading.Event()
+    hanging: list[bool] = []
+    hung: list[threading.Thread] = []
+
+    def size_of(path: Path) -> int:
+        if path.is_relative_to(tmp_path / "b") and hanging:
+            hung.append(threading.current_thread())
+            assert let_go.wait(60)
+        return 4711
+
+    monkeypatch.setattr(metrics, "size_of", size_of)
+    monkeypatch.setattr(metrics, "SIZES_KEPT_S", 0.0)
+    monkeypatch.setattr(measuring, "ANSWER_S", 20.0)
+
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            await create(broker, "t", PARTITIONS)
+            found = Metrics(broker.broker, broker.control, 2, tmp_path / "run")
+            sound = shown(found)
+            assert sound[SIZE] == {str(index): 4711 for index in range(PARTITIONS)} and len(sound[FREE]) == 2
+            hanging.append(True)
+            monkeypatch.setattr(measuring, "ANSWER_S", 0.01)
+            scrapes = [threading.Thread(target=lambda: results.append(shown(found)), daemon=True) for _ in range(5)]
+            results: list[dict[str, dict[str, float]]] = []
+            for scrape in scrapes:
+                scrape.start()
+            for scrape in scrapes:
+                scrape.join(10)
+            assert len(results) == 5 and len(set(hung)) == 1
+            assert all(result[SIZE] == sound[SIZE] and len(result[FREE]) == 2 and result["mqd_partition_online"].keys() == sound[SIZE].keys() for result in results)
+            new = shown(Metrics(broker.broker, broker.control, 2, tmp_path / "run"))
+            known = {str(partition.index) for partition in broker.metadata.topics["t"].partitions if partition.log_dir == 0}
+            assert new[SIZE].keys() <= known and list(new[FREE]) in ([], [str(tmp_path / "a")]), "of a directory that has never answered nothing is said"
+            let_go.set()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 120))
+    finally:
+        let_go.set()

@@ -1,0 +1,290 @@
+"""Configuration: sources and their order, values and bounds, what is refused and how it is said."""
+
+from pathlib import Path
+
+import pytest
+
+from mqd.base import config as c
+from mqd.base.config import BROKER, TOPIC, ConfigError
+
+
+def refused(call, *parts: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        call()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+    return caught.value
+
+
+def test_every_default_is_allowed_and_canonical():
+    for table in (BROKER, TOPIC):
+        for name, prop in table.items():
+            assert name == prop.name and prop.doc
+            if prop.default is not None:
+                assert c._canonical(prop, prop.default) == prop.default, name
+
+
+def test_every_topic_property_follows_an_existing_broker_property():
+    for prop in TOPIC.values():
+        assert prop.dynamic
+        if prop.broker_name is not None:
+            assert prop.broker_name in BROKER and prop.default is not None
+            assert BROKER[prop.broker_name].kind == prop.kind
+
+
+def test_defaults_are_kafkas():
+    effective = c.topic_effective(c.load_broker(None, {}, {}), {})
+    assert effective["retention.ms"] == "604800000"
+    assert effective["segment.ms"] == "604800000"
+    assert effective["segment.bytes"] == "1073741824"
+    assert effective["max.message.bytes"] == "1048588"
+    assert effective["message.timestamp.after.max.ms"] == "3600000"
+    assert effective["flush.ms"] == effective["flush.messages"] == str(2**63 - 1)
+    assert effective["flush.on.ack"] == "true"
+    assert effective.keys() == TOPIC.keys()
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------------
+
+
+def test_sources_first_wins(tmp_path: Path):
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=2\nlog.retention.hours=3\nnode.id=7\n")
+    loaded = c.load_broker(file, {"MQD_NUM_PARTITIONS": "3", "MQD_LOG_RETENTION_HOURS": "4", "HOME": "/"}, {"num.partitions": "4"})
+    assert (loaded["num.partitions"], loaded["log.retention.hours"], loaded["node.id"]) == ("4", "4", "7")
+    assert "log.dirs" not in loaded and "log.retention.ms" not in loaded
+
+
+def test_variables_of_the_tools_are_no_properties():
+    loaded = c.load_broker(None, {"MQD_BOOTSTRAP": "x", "MQD_DEBUG": "1", "MQD_TEST_SEED": "3", "MQD_CRASH_SEED": "7"}, {})
+    assert loaded == c.load_broker(None, {}, {})
+
+
+def test_the_message_says_where(tmp_path: Path):
+    file = tmp_path / "server.properties"
+    file.write_text("# a comment\n\nlog.retentoin.ms=5\n")
+    refused(lambda: c.load_broker(file, {}, {}), f"{file} line 3", "log.retentoin.ms is not a known property", "did you mean log.retention.ms?")
+    refused(lambda: c.load_broker(None, {"MQD_LOG_LEVELS": "info"}, {}), "environment variable MQD_LOG_LEVELS", "did you mean log.level?")
+    refused(lambda: c.load_broker(None, {}, {"node.id": "-1"}), "command line", "node.id cannot be '-1'", "at least 0")
+    refused(lambda: c.load_broker(tmp_path / "absent", {}, {}), "cannot read the configuration file", "absent")
+    (tmp_path / "binary").write_bytes(b"node.id=\xff\n")
+    refused(lambda: c.load_broker(tmp_path / "binary", {}, {}), "cannot read the configuration file")
+
+
+def test_names_in_the_wrong_place():
+    refused(lambda: c.load_broker(None, {}, {"retention.ms": "1"}), "of topics, not of brokers", "log.retention.ms")
+    assert str(refused(lambda: c.load_broker(None, {}, {"replica.lag.max.messages": "1"}), "of topics")).endswith("not of brokers")
+    refused(lambda: c.validate_topic({"log.retention.bytes": "1"}), "of brokers, not of topics", "retention.bytes")
+    refused(lambda: c.validate_topic({"node.id": "1"}), "of brokers, not of topics")
+    refused(lambda: c.load_broker(None, {}, {"ssl.keystore.location": "x"}), "TLS is not available yet")
+    refused(lambda: c.validate_topic({"remote.storage.enable": "true"}), "tiered storage")
+    refused(lambda: c.validate_topic({"zzzz": "true"}), "not a known property", "docs/configuration.md")
+
+
+def test_kafkas_stock_file_starts(tmp_path: Path):
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.bootstrap.servers=localhost:9093\n"
+        "listeners=PLAINTEXT://:9092,CONTROLLER://:9093\ninter.broker.listener.name=PLAINTEXT\n"
+        "advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093\ncontroller.listener.names=CONTROLLER\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL\n"
+        "num.network.threads=3\nnum.io.threads=8\nsocket.send.buffer.bytes=102400\nsocket.receive.buffer.bytes=102400\n"
+        "socket.request.max.bytes=104857600\nlog.dirs=/tmp/kraft-combined-logs\nnum.partitions=1\nnum.recovery.threads.per.data.dir=1\n"
+        "offsets.topic.replication.factor=1\nshare.coordinator.state.topic.replication.factor=1\nshare.coordinator.state.topic.min.isr=1\n"
+        "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
+        "log.retention.hours=168\nlog.segment.bytes=1073741824\nlog.retention.check.interval.ms=300000\n"
+    )
+    loaded = c.load_broker(file, {}, {})
+    assert c.parse_listeners(loaded) == [c.Listener("PLAINTEXT", "127.0.0.1", 9092)]
+    assert c.advertised_listeners(loaded) == {"PLAINTEXT": c.Listener("PLAINTEXT", "localhost", 9092)}
+    assert loaded["receive.arena.bytes"] == "209715200"  # grew with socket.request.max.bytes
+
+
+def test_aliases():
+    assert c.load_broker(None, {}, {"broker.id": "4"})["node.id"] == "4"
+    assert c.load_broker(None, {}, {"log.dir": "/a , /b"})["log.dirs"] == "/a,/b"
+
+
+def test_properties_syntax():
+    text = "! comment\n  a = 1 \nb:2\nc 3\nd=one, \\\n   two\ne\\=f=g\nh=a\\tb\\u0041\\\\\ni=\nj\na=9\nk=last\\"
+    found = {name: value for name, (value, _) in c.parse_properties(text).items()}
+    assert found == {"a": "9", "b": "2", "c": "3", "d": "one, two", "e=f": "g", "h": "a\tbA\\", "i": "", "j": "", "k": "last"}
+    assert c.parse_properties(text)["e=f"][1] == 7
+    assert c.parse_properties("") == {} and c.parse_properties("\\") == {"": ("", 1)}
+
+
+# -- values ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("num.partitions", " 3 ", 3), ("log.retention.ms", "-1", -1), ("log.retention.ms", "+5", 5), ("log.preallocate", "TRUE", True),
+        ("log.cleaner.min.cleanable.ratio", ".25", 0.25), ("log.cleanup.policy", " delete , ", ["delete"]), ("worker.cpus", "", []), ("io.backend", "epoll", "epoll"),
+        ("log.flush.interval.messages", str(2**63 - 1), 2**63 - 1), ("broker.rack", "a b", "a b"),
+    ],
+)
+def test_values(name, text, value):
+    parsed = c.parse_value(BROKER[name], text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("num.partitions", "0"), ("num.partitions", "1_0"), ("num.partitions", "1.0"), ("num.partitions", ""), ("num.partitions", "٣"), ("num.partitions", "16385"),
+        ("message.max.bytes", str(2**31)), ("log.retention.ms", str(2**63)), ("log.retention.ms", "-2"), ("log.retention.ms", "9" * 5000),
+        ("auto.create.topics.enable", "yes"), ("auto.create.topics.enable", ""), ("log.cleaner.min.cleanable.ratio", "nan"), ("log.cleaner.min.cleanable.ratio", "inf"),
+        ("log.cleaner.min.cleanable.ratio", "1.5"), ("io.backend", "EPOLL"), ("log.cleanup.policy", ""), ("log.cleanup.policy", "delete,burn"), ("log.level", "trace"),
+    ],
+)
+def test_values_refused(name, text):
+    error = refused(lambda: c.load_broker(None, {}, {name: text}), name, "must be")
+    assert error.name == name and error.value == text.strip()
+
+
+def test_what_kafka_has_and_mqd_not_yet_is_said_so():
+    refused(lambda: c.validate_topic({"cleanup.policy": "compress"}), "any of delete, compact")
+    refused(lambda: c.validate_topic({"compression.type": "zstd"}), "the broker does not recompress")
+    refused(lambda: c.validate_topic({"compression.type": "brotli"}), "one of producer")
+
+
+def test_topic_values_are_made_canonical_and_null_means_the_brokers():
+    assert c.validate_topic({"flush.on.ack": "False", "retention.ms": " 0060 ", "segment.ms": None}) == {"flush.on.ack": "false", "retention.ms": "60"}
+    refused(lambda: c.validate_topic({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"}), "must not exceed")
+    refused(lambda: c.validate_topic({"min.insync.replicas": "2"}), "one host keeps one replica", "set it to 1")
+    assert c.validate_topic({"replica.lag.max.messages": "-1"}) == {"replica.lag.max.messages": "-1"}
+    refused(lambda: c.validate_topic({"replica.lag.max.messages": "0"}), "some records behind", "or to -1")
+
+
+def test_unclean_elections_are_not_left_to_a_property():
+    name = "unclean.leader.election.enable"
+    assert c.validate_topic({name: "False"}) == {name: "false"} and c.without_effect(c.load_broker(None, {}, {name: "false"})) == []
+    for call in (c.validate_topic, c.validate_broker_dynamic, lambda chosen: c.load_broker(None, {}, chosen)):
+        refused(lambda call=call: call({name: "true"}), f"{name} cannot be 'true'", "kafka-leader-election.sh --election-type unclean")
+    assert c.allowed_text(BROKER[name]) == c.allowed_text(TOPIC[name]) == "false"
+
+
+def test_sensitive_values_are_not_shown():
+    import msgspec
+
+    secret = msgspec.structs.replace(BROKER["num.partitions"], sensitive=True)
+    with pytest.raises(ConfigError) as caught:
+        c.parse_value(secret, "hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+# -- properties together -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "part"),
+    [
+        ({"socket.request.max.bytes": "9000000", "receive.arena.bytes": "16777216"}, "half of the arena"),
+        ({"message.max.bytes": "9000000"}, "could never arrive"),
+        ({"log.preallocate.bytes.min": "1048576", "log.preallocate.bytes.max": "65536"}, "first step"),
+        ({"log.scrub.interval.ms": "999"}, "at least 1000, or -1"),
+        ({"receive.arena.bytes": "16777217"}, "multiple of 65536"),
+        ({"retention.free.bytes": "1000"}, "must exceed log.dirs.free.bytes.min"),
+        ({"min.insync.replicas": "2"}, "one host keeps one replica"),
+        ({"worker.cpus": "0,a"}, "CPU numbers"),
+        ({"worker.cpus": "3-1"}, "CPU numbers"),
+        ({"worker.cpus": "0-2,1"}, "named twice"),
+        ({"listeners": ""}, "has none for clients"),
+        ({"listeners": "PLAINTEXT://0.0.0.0:9092"}, "listeners.insecure.allow=true"),
+        ({"listeners": "PLAINTEXT://example.org:9092"}, "listeners.insecure.allow=true"),
+        ({"listeners": "PLAINTEXT://127.0.0.1.example.org:9092"}, "listeners.insecure.allow=true"),
+        ({"listeners": "PLAINTEXT://127.0.0.1:99999"}, "not NAME://HOST:PORT"),
+        ({"listeners": "127.0.0.1:9092"}, "not NAME://HOST:PORT"),
+        ({"listeners": "SSL://127.0.0.1:9092"}, "TLS and authentication are not available yet"),
+        ({"listeners": "INSIDE://127.0.0.1:9092"}, "add INSIDE:PLAINTEXT to listener.security.protocol.map"),
+        ({"listeners": "PLAINTEXT://127.0.0.1:9092,PLAINTEXT://127.0.0.1:9093"}, "twice"),
+        ({"listeners": "A://127.0.0.1:9092,B://127.0.0.1:9092", "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT"}, "twice"),
+        ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "no client can connect"),
+        ({"advertised.listeners": "OTHER://localhost:9092"}, "which listeners has not"),
+    ],
+)
+def test_contradictions(chosen, part):
+    refused(lambda: c.load_broker(None, {}, chosen), part)
+
+
+def test_listeners():
+    def listeners(text: str, **more: str):
+        return c.parse_listeners(c.load_broker(None, {}, {"listeners": text, **more}))
+
+    assert listeners("PLAINTEXT://[::1]:9092") == [c.Listener("PLAINTEXT", "::1", 9092)]
+    assert listeners("PLAINTEXT://localhost:0") == [c.Listener("PLAINTEXT", "localhost", 0)]
+    everywhere = {"listeners.insecure.allow": "true"}
+    assert listeners("PLAINTEXT://:9092", **everywhere) == [c.Listener("PLAINTEXT", "", 9092)]
+    two = {"listener.security.protocol.map": "IN:PLAINTEXT,OUT:PLAINTEXT", **everywhere}
+    assert [item.port for item in listeners("IN://127.0.0.1:9092,OUT://0.0.0.0:9094", **two)] == [9092, 9094]
+
+
+def test_which_value_counts():
+    def retention(**broker: str) -> str:
+        static = c.load_broker(None, {}, {name.replace("_", "."): value for name, value in broker.items()})
+        return c.topic_effective(static, {})["retention.ms"]
+
+    assert retention(log_retention_hours="2") == "7200000"
+    assert retention(log_retention_hours="2", log_retention_minutes="3") == "180000"
+    assert retention(log_retention_hours="2", log_retention_minutes="3", log_retention_ms="4") == "4"
+    assert retention(log_retention_hours="-1") == "-1"
+    static = c.load_broker(None, {}, {"log.roll.hours": "1", "log.flush.scheduler.interval.ms": "9"})
+    assert c.topic_effective(static, {})["segment.ms"] == "3600000"
+    assert c.topic_effective(static, {})["flush.ms"] == "9"
+    assert c.topic_effective(c.broker_effective(static, {"log.roll.ms": "5"}), {})["segment.ms"] == "5"
+    assert c.topic_effective(static, {"segment.ms": "6"})["segment.ms"] == "6"
+    assert c.topic_value(c.topic_effective(static, {"cleanup.policy": "delete"}), "cleanup.policy") == ["delete"]
+    assert c.broker_value(static, "log.roll.hours") == 1
+    assert c.broker_value(static, "log.dirs") is None
+
+
+def test_changes_at_run_time():
+    static = c.load_broker(None, {}, {})
+    assert c.validate_broker_dynamic({"log.retention.ms": "5", "log.roll.ms": None}, static) == {"log.retention.ms": "5"}
+    refused(lambda: c.validate_broker_dynamic({"node.id": "2"}), "cannot be changed while the broker runs", "restart")
+    refused(lambda: c.validate_broker_dynamic({"message.max.bytes": "9000000"}, static), "could never arrive")
+
+
+def test_cpus(tmp_path: Path):
+    assert c.parse_cpus("") == [] and c.parse_cpus("3, 0-1") == [3, 0, 1]
+    cpus = c.usable_cpu_count(tmp_path)
+    assert cpus >= 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert c.usable_cpu_count(tmp_path) == cpus
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert c.usable_cpu_count(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("100001 100000\n")
+    assert c.usable_cpu_count(tmp_path) == min(cpus, 2)
+
+
+def test_the_manual_page_is_current():
+    page = Path(__file__).parents[3] / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == c.markdown(), "run: python -m mqd.base.config --markdown > docs/configuration.md"
+
+
+def code_beside_the_tables() -> str:
+    package = Path(c.__file__).parents[1]
+    return "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != package / "base" / "properties.py")
+
+
+def test_every_property_that_is_not_ignored_is_read_somewhere():
+    code = code_beside_the_tables()
+    followed = {prop.broker_name for prop in TOPIC.values()}
+    unread = [name for table in (BROKER, TOPIC) for name, prop in table.items() if not prop.ignored and f'"{name}"' not in code and name not in followed]
+    # the one allowed value is what is done anyway
+    assert [name for name in unread if name not in ("compression.type", "unclean.leader.election.enable")] == []
+
+
+def test_every_property_that_is_ignored_is_read_nowhere():
+    code = code_beside_the_tables()
+    read = [name for table in (BROKER, TOPIC) for name, prop in table.items() if prop.ignored and f'"{name}"' in code]
+    assert read == ["flush.messages"], "that one is handed to the core, which does not count records"
+
+
+def test_what_has_no_effect_is_named():
+    loaded = c.load_broker(None, {}, {"num.io.threads": "8", "log.flush.interval.messages": "1", "log.retention.hours": "1"})
+    assert c.without_effect(loaded) == ["log.flush.interval.messages", "num.io.threads"]
+    assert c.without_effect(c.load_broker(None, {}, {})) == []
+    with_effect = c.load_broker(None, {}, {"replica.lag.time.max.ms": "30000", "controller.listener.names": "CONTROLLER"})
+    assert c.without_effect(with_effect) == [] and "| `replica.lag.time.max.ms` | `30000` |" in c.markdown()

@@ -1,0 +1,73 @@
+"""What ends the process when it fails: it would be deaf from then on, and nobody would see it."""
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqd.base import crash_on_error as vital
+from mqd.native import EventKind
+from mqd.shm.attach import KeeperClient
+from mqd.shm.keeper_messages import Death
+from mqd.worker.commands import ReactorCommands
+from tests.unit.acceptor.handler_broker import HandlerBroker
+from tests.unit.acceptor.test_handler_link import Wire, everything
+
+
+class Ended(BaseException):
+    """Stands for the process's end; its argument is the status."""
+
+
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(vital.os, "_exit", leave)
+
+
+def failing(*_: object) -> None:
+    raise MemoryError
+
+
+def test_the_acceptor_that_cannot_take_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of what it had taken from the ring was lost, and nobody woke it any more."""
+
+    async def scenario() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            wire = Wire(broker)
+            try:
+                wire.link._loop.remove_reader(wire.eventfds[2])  # type: ignore[union-attr]
+                wire.ask(0, 1, everything())
+                monkeypatch.setattr(wire.link, "_on_request", failing)
+                with pytest.raises(Ended, match="1"):
+                    wire.link._on_wake()
+            finally:
+                wire.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_worker_that_cannot_take_its_reactor_s_events() -> None:
+    """Those behind it were never heard: whoever waited for his command waited for ever."""
+    event = SimpleNamespace(kind=EventKind.DONE, token=5)
+    commands = ReactorCommands(SimpleNamespace(next_events=lambda _count: [event]), None, failing)  # type: ignore[arg-type]
+    with pytest.raises(Ended, match="1"):
+        commands.drain()
+
+
+def test_any_process_that_cannot_take_the_keeper_s_notices() -> None:
+    """It could be a shutdown that stood behind."""
+    readers: dict[int, Any] = {}
+    client = KeeperClient.__new__(KeeperClient)
+    connection, other = socket.socketpair()
+    with connection, other:
+        client._connection, client._parent_fds = connection, []
+        client.receive = lambda: [Death(role="worker", index=0, endpoint=0, generation=1, pid=1)]  # type: ignore[method-assign]
+        loop = SimpleNamespace(add_reader=lambda fd, callback, *rest: readers.__setitem__(fd, callback), remove_reader=readers.pop)
+        client.watch(loop, failing, failing, failing)
+        with pytest.raises(Ended, match="1"):
+            readers[connection.fileno()]()

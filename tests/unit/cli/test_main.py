@@ -1,0 +1,189 @@
+"""The command line without a broker: lazy verbs, exit codes, one-line errors, completion, start-up time."""
+
+import errno
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from mqd.cli import main as main_module
+from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, CliError, explain, pairs
+from mqd.cli.main import COMMANDS, cli
+from tests.unit.cli.unread_stdout import unread
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MQD_")}
+    return subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments], capture_output=True, text=True, cwd=ROOT, env=clean | environment, timeout=60)
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_is_there_and_helps(name, capsys):
+    assert main_module._run([name, "--help"]) == 0
+    assert "Usage: mqd " + name in capsys.readouterr().out
+
+
+def test_the_help_lists_every_command_and_imports_none():
+    code = "import sys\nfrom mqd.cli.main import _run\n_run(['--help'])\nprint(sorted(m for m in sys.modules if m.startswith('mqd.') or m in ('confluent_kafka', 'rich', 'asyncio')))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert shown.splitlines()[-1] == "['mqd.cli', 'mqd.cli.common', 'mqd.cli.main']"
+    assert all(name in shown for name in COMMANDS)
+
+
+def test_start_up_costs_little():
+    """CPU time of the child, which a busy machine does not change much. The promise is 150 ms of wall clock on an idle one."""
+    def cpu_s(*arguments: str) -> float:
+        before = os.times()
+        run(*arguments)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(cpu_s("--help") for _ in range(3)) < 0.15
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["topic", "list"], ["topic", "create", "t"], ["topic", "describe", "t"], ["config", "get", "topic/t"], ["consume", "t"], ["produce", "t"], ["topic", "delete", "t"]],
+)
+def test_no_broker_is_exit_code_3_and_says_the_way_out(arguments, closed_port, capsys):
+    assert main_module._run([*arguments, "-b", f"127.0.0.1:{closed_port}"]) == EXIT_UNREACHABLE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert f"cannot reach a broker at 127.0.0.1:{closed_port}" in captured.err and "start one with: mqd up" in captured.err
+
+
+def test_bootstrap_comes_from_option_group_or_environment(closed_port):
+    for arguments, environment in (
+        (["topic", "list", "-b", f"127.0.0.1:{closed_port}"], {"MQD_BOOTSTRAP": "127.0.0.1:1"}),
+        (["-b", f"127.0.0.1:{closed_port}", "topic", "list"], {"MQD_BOOTSTRAP": "127.0.0.1:1"}),
+        (["topic", "list"], {"MQD_BOOTSTRAP": f"127.0.0.1:{closed_port}"}),
+    ):
+        done = run(*arguments, **environment)
+        assert (done.returncode, done.stdout) == (EXIT_UNREACHABLE, "")
+        assert f"127.0.0.1:{closed_port} " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["topc"], "did you mean topic?"), (["frobnicate"], "mqd --help lists them"), (["topic", "create"], "NAME"), (["topic", "create", "t", "-p", "0"], "0"),
+        (["topic", "create", "t", "-c", "retention"], "takes KEY=VALUE"), (["topic", "alter", "t"], "nothing to change"), (["produce", "t", "-k", ""], "cannot be empty"),
+        (["produce", "t", "--idempotent", "--acks", "1"], "needs --acks all"), (["consume", "t", "-o", "nowhere"], "no place to begin"), (["consume", "t", "-f", "%y"], "%y"),
+        (["consume", "t", "--until", "soon"], "no time"), (["topic", "list", "-b", "host:99999"], "not HOST:PORT"), (["cat", "-G", "g"], "not available yet"),
+        (["cat", "-C"], "-t TOPIC is missing"), (["cat", "-Q", "-t", "x"], "TOPIC:PARTITION:TIMESTAMP"), (["log", "dump", "/nonexistent"], "does not exist"),
+        (["completion", "tcsh"], "tcsh"), (["--frob"], "--frob"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_in_one_line(arguments, part, capsys):
+    assert main_module._run(arguments) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert error.startswith("mqd: ") and error.count("\n") == 1
+    assert part in error
+
+
+def test_a_fault_of_our_own_is_one_line_unless_debugging(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(cli, "main", lambda **_: broken())
+    assert main_module._run([]) == EXIT_FAILED
+    assert capsys.readouterr().err == "mqd: RuntimeError: boom (this is a fault of mqd's; MQD_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("MQD_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main_module._run([])
+
+
+def test_interrupts_are_quiet(monkeypatch, capsys):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    assert main_module._run([]) == EXIT_INTERRUPTED
+    assert capsys.readouterr() == ("", "")
+
+
+def test_errors_in_words():
+    assert explain(FileNotFoundError(2, "No such file or directory", "x")) == ("x: No such file or directory", EXIT_FAILED)
+    from confluent_kafka import KafkaError, KafkaException
+
+    text, code = explain(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+    assert code == EXIT_UNREACHABLE and "is it running?" in text
+    text, code = explain(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS, "Topic 'x' already exists.")))
+    assert code == EXIT_FAILED and text == "Topic 'x' already exists; --if-not-exists makes that no error"
+    from mqd.base.config import ConfigError
+
+    assert explain(ConfigError("x is unknown"))[1] == EXIT_USAGE
+
+
+def test_pairs():
+    assert pairs(["a=1", " b = c=d"], "-c") == {"a": "1", "b": " c=d"}
+    for bad in (["a"], ["=1"], ["a=1", "a=2"]):
+        with pytest.raises(click.UsageError):
+            pairs(bad, "-c")
+
+
+def test_cli_errors_carry_their_code():
+    assert CliError("x", 3).exit_code == 3 and CliError("x").exit_code == EXIT_FAILED
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell, capsys):
+    assert main_module._run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_MQD_COMPLETE={shell}_complete" in script
+    if shell == "zsh":
+        assert script.startswith("#compdef mqd\n")
+
+
+def test_completion_completes():
+    words = run(_MQD_COMPLETE="bash_complete", COMP_WORDS="mqd topic ad", COMP_CWORD="2").stdout.split()
+    assert words == ["plain,add-partitions"]
+    words = run(_MQD_COMPLETE="bash_complete", COMP_WORDS="mqd config set topic/x retention.m", COMP_CWORD="4").stdout.split()
+    assert words == ["plain,retention.ms="]
+
+
+def broken(*_: object, **__: object) -> None:
+    raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("echo", [click.echo, broken])
+def test_a_reader_that_has_gone_is_no_error(echo, monkeypatch, capfd):
+    from mqd.cli.verbs import completion
+
+    monkeypatch.setattr(completion.click, "echo", echo)
+    with unread(monkeypatch):
+        assert main_module._run(["completion", "bash"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_another_pipe_that_breaks_is_an_error(has_file, monkeypatch, capfd):
+    from mqd.cli.verbs import completion
+
+    monkeypatch.setattr(completion.click, "echo", broken)
+    if not has_file:
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert main_module._run(["completion", "bash"]) == EXIT_FAILED
+    assert capfd.readouterr().err == "mqd: [Errno 32] Broken pipe\n"
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m mqd.cli.main completion bash | head -n 1"], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.stderr == ""

@@ -1,0 +1,103 @@
+"""How many rows `mqd sql` gives, and what it says of the others: without Spark."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqd.cli.verbs import sql
+from mqd.cli.common import NobodyReadsError
+from tests.unit.cli.unread_stdout import unread
+
+
+class Frame:
+    """Of `count` rows with one column."""
+
+    columns = ("number",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def limit(self, count: int) -> Frame:
+        return Frame(min(count, self._count))
+
+    def collect(self) -> list[tuple[str]]:
+        return list(self.toLocalIterator())
+
+    def toLocalIterator(self) -> Iterator[tuple[str]]:
+        return ((str(number),) for number in range(self._count))
+
+
+@pytest.mark.parametrize(
+    ("as_json", "max_rows", "there", "shown", "told"),
+    [
+        (True, None, 2500, 2500, ""),
+        (True, 7, 8, 7, "mqd: there are more rows; --max-rows shows more than 7\n"),
+        (True, 8, 8, 8, ""),
+        (False, None, 1001, 1000, "mqd: there are more rows; --max-rows shows more than 1000\n"),
+        (False, None, 1000, 1000, ""),
+        (False, 2000, 1500, 1500, ""),
+    ],
+)
+def test_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool, max_rows: int | None, there: int, shown: int, told: str) -> None:
+    monkeypatch.setattr(sql, "_lines", lambda frame: frame)
+    assert sql._show(Frame(there), as_json, max_rows) == 0  # type: ignore[arg-type]
+    out, error = capsys.readouterr()
+    lines = [line.strip() for line in out.splitlines()]
+    assert lines == [*([] if as_json else ["number"]), *map(str, range(shown))]
+    assert error == told
+
+
+class Query:
+    """A streaming query of one batch, which comes in a thread of its own, as Spark's do. `failures`: what that raised."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self.failures: list[BaseException] = []
+        self.is_stopped = False
+
+    def outputMode(self, _mode: str) -> Query:
+        return self
+
+    def foreachBatch(self, show: Callable[[Any, int], None]) -> Query:
+        self._show = show
+        return self
+
+    def start(self) -> Query:
+        self._thread = threading.Thread(target=self._batch)
+        self._thread.start()
+        return self
+
+    def _batch(self) -> None:
+        try:
+            self._show(self._frame, 0)
+        except BaseException as failure:
+            self.failures.append(failure)
+
+    def awaitTermination(self, _seconds: float) -> bool:
+        self._thread.join()
+        return True
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_a_table_that_nobody_reads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread(monkeypatch), pytest.raises(NobodyReadsError):
+        sql._show(Frame(3), False, None)  # type: ignore[arg-type]
+
+
+def test_a_live_query_whose_tables_nobody_reads_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ModuleType("pyspark.errors")
+    errors.AnalysisException = LookupError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyspark.errors", errors)
+    monkeypatch.setattr(sql, "stop_when_interrupted", lambda stop: None)
+    query = Query(Frame(3))
+    with unread(monkeypatch), pytest.raises(NobodyReadsError):
+        sql._follow(SimpleNamespace(writeStream=query), False)  # type: ignore[arg-type]
+    assert query.is_stopped and not query.failures

@@ -1,0 +1,387 @@
+"""The attachment's Python half over a broker in this process: requests, drivers, losses, forks, the metadata cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mqd.client import requests
+from mqd.client.shm.attachment import Attachment
+from mqd.client.group.coordinator import Coordinator
+from mqd.client.messages import KafkaError, KafkaException, local_error
+from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse
+from tests.unit.client.client_broker import FakeBroker
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return FakeBroker({"events": 6})
+
+
+@pytest.fixture
+def attachment(broker: FakeBroker) -> Iterator[Attachment]:
+    made = Attachment(broker.attach, client_id="test", request_timeout_s=5)
+    yield made
+    made.close()
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.turns = 0
+        self.lost: list[KafkaError] = []
+        self.reattached = 0
+        self.due: float | None = None
+
+    def on_turn(self, now: float) -> float | None:
+        self.turns += 1
+        return self.due
+
+    def on_lost(self, error: KafkaError) -> None:
+        self.lost.append(error)
+
+    def on_reattached(self, old: object, new: object) -> None:
+        self.reattached += 1
+
+
+def _ask_id(attachment: Attachment, timeout: float = -1):
+    return attachment.request(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), timeout)
+
+
+def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=7, producer_epoch=1)
+    assert _ask_id(attachment).producer_id == 7
+    assert attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
+
+
+def test_requests_of_many_threads(attachment: Attachment, broker: FakeBroker) -> None:
+    numbers = iter(range(1000))
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.extend(_ask_id(attachment).producer_id for _ in range(50))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(found) == list(range(400))
+
+
+def test_no_response_is_a_timeout(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
+    with pytest.raises(KafkaException) as raised:
+        _ask_id(attachment, 0.05)
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
+
+
+def test_no_room_is_waited_for(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
+    native = broker.clients[0]
+    native.room = False
+    threading.Timer(0.05, lambda: setattr(native, "room", True)).start()
+    assert _ask_id(attachment).producer_id == 1
+
+
+def test_the_background_thread_drives(attachment: Attachment) -> None:
+    watcher = Watcher()
+    watcher.due = 0.0
+    attachment.subscribe(watcher)
+    deadline = time.monotonic() + 5
+    while watcher.turns < 10 and time.monotonic() < deadline:
+        time.sleep(0.001)  # another thread works
+    assert watcher.turns >= 10
+
+
+def test_the_background_thread_takes_over_again(attachment: Attachment, broker: FakeBroker) -> None:
+    """Whoever waited and left must not leave it parked: another thread's waiting is over without its having driven."""
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
+    threads = [threading.Thread(target=lambda: [_ask_id(attachment) for _ in range(100)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for _ in range(20):
+        answered = threading.Event()
+        attachment.send(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: answered.set())
+        assert answered.wait(5), "nobody drives"
+        attachment.wait_for(lambda: True)
+        attachment.wait_for(lambda: False, 0.002)
+
+
+def test_what_is_asked_for_during_a_turn_is_not_slept_through(attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """produce() arms a stage without the lock, and asks for a turn: the turn under way has passed by that stage, and the driver has not said yet how long it will sleep."""
+    native, history, served = broker.clients[0], [], threading.Event()
+    sleep = native.wait
+
+    def wait(timeout_us: int) -> int:
+        history.append("wait")
+        return sleep(timeout_us)
+
+    class Late(Watcher):
+        def on_turn(self, now: float) -> float | None:
+            if "asked" in history:
+                served.set()
+            elif history[-2:] == ["wait", "turn"]:  # after this turn the driver sleeps
+                history.append("asked")
+                thread = threading.Thread(target=attachment.wake_by, args=(now,))
+                thread.start()
+                thread.join()
+            history.append("turn")
+            return None
+
+    monkeypatch.setattr(native, "wait", wait)
+    late = Late()
+    attachment.subscribe(late)
+    deadline = time.monotonic() + 5
+    while "asked" not in history and time.monotonic() < deadline:
+        attachment.wake()
+        time.sleep(0.02)  # another thread works
+    assert served.wait(5), "the driver sleeps"
+
+
+def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeBroker) -> None:
+    watcher = Watcher()
+    attachment.subscribe(watcher)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
+    outcome: list = []
+    attachment.send(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: outcome.append(error))
+    broker.refuse = ConnectionRefusedError("nobody listens")
+    broker.kill()
+    assert attachment.wait_for(lambda: len(watcher.lost) >= 3, 5)  # tried again and again
+    assert outcome[0].code() == KafkaError._TRANSPORT and outcome[0].retriable()
+    broker.refuse = None
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=3, producer_epoch=0)
+    assert _ask_id(attachment).producer_id == 3
+    assert watcher.reattached == 1 and attachment.generation == 2
+    assert broker.clients[0].closed and not broker.clients[1].closed
+
+
+def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attachment, broker: FakeBroker) -> None:
+    """Without a broker nothing can be sent: a time that has passed would bring the next turn at once, and the next, until there is a broker again."""
+    broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
+    coordinator = Coordinator(attachment, "group")
+    watcher = Watcher()
+    attachment.subscribe(watcher)
+    broker.refuse = ConnectionRefusedError("nobody listens")
+    broker.kill()
+    assert attachment.wait_for(lambda: watcher.lost, 5)
+    with attachment.lock:
+        assert not attachment.attached
+        assert coordinator.on_turn(time.monotonic() + 1) is None
+    found = FindCoordinatorResponse.Coordinator(key="group", node_id=1, host="127.0.0.1", port=9092)
+    broker.answers[requests.FIND_COORDINATOR] = lambda _request: FindCoordinatorResponse(coordinators=[found])
+    known: list[bool] = []
+    coordinator.when_known(lambda: known.append(True))
+    broker.seen.clear()
+    broker.refuse = None
+    assert attachment.wait_for(lambda: known, 5)
+    assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]  # known by the answer, not because it was waited for long enough
+
+
+def test_what_is_being_woken_is_not_closed(attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver attaches anew while another thread is in the old one's wake(): that ends first."""
+    old, inside, go_on, closed_inside = broker.clients[0], threading.Event(), threading.Event(), []
+    wake, close, waking = old.wake, old.close, attachment._waking
+
+    class Waking:
+        """Whoever comes second waits: that is the driver."""
+
+        def __enter__(self) -> None:
+            if not waking.acquire(blocking=False):
+                go_on.set()
+                waking.acquire()
+
+        def __exit__(self, *_exception: object) -> None:
+            waking.release()
+
+    def wake_slowly() -> None:
+        if threading.current_thread() is waker:
+            inside.set()
+            assert go_on.wait(10)
+            closed_inside.append(old.closed)
+        wake()
+
+    def close_now() -> None:
+        close()
+        go_on.set()
+
+    monkeypatch.setattr(attachment, "_waking", Waking())
+    monkeypatch.setattr(old, "wake", wake_slowly)
+    monkeypatch.setattr(old, "close", close_now)
+    waker = threading.Thread(target=attachment.wake)
+    waker.start()
+    assert inside.wait(10)
+    old.dead = True
+    wake()
+    waker.join(20)
+    assert closed_inside == [False]
+    assert attachment.wait_for(lambda: attachment.generation == 2, 5) and old.closed
+
+
+def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
+    broker.kill()
+    with pytest.raises(KafkaException, match="restart this process"):
+        attachment.wait_for(lambda: False, 5)
+
+
+def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
+    """By the background thread, which ends then."""
+    broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
+    broker.kill()
+    attachment._thread.join(10)
+    assert not attachment._thread.is_alive()
+
+
+def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
+    """Whoever asks for something in each turn, as a member of a group does, would be refused there: a fault in the client, and another error for it than the cause."""
+
+    class Asking(Watcher):
+        def on_turn(self, now: float) -> float | None:
+            if not attachment.attached:
+                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: None)
+            return super().on_turn(now)
+
+    asking = Asking()
+    attachment.subscribe(asking)
+    _refused_for_good(attachment, broker)
+    assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
+    assert [error.str() for error in asking.lost if error.fatal()] == [attachment.fatal.str()]
+
+
+def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_told(attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Watcher):
+        def on_lost(self, error: KafkaError) -> None:
+            if error.fatal():
+                raise ValueError("a fault")
+
+    faulty, watcher = Faulty(), Watcher()
+    attachment.subscribe(faulty)
+    attachment.subscribe(watcher)
+    _refused_for_good(attachment, broker)
+    assert attachment.fatal is not None and [error.str() for error in watcher.lost if error.fatal()] == [attachment.fatal.str()] == ["another layout: restart this process"]
+    assert "a fault" in caplog.text
+
+
+def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being_told(attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither who asked after it, nor the listeners."""
+    told: list[KafkaError] = []
+
+    def fails(_response: object, error: KafkaError | None) -> None:
+        raise ValueError(f"a fault: {error}")
+
+    class Asking(Watcher):
+        def on_lost(self, error: KafkaError) -> None:
+            super().on_lost(error)
+            if not error.fatal():  # waits for the next attachment, which never comes
+                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), fails)
+                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: told.append(error))
+
+    asking = Asking()
+    attachment.subscribe(asking)
+    _refused_for_good(attachment, broker)
+    assert [error.fatal() for error in told] == [True] and [error.fatal() for error in asking.lost] == [False, True]
+    assert "a fault" in caplog.text
+
+
+def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(attachment: Attachment, broker: FakeBroker) -> None:
+    class Wanting(Watcher):
+        def on_lost(self, error: KafkaError) -> None:
+            super().on_lost(error)
+            attachment.metadata.refresh([f"wanted after loss {len(self.lost)}"])
+
+    wanting = Wanting()
+    attachment.subscribe(wanting)
+    broker.answers[requests.METADATA] = lambda request: None
+    with attachment.lock:
+        attachment.metadata.refresh(["under way"])
+        attachment.metadata.refresh(["wanted"])
+    _refused_for_good(attachment, broker)
+    assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
+    assert [error.fatal() for error in wanting.lost] == [False, True]
+
+
+def test_an_attachment_that_does_not_suit_is_given_back(attachment: Attachment, broker: FakeBroker) -> None:
+    class Choosy(Watcher):
+        def on_reattached(self, old: object, new: object) -> None:
+            super().on_reattached(old, new)
+            if self.reattached < 3:
+                raise OSError("less memory than is needed")
+
+    choosy = Choosy()
+    attachment.subscribe(choosy)
+    broker.kill()
+    assert attachment.wait_for(lambda: choosy.reattached == 3, 5)
+    assert [client.closed for client in broker.clients] == [True, True, True, False]
+
+
+def test_a_fault_of_our_own_is_told(attachment: Attachment) -> None:
+    class Faulty(Watcher):
+        def on_turn(self, now: float) -> float | None:
+            raise ValueError("a fault")
+
+    faulty = Faulty()
+    attachment.subscribe(faulty)
+    with pytest.raises((KafkaException, ValueError)):
+        while True:
+            attachment.wait_for(lambda: False, 0.01)
+    deadline = time.monotonic() + 5
+    while attachment.fatal is None and time.monotonic() < deadline:
+        time.sleep(0.001)  # the background thread meets it as well
+    assert attachment.fatal is not None and faulty.lost
+
+
+def test_close_ends_what_waits(broker: FakeBroker) -> None:
+    attachment = Attachment(broker.attach)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
+    errors: list[KafkaError] = []
+
+    def ask() -> None:
+        try:
+            _ask_id(attachment)
+        except KafkaException as error:
+            errors.append(error.args[0])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not any(key == requests.INIT_PRODUCER_ID for key, _ in broker.seen):
+        time.sleep(0.001)  # the other thread's request
+    attachment.close()
+    thread.join(5)
+    assert not thread.is_alive() and errors[0].code() == KafkaError._DESTROY
+    attachment.close()
+    with pytest.raises(KafkaException):
+        _ask_id(attachment)
+
+
+def test_a_child_of_fork_is_told(attachment: Attachment) -> None:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _ask_id(attachment)
+        except KafkaException as error:
+            status = 0 if error.args[0].code() == KafkaError._STATE and "fork" in error.args[0].str() else 2
+        finally:
+            attachment.close()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert attachment.metadata.find("events", 5).partition_count == 6  # the parent's goes on
+
+
+def test_metadata_is_found_and_remembered(attachment: Attachment, broker: FakeBroker) -> None:
+    found = attachment.metadata.find("events", 5)
+    assert found.partition_count == 6 and attachment.metadata.names[found.topic_id] == "events"
+    asked = len(broker.seen)
+    attachment.metadata.find("events", 5)
+    assert len(broker.seen) == asked
+    with pytest.raises(KafkaException) as raised:
+        attachment.metadata.find("nowhere", 0.05)
+    assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def test_a_topic_that_appears_is_found(attachment: Attachment, broker: FakeBroker) -> None:
+    threading.Timer(0.1, lambda: broker.topics.update(later=3)).start()
+    assert attachment.metadata.find("later", 5).partition_count == 3

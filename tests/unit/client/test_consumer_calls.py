@@ -1,0 +1,52 @@
+"""Callbacks of an application that does not poll: one call waits, and tells what is newest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError
+
+from mqd.client.messages import local_error
+from tests.unit.client.client_consumer import ConsumerWorld
+
+
+def polled(world: ConsumerWorld, there: Callable[[], object]) -> None:
+    while not there():
+        world.consumer.poll(0.01)
+
+
+def test_error_cb_is_told_the_newest_error_once() -> None:
+    told: list[KafkaError] = []
+    world = ConsumerWorld(0, error_cb=told.append)
+    turns, operations = world.consumer._turns, world.consumer._inbox.operations
+    for number in range(1000):  # the broker is lost and found again
+        turns.on_lost(local_error(KafkaError._TRANSPORT, str(number)))
+        turns.on_reattached(None, None)
+    assert len(operations) == 1
+    polled(world, lambda: told)
+    assert [error.str() for error in told] == ["999"] and not operations
+    turns.on_lost(local_error(KafkaError._TRANSPORT, "another"))
+    polled(world, lambda: len(told) > 1)
+    assert told[1].str() == "another"
+    turns.on_lost(local_error(KafkaError._TRANSPORT, "not fatal"))
+    turns.on_lost(local_error(KafkaError._FATAL, "fatal", fatal=True))
+    turns.on_lost(local_error(KafkaError._TRANSPORT, "of the same loss"))
+    polled(world, lambda: len(told) > 2)
+    assert told[2].fatal() and len(told) == 3
+    world.consumer.close()
+
+
+def test_a_report_of_statistics_waits_alone() -> None:
+    reports: list[str] = []
+    world = ConsumerWorld(0, stats_cb=reports.append, statistics_interval_ms=3_600_000)
+    statistics, operations = world.consumer._statistics, world.consumer._inbox.operations
+    with world.consumer.control.lock:
+        for number in range(1000):
+            statistics.due = 0.0
+            world.consumer._turns.on_turn(float(number))
+        assert len(operations) == 1 and statistics.due == 999.0 + 3600
+        statistics.due = float("inf")
+    polled(world, lambda: reports)
+    assert len(reports) == 1 and json.loads(reports[0])["type"] == "consumer"
+    world.consumer.close()

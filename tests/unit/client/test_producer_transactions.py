@@ -1,0 +1,592 @@
+"""The shared-memory producer's transactions: what breaks them, what the coordinator answers, versions; by a C core and a broker that the test plays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqd.client import requests
+from mqd.client.shm import transactional
+from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, TopicPartition
+from mqd.client.shm.producer import ShmProducer
+from mqd.protocol.api import decode_request
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse, InitProducerIdResponse, TxnOffsetCommitResponse
+from tests.unit.client.client_broker import FakeBroker
+from tests.unit.client.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)
+
+
+def _begun(make: Callable[..., tuple[ShmProducer, FakeProducer]], **config: Any) -> tuple[ShmProducer, FakeProducer]:
+    """A transaction is open."""
+    producer, native = make(transactional_id="t", **config)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    return producer, native
+
+
+def _seen(broker: FakeBroker, *keys: int) -> list[int]:
+    return [key for key, _ in broker.seen if key in (keys or (requests.INIT_PRODUCER_ID, requests.END_TXN, requests.TXN_OFFSET_COMMIT, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN))]
+
+
+def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    for _ in range(2):
+        producer.begin_transaction()
+        producer.produce("events", b"x", partition=0)
+        producer.commit_transaction(10)
+    assert native.identities == [(100, 0), (100, 1), (100, 2)] and native.options.produce_version == 12
+    assert _seen(broker) == [requests.INIT_PRODUCER_ID, requests.END_TXN, requests.END_TXN]
+
+
+def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroker) -> None:
+    broker.transaction_version = 1
+    result = AddPartitionsToTxnResponse.TopicResult
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[
+        result(name=topic.name, results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index) for index in topic.partitions])
+        for topic in request.v3_and_below_topics
+    ])  # fmt: skip
+    broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda request: AddOffsetsToTxnResponse()
+    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: TxnOffsetCommitResponse()
+    producer, native = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
+    producer.commit_transaction(10)
+    assert native.options.produce_version == 11 and native.written == {0: [b"x"]}
+    assert sorted(_seen(broker)) == sorted([requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN, requests.TXN_OFFSET_COMMIT, requests.END_TXN])
+    producer.begin_transaction()
+    producer.produce_batch("events", [b"y"] * 3)
+    producer.abort_transaction(10)
+    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
+
+
+def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
+    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1 does not take over."""
+    epoch, versions = 0, []
+    usual = broker.answer
+
+    def answer(frame: bytes) -> bytes | None:
+        header, _ = decode_request(frame)
+        if header.api_key == requests.END_TXN:
+            versions.append(header.api_version)
+        return usual(frame)
+
+    def end(request: Any) -> EndTxnResponse:
+        nonlocal epoch
+        if request.producer_epoch != epoch:
+            return EndTxnResponse(error_code=ErrorCode.INVALID_PRODUCER_EPOCH)
+        epoch += versions[-1] >= 5
+        return EndTxnResponse(producer_id=request.producer_id, producer_epoch=epoch)
+
+    broker.transaction_version = 1
+    broker.answer = answer  # type: ignore[method-assign]
+    broker.answers[requests.END_TXN] = end
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce("events", b"%d" % number, partition=0)
+        producer.commit_transaction(10)
+        if not number:
+            broker.transaction_version = 2
+            broker.kill()
+            assert producer.attachment.wait_for(lambda: producer.attachment.api.transactions_v2, 10)
+    assert native.written[0] == [b"0", b"1", b"2"] and max(versions) == 4
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
+def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
+    producer, _ = _begun(make)
+    producer.produce("events", b"x")
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].code() == KafkaError._FENCED and raised.value.args[0].fatal()
+
+
+def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> None:
+    producer, native = _begun(make)
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD
+    producer.produce("events", b"bad", partition=0)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
+    with pytest.raises(KafkaException):
+        producer.produce("events", b"more")
+    assert producer.flush(10) == 0
+    producer.abort_transaction(10)
+    native.fate = lambda batch: 0
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0)
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"good"]}
+    committed = [request.committed for key, request in broker.seen if key == requests.END_TXN]
+    assert committed == [False, True]
+
+
+def _topic_that_never_comes(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("typo", b"payment", on_delivery=reports)
+    producer.produce("events", b"order", on_delivery=reports)
+
+
+def _partition_that_is_not_there(producer: ShmProducer, broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("late", b"payment", partition=7, on_delivery=reports)  # nothing is known of the topic yet
+    producer.produce("late", b"order", partition=0, on_delivery=reports)
+    broker.topics["late"] = 3
+
+
+def _purged_before_it_left(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("typo", b"payment", on_delivery=reports)
+    producer.purge(in_flight=False)
+
+
+def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("events", b"order", on_delivery=reports)
+    assert producer.flush(10) == 0
+    producer.produce("events", bytes(20 << 10), on_delivery=reports)  # goes over at once, and lingers there
+    assert producer.compressor.records == 1
+    producer.purge()
+
+
+@pytest.mark.parametrize(("work", "config"), [
+    (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}), (_partition_that_is_not_there, {}), (_purged_before_it_left, {}),
+    (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
+])  # fmt: skip
+def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]) -> None:
+    producer, _ = _begun(make, **config)
+    reports = Reports()
+    work(producer, broker, reports)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
+    assert producer.flush(10) == 0 and any(reports.errors)
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0)
+    producer.commit_transaction(10)
+    *before, last = (request.committed for key, request in broker.seen if key == requests.END_TXN)
+    assert last and not any(before)
+
+
+def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make, broker: FakeBroker) -> None:
+    """It was taken, and flush() waited for it until its time was over."""
+    producer, _ = _begun(make, linger_ms=60_000, queue_buffering_max_messages=2)
+    producer.produce("late", b"payment", partition=7)  # nothing is known of the topic yet
+    producer.produce("late", b"order", partition=0)
+    broker.topics["late"] = 3
+    assert producer.attachment.wait_for(lambda: producer.stages["late"].number >= 0, 10)
+    with pytest.raises(KafkaException) as refused:
+        producer.produce("late", b"more", partition=0)
+    assert refused.value.args[0].code() == KafkaError._STATE and producer.flush(10) == 0
+    producer.abort_transaction(10)
+
+
+@pytest.mark.parametrize("topic", ["events", "late"])
+def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    """By a partitioner that takes its time, here. Nobody took it from its stage any more, and flush() waited until its time was over."""
+
+    def partitioner(_key: object, _count: int) -> int:
+        with producer.attachment.lock:
+            producer.transactions.failed(KafkaError(KafkaError._FAIL))
+        return 0
+
+    producer, _ = _begun(make, partitioner=partitioner)
+    monkeypatch.setattr(producer, "_partition_count", lambda _stage: 3)
+    reports = Reports()
+    producer.produce(topic, b"x", on_delivery=reports)
+    assert producer.flush(10) == 0 and reports.errors == [KafkaError._PURGE_QUEUE]
+    producer.abort_transaction(10)
+
+
+def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: FakeBroker) -> None:
+    """It waited for ever: for room in a transaction that takes nothing any more."""
+    producer, _ = _begun(make)
+    producer.produce("events", b"x", partition=7)  # of three, which is not known yet
+    with pytest.raises(KafkaException) as refused:
+        producer.produce_batch("events", [b"a"] * 10)
+    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.taken == 0
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    assert producer.produce_batch("events", [b"a"] * 10) == 10
+    producer.commit_transaction(10)
+
+
+def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make, broker: FakeBroker) -> None:
+    producer, native = _begun(make)
+    native.fate, native.capacity = lambda batch: None, 5
+    failed = threading.Timer(0.2, lambda: producer.purge(in_flight=True))
+    failed.start()
+    with pytest.raises(KafkaException) as refused:
+        producer.produce_batch("events", [b"a"] * 10)
+    failed.join()
+    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.taken == 5
+    native.fate = lambda batch: 0
+    producer.abort_transaction(10)
+
+
+def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
+    answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=next(answers, 0), producer_id=5, producer_epoch=3)
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    assert native.identities == [(5, 3)]
+
+
+def _offset_answers(broker: FakeBroker, *codes: int) -> None:
+    """Of the n-th TxnOffsetCommit; the last for all that follow."""
+    left = list(codes)
+    response = TxnOffsetCommitResponse
+
+    def answer(request: Any) -> TxnOffsetCommitResponse:
+        code = left.pop(0) if len(left) > 1 else left[0]
+        return response(topics=[
+            response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=one.partition_index, error_code=code) for one in topic.partitions])
+            for topic in request.topics
+        ])  # fmt: skip
+
+    broker.answers[requests.TXN_OFFSET_COMMIT] = answer
+
+
+def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the producer, which aborts and goes on; the coordinator would fence it when the transaction's time is over."""
+    monkeypatch.setattr(transactional, "_GONE_S", 0.3)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    producer, _ = _begun(make)
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
+    assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART and raised.value.args[0].txn_requires_abort()
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort()
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    assert producer.fatal is None
+
+
+def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactional, "_GONE_S", 1.0)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    for _ in range(2):  # the second transaction has a time of its own
+        producer.begin_transaction()
+        began, calls = time.monotonic(), 0
+        while True:
+            calls += 1
+            with pytest.raises(KafkaException) as raised:
+                producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 0.2)
+            if not raised.value.args[0].retriable() or time.monotonic() - began > 30:
+                break
+        assert raised.value.args[0].txn_requires_abort() and calls > 1
+        producer.abort_transaction(10)
+
+
+def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordinator_loads(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That error comes first in the answer; it is no end of the producer."""
+    monkeypatch.setattr(transactional, "_GONE_S", 0.3)
+    response, codes = TxnOffsetCommitResponse, {"a": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "deleted": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: response(topics=[
+        response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=0, error_code=codes[topic.name])]) for topic in request.topics
+    ])  # fmt: skip
+    producer, _ = _begun(make)
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5), TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
+    assert raised.value.args[0].txn_requires_abort() and producer.fatal is None
+    producer.abort_transaction(10)
+
+
+def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBroker) -> None:
+    """The commit returned, though the coordinator had aborted: close(), too, met it between two looks."""
+    producer, _ = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    producer.flush(10)
+    transactions, raised = producer.transactions, []
+
+    def abort() -> None:
+        try:
+            transactions.abort(10)
+        except KafkaException as error:
+            raised.append(error.args[0].code())
+
+    end = transactions._end_transaction
+
+    def crossed(commit: bool, deadline: float) -> None:
+        transactions._end_transaction = end
+        other = threading.Thread(target=abort)
+        other.start()
+        other.join()
+        end(commit, deadline)
+
+    transactions._end_transaction = crossed
+    producer.commit_transaction(10)
+    assert raised == [KafkaError._STATE]
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
+
+
+def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_late(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = 0.0
+    monkeypatch.setattr(transactional, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
+    monkeypatch.setattr(transactional, "_GONE_S", 600.0)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    producer, _ = _begun(make)
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 0.1)
+    assert raised.value.args[0].retriable()
+    later = 1000.0
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    producer.send_offsets_to_transaction([TopicPartition("late", 0, 5)], GroupMetadata("g"), 60)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 60)
+    assert raised.value.args[0].txn_requires_abort()
+
+
+def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    producer, _ = _begun(make)
+    producer.send_offsets_to_transaction([TopicPartition("late", 0, 5)], GroupMetadata("g"), 10)
+    producer.commit_transaction(10)
+
+
+def test_a_coordinator_that_stays_busy_is_a_timeout(make, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=ErrorCode.CONCURRENT_TRANSACTIONS)
+    producer, _ = make(transactional_id="t")
+    with pytest.raises(KafkaException) as raised:
+        producer.init_transactions(0.1)
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
+
+
+def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) -> None:
+    producer, _ = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    usual = broker.answers[requests.END_TXN]
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(0.1)
+    assert raised.value.args[0].retriable()
+    broker.answers[requests.END_TXN] = usual
+    producer.commit_transaction(10)
+    producer.begin_transaction()
+
+
+def _interrupted_commit(producer: ShmProducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the coordinator is asked to end the transaction, and before it hears of it."""
+    usual = producer.attachment.request
+
+    def request(api_key: int, *arguments: Any) -> Any:
+        if api_key == requests.END_TXN:
+            raise KeyboardInterrupt
+        return usual(api_key, *arguments)
+
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(producer.attachment, "request", request)
+        with pytest.raises(KeyboardInterrupt):
+            producer.commit_transaction(10)
+
+
+def test_a_commit_that_was_interrupted_is_repeated(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make(transactional_id="t")
+    _interrupted_commit(producer, monkeypatch)
+    producer.commit_transaction(10)
+    producer.begin_transaction()
+    assert native.written[0] == [b"x"] and [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
+
+
+def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of committed records would wait until the transaction's time is over."""
+    producer, _ = make(transactional_id="t")
+    _interrupted_commit(producer, monkeypatch)
+    assert producer.close()
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [False]
+
+
+def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
+    """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes by the outcome that it has decided on. Returns what it was asked."""
+    asked: list[bool] = []
+    usual = producer.attachment.request
+
+    def end(request: Any) -> EndTxnResponse:
+        asked.append(request.committed)
+        if not request.committed and asked[0]:
+            return EndTxnResponse(error_code=ErrorCode.INVALID_TXN_STATE)
+        return EndTxnResponse(producer_id=request.producer_id, producer_epoch=1)
+
+    def request(api_key: int, *arguments: Any) -> Any:
+        response = usual(api_key, *arguments)
+        if api_key == requests.END_TXN and len(asked) == 1:
+            raise KeyboardInterrupt
+        return response
+
+    broker.answers[requests.END_TXN] = end
+    producer.attachment.request = request  # type: ignore[method-assign]
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    with pytest.raises(KeyboardInterrupt):
+        producer.commit_transaction(10)
+    assert asked == [True]
+    return asked
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_has_no_fatal_error(make, broker: FakeBroker, version: int) -> None:
+    broker.transaction_version = version
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+    errors: list[KafkaError] = []
+    producer, _ = make(transactional_id="t", error_cb=errors.append)
+    asked = _decides_to_commit(broker, producer)
+    assert producer.close()
+    assert asked == [True, False] and producer.fatal is None and errors == []
+
+
+def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_goes_on(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    asked = _decides_to_commit(broker, producer)
+    with pytest.raises(KafkaException) as refused:
+        producer.abort_transaction(10)
+    error = refused.value.args[0]
+    assert error.code() == KafkaError._STATE and not (error.fatal() or error.retriable() or error.txn_requires_abort())
+    producer.commit_transaction(10)
+    assert asked == [True, False, True] and native.identities[-1] == (100, 1)
+    producer.begin_transaction()
+
+
+def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make(transactional_id="t")
+    _interrupted_commit(producer, monkeypatch)
+    for refused in (lambda: producer.produce("events", b"late"), lambda: producer.produce_batch("events", [b"late"]), producer.begin_transaction):
+        with pytest.raises(KafkaException) as raised:
+            refused()
+        assert raised.value.args[0].code() == KafkaError._STATE
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"x"]}
+
+
+def _interrupted(_self: Any = None, *_arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("target", "asked"), [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False])])
+def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]) -> None:
+    """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
+    producer, _ = _begun(make)
+    producer.produce("events", b"x")
+    assert producer.flush(10) == 0
+    owner, name = target.split(".")
+    with monkeypatch.context() as patched:
+        patched.setattr(producer if owner == "producer" else producer.transactions, name, _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.abort_transaction(10)
+    assert producer.close()
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == asked
+
+
+def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, broker: FakeBroker) -> None:
+    producer, _ = _begun(make)
+    producer.produce("events", b"x")
+    asked = threading.Event()
+    broker.answers[requests.END_TXN] = lambda request: asked.set()  # no answer
+    raised: list[int] = []
+
+    def commit() -> None:
+        with pytest.raises(KafkaException) as error:
+            producer.commit_transaction(60)
+        raised.append(error.value.args[0].code())
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    assert asked.wait(10) and producer.close()
+    committing.join()
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True] and raised == [KafkaError._DESTROY]
+
+
+class _VersionOne:
+    """A coordinator of version 1 by its rules: InitProducerId gives the next epoch, EndTxn of an older one is fenced, and an abort behind a commit is refused. `silent`: keys of requests that are carried
+    out and not answered."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.epoch, self.committed, self.silent = -1, False, set[int]()
+        broker.transaction_version = 1
+        broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+        broker.answers[requests.INIT_PRODUCER_ID] = self._init
+        broker.answers[requests.END_TXN] = self._end
+
+    def _init(self, request: Any) -> InitProducerIdResponse | None:
+        if request.producer_epoch in (-1, self.epoch):  # else it has the next one already: the answer was lost
+            self.epoch += 1
+        return None if requests.INIT_PRODUCER_ID in self.silent else InitProducerIdResponse(producer_id=7, producer_epoch=self.epoch)
+
+    def _end(self, request: Any) -> EndTxnResponse | None:
+        code = 0
+        if request.producer_epoch != self.epoch:
+            code = ErrorCode.PRODUCER_FENCED
+        elif self.committed and not request.committed:
+            code = ErrorCode.INVALID_TXN_STATE
+        else:
+            self.committed = request.committed
+        return None if requests.END_TXN in self.silent else EndTxnResponse(error_code=code)
+
+
+def _times_out(ends: Callable[[float], None]) -> None:
+    with pytest.raises(KafkaException) as raised:
+        ends(0.2)
+    assert raised.value.args[0].retriable()
+
+
+def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, broker: FakeBroker) -> None:
+    """The C core counts from 0 again since the abort, and under the same epoch the next transaction's records did not fit."""
+    coordinator = _VersionOne(broker)
+    producer, native = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    coordinator.silent = {requests.END_TXN}
+    _times_out(producer.commit_transaction)
+    coordinator.silent = set()
+    with pytest.raises(KafkaException) as refused:
+        producer.abort_transaction(10)
+    assert refused.value.args[0].code() == KafkaError._STATE and native.identities[-1] == (7, 0), "the sequences begin anew"
+    producer.commit_transaction(10)
+    assert native.identities[-1] == (7, 1)
+    producer.begin_transaction()
+    producer.produce("events", b"y", partition=0)
+    producer.commit_transaction(10)
+    assert native.identities[-1] == (7, 1), "a commit alone needs none"
+
+
+@pytest.mark.parametrize("ends_by_abort", [True, False])
+def test_a_lost_answer_of_the_next_epoch_does_not_end_a_transaction_of_version_1_twice(make, broker: FakeBroker, ends_by_abort: bool) -> None:
+    """The coordinator fenced the second time, under the epoch before."""
+    coordinator = _VersionOne(broker)
+    producer, native = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    if not ends_by_abort:
+        coordinator.silent = {requests.END_TXN}
+        _times_out(producer.commit_transaction)
+        coordinator.silent = set()
+        with pytest.raises(KafkaException):
+            producer.abort_transaction(10)
+    coordinator.silent = {requests.INIT_PRODUCER_ID}
+    _times_out(producer.abort_transaction if ends_by_abort else producer.commit_transaction)
+    coordinator.silent = set()
+    if not ends_by_abort:
+        with pytest.raises(KafkaException) as refused:
+            producer.abort_transaction(10)
+        assert refused.value.args[0].code() == KafkaError._STATE
+    (producer.abort_transaction if ends_by_abort else producer.commit_transaction)(10)
+    assert producer.fatal is None and native.identities[-1] == (7, 1)
+    coordinator.committed = False
+    producer.begin_transaction()
+    producer.produce("events", b"y", partition=0)
+    assert producer.flush(10) == 0
+    producer.abort_transaction(10)
+    assert native.identities[-1] == (7, 2)

@@ -1,0 +1,158 @@
+"""Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): what is in force while they live together, who is let in, what is written."""
+
+import msgspec
+import pytest
+from tests.unit.controller.controller_world import FEATURES as OLD
+from tests.unit.controller.controller_world import World
+from tests.unit.cluster.test_brokers import run
+
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.membership import peer_messages
+from mqd.cluster.metadata import features
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.rules import settings as settings_rules
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.features import FEATURES, MQD_VERSION
+from mqd.cluster.metadata.records import FeatureLevelSet, GroupConfigured, decode_record, encode_record
+from mqd.cluster.metadata.refusal import Refusal
+from mqd.protocol.errors import ErrorCode as E
+
+NEW = features.supported()
+UPGRADE = 1
+
+
+def level(world: World, node: int) -> int:
+    return features.in_force(world.hosts[node].core.committed.features)[MQD_VERSION]
+
+
+def raise_level(world: World, to: int = 1, validate_only: bool = False) -> messages.Answer:
+    return world.ask(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, to, UPGRADE)]), validate_only=validate_only)
+
+
+def upgrade(world: World, node: int) -> None:
+    """Stopped, installed, started."""
+    if world.active == node:
+        world.depose()
+        world.elect(1 + node % len(world.hosts))
+    world.crash(node, clean=True)
+    world.hosts[node].features = NEW
+    world.restart(node)
+    run(world, 3_000)
+
+
+@pytest.fixture
+def world() -> World:
+    """Three hosts of the old version, in service."""
+    found = World(3, 3)
+    found.settle(20)
+    return found
+
+
+def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_somebody_says_so(world: World) -> None:
+    assert FEATURES[MQD_VERSION].unset == 0 and NEW[MQD_VERSION] == (0, 1)
+    for node in (1, 2):
+        upgrade(world, node)
+        assert [level(world, host) for host in world.hosts] == [0, 0, 0]
+        answer = raise_level(world)
+        waiting = [other for other in world.hosts if world.hosts[other].features == OLD]
+        assert answer.error == E.INVALID_UPDATE_VERSION
+        assert all((f"{other} at host{other} (0 to 0)" in answer.message) == (other in waiting) for other in world.hosts), answer.message
+    upgrade(world, 3)
+    assert raise_level(world, validate_only=True).error == 0 and level(world, 1) == 0
+    assert raise_level(world).error == 0
+    run(world, 500)
+    assert [level(world, host) for host in world.hosts] == [1, 1, 1]
+    assert raise_level(world).error == 0, "said again"
+
+
+def test_a_host_that_is_down_counts(world: World) -> None:
+    for node in (1, 2):
+        upgrade(world, node)
+    world.crash(3)
+    if world.active < 0:
+        world.elect(1)
+    run(world, 10_000)
+    state = world.hosts[1].core.committed
+    assert state.brokers[3].fenced
+    with pytest.raises(Refusal, match="broker 3 at host3"):
+        settings_rules.update_features(state, messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 1, UPGRADE)]))
+
+
+def test_a_host_that_was_left_behind_is_not_let_in(world: World) -> None:
+    for node in (1, 2, 3):
+        upgrade(world, node)
+    assert raise_level(world).error == 0
+    world.crash(3, clean=True)
+    world.hosts[3].features = OLD
+    world.restart(3)
+    run(world, 3_000)
+    assert "mqd.version 1 is in force, it supports 0 to 0" in world.hosts[3].refused and "Install" in world.hosts[3].refused
+    assert world.hosts[1].core.committed.brokers[3].incarnation < world.hosts[3].incarnation
+    upgrade(world, 3)
+    assert world.hosts[1].core.committed.brokers[3].incarnation == world.hosts[3].incarnation
+
+
+def test_what_older_hosts_cannot_read_is_not_written_until_all_are_upgraded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if GroupConfigured had come with level 1."""
+    monkeypatch.setitem(features.RECORD_LEVELS, GroupConfigured, 1)
+    change = messages.AlterConfig(32, "g", [messages.ConfigOperation("consumer.session.timeout.ms", "set", "50000")], False)
+    for node in (1, 2, 3):
+        upgrade(world, node)
+    count = len(world.log)
+    refused = world.ask(change)
+    assert refused.error == E.INVALID_UPDATE_VERSION and "mqd cluster upgrade" in refused.message and len(world.log) == count
+    assert raise_level(world).error == 0
+    assert world.ask(change).error == 0 and any(isinstance(record, GroupConfigured) for record in world.log)
+
+
+def test_a_level_of_mqd_never_falls(world: World) -> None:
+    for node in (1, 2, 3):
+        upgrade(world, node)
+    assert raise_level(world).error == 0
+    for how in (1, 2, 3):
+        answer = world.ask(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 0, how)]))
+        assert answer.error == E.INVALID_UPDATE_VERSION and "stored already" in answer.message
+
+
+def test_a_new_cluster_begins_with_what_its_founder_supports() -> None:
+    world = World(5, 1)
+    host = world.hosts[1]
+    host.core.committed.cluster_id = host.core.tail.cluster_id = ""
+    world.proposed.clear()
+    world.metadata(host, metadata_core.ClusterFounded("id", 1))
+    assert FeatureLevelSet(MQD_VERSION, NEW[MQD_VERSION][1]) in world.proposed[0].records
+
+
+# -- what a newer version says --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_of_a_newer_version_is_passed_over_and_so_is_a_field() -> None:
+    body = {"type": "Heartbeat", "node_id": 1, "broker_epoch": 2, "sent_ms": 3, "metadata_version": 4, "of_a_newer_version": [1, {"a": 2}]}
+    assert peer_messages.decode(msgspec.msgpack.encode(body)) == broker_messages.Heartbeat(1, 2, 3, 4)
+    assert peer_messages.decode(msgspec.msgpack.encode({"type": "OfANewerVersion", "node_id": 1})) is None
+    inside = {"type": "ChangeForwarded", "node_id": 1, "broker_epoch": 1, "request_id": 1, "incarnation": 1, "request": {"type": "OfANewerVersion"}}
+    assert peer_messages.decode(msgspec.msgpack.encode(inside)) is None, "whoever sent it is told REQUEST_TIMED_OUT by its own host"
+    with pytest.raises(peer_messages.PeerProtocolError):
+        peer_messages.decode(msgspec.msgpack.encode({**body, "node_id": "one"}))
+
+
+def test_a_field_of_a_newer_version_is_passed_over_in_a_record_and_an_unknown_record_is_not() -> None:
+    value = msgspec.msgpack.decode(encode_record(FeatureLevelSet("a", 1)))
+    assert decode_record(msgspec.msgpack.encode({**value, "of_a_newer_version": 7})) == FeatureLevelSet("a", 1)
+    with pytest.raises(ValueError, match="this version of mqd knows"):
+        decode_record(msgspec.msgpack.encode({**value, "type": "feature_level_set/2"}))
+
+
+def test_what_is_in_force_and_not_supported_is_named() -> None:
+    assert features.unsupported({}, {}) == "; ".join(f"{one.name} {one.unset} is in force, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset)
+    assert features.unsupported({MQD_VERSION: 1}, NEW) == "" and features.unsupported({}, OLD) == ""
+    assert features.unsupported({}, features.told({})) == "", "a peer of the first version says nothing of levels"
+    assert features.unsupported({MQD_VERSION: 1}, features.told({})) == "mqd.version 1 is in force, it supports 0 to 0" and features.told(OLD) == OLD
+    assert features.unsupported({MQD_VERSION: 2}, NEW) == "mqd.version 2 is in force, it supports 0 to 1"
+    assert features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is in force, it supports 0 to 0"
+    assert features.unsupported({"of.a.newer.version": 0}, NEW) == ""
+
+
+def test_the_cap_for_tests() -> None:
+    capped = features._capped(FEATURES, "mqd.version=0,metadata.version=3")
+    assert capped[MQD_VERSION].last == 0 and capped["metadata.version"].last == 25 and capped["group.version"] == FEATURES["group.version"]

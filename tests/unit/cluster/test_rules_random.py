@@ -1,0 +1,39 @@
+"""Random histories of a small cluster: the active controller's rules and the brokers' cores, with a model of the replicas' logs (controller_world.py). A failing seed replays as it is."""
+
+import pytest
+from tests.unit.controller.controller_world import World
+
+from mqd.cluster.host import messages
+
+
+def history(seed: int, steps: int, mutants: tuple[str, ...] = ()) -> World:
+    world = World(seed, 4, racks=seed % 3, mutants=mutants)
+    world.settle(20)
+    world.ask(messages.CreateTopic("topic-9", 2, 3, {}, {}))
+    for _ in range(steps):
+        world.step()
+        world.check()
+    world.heal()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_history(seed: int) -> None:
+    history(seed, 500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1_000, 2_000))
+def test_long_history(seed: int) -> None:
+    history(seed, 1_500)
+
+
+@pytest.mark.parametrize("rule", ["R8_ELR", "R9", "L2_SESSION"])
+def test_a_rule_that_is_off_is_noticed(rule: str) -> None:
+    """The others' mutants need traces of their own: test_rules.py."""
+    for seed in range(30):
+        try:
+            history(seed, 500, (rule,))
+        except AssertionError:
+            return
+    pytest.fail(f"without {rule} 30 histories were as they should be")

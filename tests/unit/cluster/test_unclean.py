@@ -1,0 +1,265 @@
+"""An unclean election where the leader lives and cannot serve: its disk failed, and nobody else has all records. Until somebody decides, the partition is neither written nor read."""
+
+import msgspec
+import pytest
+from tests.unit.cluster.test_rules import TOPIC, cluster, registration, topic
+
+from mqd.base.config import load_broker
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.metadata import changes
+from mqd.cluster.host import messages
+from mqd.cluster.metadata.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
+from mqd.cluster.metadata.view import View
+from mqd.cluster.metadata.rules.configs import ConfigRules
+from mqd.cluster.metadata.options import ControllerOptions
+from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
+from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata.rules.topics import Placement
+from mqd.cluster.metadata.state import MetadataState
+from mqd.cluster.metadata.rules.partitions import Target
+from mqd.protocol.errors import ErrorCode as E
+
+OPTIONS = ControllerOptions()
+
+
+class Controller:
+    """The active one; `state`: a partition with replicas on 1, 2 and 3."""
+
+    def __init__(self, **fields) -> None:
+        self.state: MetadataState = topic(cluster(3), (1, 2, 3), config={"min.insync.replicas": "1", "flush.on.ack": "true"}, **fields)
+        self.active = ActiveController(1, self.state, OPTIONS, 0, True)
+        self.now_ms = 0
+
+    @property
+    def partition(self) -> PartitionState:
+        return self.state.topics["t"].partitions[0]
+
+    def apply(self, records) -> None:
+        for record in records:
+            self.state.apply(record)
+        self.state.check()
+
+    def after(self, milliseconds: int, lease_valid: bool = False) -> None:
+        self.now_ms += milliseconds
+        self.hears(*(node for node, broker in self.state.brokers.items() if not broker.fenced))
+        self.apply(self.active.tick(self.state, self.now_ms, lease_valid))
+
+    def unable(self) -> dict[tuple[bytes, int], set[int]]:
+        return self.active.unable(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
+
+    def hears(self, *nodes: int) -> None:
+        for node in nodes:
+            self.active.sessions.heard(node, self.now_ms)
+
+    def reports(self, node: int, **directories: bool) -> None:
+        self.active.report(node, [broker_messages.DirectoryReport(name, f"/{name}", 1 << 40 if usable else 0, usable) for name, usable in directories.items()])
+
+    def fenced(self, node: int) -> None:
+        self.apply(self.active.fence(self.state, [node], self.now_ms))
+
+    def fails(self, node: int) -> None:
+        self.apply(self.active.replicas_failed(self.state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), self.now_ms))
+
+    def elect(self, partitions: list[tuple[str, int]] | None = [("t", 0)], kind: int = ELECT_UNCLEAN) -> list[int]:
+        """The error of each."""
+        request = messages.Request(1, messages.ElectLeaders(kind, partitions))
+        place = Placement(1, self.active.view(self.state), self.active.directories(self.state), 1_000_000)
+        decision = changes.decide(self.state, self.active, request, place, ConfigRules({}), lambda: b"n" * 16)
+        self.apply(decision.records)
+        return [result.error for result in decision.answer.results]
+
+
+def test_a_leader_that_cannot_serve_gives_way_to_whoever_lives_when_an_operator_says_so() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    assert one.elect() == [E.ELECTION_NOT_NEEDED], "it serves"
+    one.fails(1)
+    assert (one.partition.leader, one.partition.in_sync_replicas) == (-1, (1,)), "by itself nothing is given up"
+    assert one.elect(kind=ELECT_PREFERRED) == [E.PREFERRED_LEADER_NOT_AVAILABLE]
+    assert one.elect() == [0]
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.recovering, one.partition.leader_epoch) == (2, (2,), True, 7)
+    assert one.elect() == [E.ELECTION_NOT_NEEDED]
+
+
+def test_an_election_of_all_partitions_finds_it() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    assert one.elect(None) == []
+    one.fails(1)
+    assert one.elect(None) == [0] and one.partition.leader == 2
+
+
+def test_nobody_is_chosen_who_cannot_serve_either_or_is_fenced() -> None:
+    one = Controller(in_sync_replicas=(1, 2))
+    one.fails(2)
+    one.fails(1)
+    assert one.partition.in_sync_replicas == (1,) and one.partition.leader == -1
+    assert one.elect() == [0] and one.partition.leader == 3
+    one = Controller(in_sync_replicas=(1,))
+    one.apply([BrokerChanged(3, 30, fenced=True)])
+    one.fails(1)
+    one.fails(2)
+    before = one.partition
+    assert one.elect() == [E.ELIGIBLE_LEADERS_NOT_AVAILABLE] and one.partition == before
+
+
+@pytest.mark.parametrize("heals", ["silence", "registration"])
+def test_what_was_said_a_while_ago_costs_no_records(heals: str) -> None:
+    one = Controller(in_sync_replicas=(1,))
+    one.fails(1)
+    if heals == "silence":
+        one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
+        assert one.unable() == {(TOPIC, 0): {1}}
+        one.after(1)
+    else:
+        message = msgspec.structs.replace(registration(1, incarnation=2), directory_id="m1")
+        records, answer = one.active.register(one.state, message, one.now_ms)
+        assert answer.error == 0 and records
+    assert one.unable() == {}
+    if heals == "registration":
+        one.apply([BrokerChanged(1, one.state.brokers[1].epoch, fenced=False)])
+    assert one.elect() == [0] and (one.partition.leader, one.partition.recovering) == (1, False)
+
+
+# -- what cannot be served is never chosen ---------------------------------------------------------------------------------------
+
+
+def test_nobody_is_chosen_whose_directory_is_not_there_also_when_nobody_asked_it() -> None:
+    """Its replica is not in sync, so it says nothing of it; its directories are known all the same."""
+    one = Controller(in_sync_replicas=(1,))
+    one.reports(2, d2=False)
+    one.fenced(1)
+    assert one.partition.leader == -1
+    assert one.elect() == [0] and one.partition.leader == 3
+    one = Controller(in_sync_replicas=(1,))
+    one.reports(2, other=True)  # d2 is no entry of log.dirs any more
+    one.reports(3, d3=False)
+    one.fenced(1)
+    before = one.partition
+    assert one.elect() == [E.ELIGIBLE_LEADERS_NOT_AVAILABLE] and one.partition == before
+    one.reports(2, d2=True)
+    assert one.elect() == [0] and one.partition.leader == 2, "asked again"
+
+
+def test_an_election_may_be_repeated_when_the_one_that_was_chosen_cannot_serve() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    one.fenced(1)
+    assert one.elect() == [0] and one.partition.leader == 2
+    one.fails(2)
+    assert one.partition.leader == -1
+    assert one.elect() == [0] and one.partition.leader == 3
+
+
+def test_a_clean_election_does_not_choose_it_either() -> None:
+    one = Controller()
+    one.reports(2, d2=False)
+    one.fenced(1)
+    assert one.partition.leader == 3
+    one = Controller(in_sync_replicas=(1, 2))
+    one.fails(2)
+    one.apply(one.active.fence(one.state, [1], one.now_ms))
+    one.fails(2)
+    one.apply([BrokerChanged(1, 10, fenced=False)])
+    assert one.partition.leader == -1
+
+
+def test_a_worker_that_dies_keeps_its_place_where_nobody_else_can_serve() -> None:
+    """Its successor has its files in a moment. The other one in sync is in a directory that cannot be used, and everybody would wait for it for ever."""
+    one = Controller(in_sync_replicas=(1, 2))
+    one.reports(2, d2=False)
+    died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
+    one.apply(one.active.workers_died(one.state, died))
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (1, (1, 2), 6), "in a new epoch"
+    one.reports(2, d2=True)
+    died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
+    one.apply(one.active.workers_died(one.state, died))
+    assert (one.partition.leader, one.partition.in_sync_replicas) == (2, (2,))
+
+
+# -- a partition that nobody can serve has no leader -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushed", ["true", "false"])
+def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again_when_it_is_back(flushed: str) -> None:
+    """Clients and operators see that nobody does. Nothing is given up by that."""
+    one = Controller(in_sync_replicas=(1,))
+    one.state.topics["t"].config["flush.on.ack"] = flushed
+    one.fails(1)
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (-1, (1,), 6)
+    before = one.partition
+    for _ in range(10):
+        one.after(OPTIONS.heartbeat_ms // 2, lease_valid=True)
+        one.fails(1)
+        assert one.partition == before, "as long as it says so"
+    one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch, one.partition.recovering) == (1, (1,), 7, False)
+
+
+def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second: tens of thousands of them would take a good part of it."""
+    state = topic(cluster(3), (1, 2), count=3, in_sync_replicas=(1,))
+    active = ActiveController(1, state, OPTIONS, 0, True)
+    for record in active.fence(state, [1], 0):
+        state.apply(record)
+    assert [(partition.leader, partition.eligible_leader_replicas) for partition in state.topics["t"].partitions] == [(-1, (1,))] * 3
+    settled: list[int] = []
+    original = View.settled
+
+    def noted(self: View, entry: TopicState, target: Target, *arguments: int) -> PartitionChange | None:
+        settled.append(target.old.index)
+        return original(self, entry, target, *arguments)
+
+    monkeypatch.setattr(View, "settled", noted)
+    assert found_again(active.view(state)) == [] and settled == []
+    state.apply(BrokerChanged(1, 10, fenced=False))
+    assert [change.leader for _, change in found_again(active.view(state))] == [1] * 3 and settled == [0, 1, 2]
+
+
+def test_a_host_alone_leads_on() -> None:
+    """Nobody else shows what it has; and it serves again at once when it can."""
+    state = topic(cluster(1), (1,))
+    active = ActiveController(1, state, OPTIONS, 0, False)
+    assert active.replicas_failed(state, broker_messages.ReplicasFailed(1, 10, [(TOPIC, 0)]), 0) == []
+
+
+def test_two_in_sync_that_cannot_serve_are_both_known_to_have_all_of_it() -> None:
+    one = Controller(in_sync_replicas=(1, 2))
+    one.reports(2, d2=False)
+    one.fails(1)
+    assert (one.partition.leader, one.partition.in_sync_replicas) == (-1, (1, 2))
+    one.reports(2, d2=True)
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    one.fails(1)
+    one.after(1_001, lease_valid=True)
+    assert one.partition.leader == 2
+    one.fails(1)
+    assert one.partition.in_sync_replicas == (2,)
+
+
+def test_a_new_controller_waits_until_it_knows_who_cannot_serve() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    one.fails(1)
+    one.active = ActiveController(2, one.state, OPTIONS, one.now_ms, True)
+    one.hears(1, 2, 3)
+    one.after(1, lease_valid=True)
+    one.fails(1)
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    assert one.partition.leader == -1
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    one.fails(1)
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    one.after(UPKEEP_MS, lease_valid=True)
+    assert one.partition.leader == -1
+
+
+def test_by_default_a_topic_has_as_many_replicas_as_hosts_with_a_usable_directory_can_hold() -> None:
+    """One of three whose disk is gone would refuse every new topic, and keep the internal ones from growing to the two that can."""
+    one = Controller()
+    for node in (1, 2):
+        one.reports(node, **{f"d{node}": True})
+    one.reports(3, d3=False)
+    place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
+    decision = changes.decide(
+        one.state, one.active, messages.Request(1, messages.CreateTopic("new", 1, -1, {}, {})), place, ConfigRules(load_broker(None, {}, {})), lambda: b"n" * 16
+    )
+    assert decision.answer.error == 0, decision.answer.message
+    one.apply(decision.records)
+    assert set(one.state.topics["new"].partitions[0].replicas) == {1, 2}

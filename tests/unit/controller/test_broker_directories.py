@@ -1,0 +1,90 @@
+"""What a host tells the controller of directories of its own that fail."""
+
+from __future__ import annotations
+
+import msgspec
+from tests.unit.controller.controller_world import World
+
+from mqd.cluster.broker import core as broker_core
+from mqd.cluster.broker import messages as broker_messages
+from mqd.cluster.host import messages
+
+
+def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no_longer() -> None:
+    """Also when nothing else happens in the cluster: what is told then decides on unclean elections."""
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
+    world.settle(20)
+    core = world.hosts[2].broker
+
+    def seen(usable: bool) -> broker_core.DirectoriesSeen:
+        return broker_core.DirectoriesSeen((broker_messages.DirectoryReport("meta-2-a", "/a", 9 * usable, usable), broker_messages.DirectoryReport("meta-2-b", "/b", 9 * usable, usable)))
+
+    def told() -> list[broker_messages.ReplicasFailed]:
+        world.now_ms += 10_000
+        actions = [action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)]
+        return [action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)]
+
+    assert not told()
+    core.handle(seen(False), world.now_ms)
+    heard = told()
+    assert heard and all(message.partitions for message in heard)
+    core.handle(seen(True), world.now_ms)
+    assert not told()
+
+
+def told_by(world: World, node: int, *reports: broker_messages.DirectoryReport) -> set[tuple[bytes, int]]:
+    """What this host says it does not serve, with these directories."""
+    core = world.hosts[node].broker
+    core.handle(broker_core.DirectoriesSeen(reports), world.now_ms)
+    actions = [action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)]
+    messages_sent = [action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)]
+    return {key for message in messages_sent for key in message.partitions}
+
+
+def test_what_nobody_leads_is_told_of_by_everybody_who_cannot_serve_it_in_sync_or_not() -> None:
+    """Else an unclean election chooses it."""
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
+    world.settle(20)
+    topic = world.unlogged.topics["t"]
+    key, leader = (topic.topic_id, 0), topic.partitions[0].leader
+    other = leader % 3 + 1
+    core = world.hosts[other].broker
+    core._state = core._state.copy()
+
+    def now(**fields: object) -> None:
+        partition = msgspec.structs.replace(core._state.topics["t"].partitions[0], **fields)
+        core._state.topics["t"] = msgspec.structs.replace(core._state.topics["t"], partitions=(partition,))
+
+    now(in_sync_replicas=(leader,), leader=leader)
+    lost = (broker_messages.DirectoryReport(f"meta-{other}-a", "/a", 0, False), broker_messages.DirectoryReport(f"meta-{other}-b", "/b", 0, False))
+    assert told_by(world, other, *lost) == set(), "nobody counts on it"
+    now(in_sync_replicas=(), leader=-1, eligible_leader_replicas=(leader,))
+    assert told_by(world, other, lost[0]) == {key}
+
+
+def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
+    """Also where the registration does not name that directory: the metadata directory was lost as well, and no other could be used."""
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
+    world.settle(20)
+    core = world.hosts[2].broker
+    led = {(topic.topic_id, partition.index) for topic in world.unlogged.topics.values() for partition in topic.partitions if partition.leader == 2}
+    core._state = core._state.copy()
+    core._state.brokers[2] = msgspec.structs.replace(core._state.brokers[2], directories={"new": "/a"})
+    assert led and told_by(world, 2, broker_messages.DirectoryReport("new", "/a", 0, False)) == led
+
+
+def test_a_new_controller_hears_of_the_directories_at_once() -> None:
+    """Until it does, it takes all of them for usable."""
+    world = World(7, 3)
+    world.settle(20)
+    core = world.hosts[2].broker
+    core.handle(broker_core.ControllerKnown(-1, 90), world.now_ms)
+    actions = core.handle(broker_core.ControllerKnown(3, 91), world.now_ms)
+    heartbeats = [action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.Heartbeat)]
+    assert [bool(one.directories) for one in heartbeats] == [True]

@@ -1,0 +1,355 @@
+"""Committed offsets of topics and partitions that are gone go with them, whether or not their coordinator was listening at that moment: it may be loading, elsewhere, or told of it by a whole image only."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqd.acceptor.coordinators import InternalPartitions
+from mqd.cluster.host import messages
+from mqd.coordinator.runtime import partition_for
+from mqd.coordinator.topics import GROUPS
+from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.offsets import PartitionsGone
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import DeleteTopicsRequest
+from tests.unit.acceptor.handler_broker import ACCEPTOR, NODE, HandlerBroker
+from tests.unit.coordinator.test_runtime import commit, fetch, run, shard_of, store, until
+from tests.unit.acceptor.test_handler_metadata import create
+
+OTHER = NODE + 1
+
+
+async def delete(broker: HandlerBroker, name: str = "t") -> None:
+    answer = await broker.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5)
+    assert answer.responses[0].error_code == 0
+    await until(lambda: name not in broker.metadata.topics)
+
+
+async def not_served(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's partition is not here; what was written of it stays on the disk."""
+    store(broker, GROUPS, partition_for("g", 3))
+    monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
+    broker.broker.coordinators.groups.look()
+    assert shard_of(broker, "g") is None
+
+
+async def served_again(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    await until(lambda: shard_of(broker, "g") is not None)
+
+
+def gone(topic: messages.TopicImage, left: int, version: int) -> messages.TopicPut:
+    """As the controller tells it when the retired partitions of a topic have vanished."""
+    return messages.TopicPut(version, msgspec.structs.replace(topic, partitions=topic.partitions[:left], partition_count=left))
+
+
+def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await create(broker, "u")
+        assert await commit(broker, 5) == await commit(broker, 7, topic="u") == [0]
+        await not_served(broker, monkeypatch)
+        await delete(broker)
+        await served_again(broker, monkeypatch)
+        assert shard_of(broker, "g").core("g").offsets.ends() == {"u": 1}
+        await create(broker, "t", 4)
+        assert await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """By its name nobody could tell that the offset is of another topic. `again`: the load does not succeed, and another does."""
+    ready = asyncio.Event()
+    original = InternalPartitions.load
+
+    async def load(self: InternalPartitions, partition: int, *arguments: object) -> object:
+        await ready.wait()
+        loads.append(partition)
+        if again and partition == partition_for("g", 3) and loads.count(partition) == 1:
+            raise OSError("the disk is slow")
+        return await original(self, partition, *arguments)  # type: ignore[arg-type]
+
+    loads: list[int] = []
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        await not_served(broker, monkeypatch)
+        monkeypatch.undo()
+        monkeypatch.setattr(InternalPartitions, "load", load)
+        place = broker.broker.coordinators.groups._places[partition_for("g", 3)]
+        await until(lambda: place.loading is not None)
+        await delete(broker)
+        await create(broker, "t", 4)
+        ready.set()
+        await until(lambda: place.shard is not None)
+        assert loads.count(place.index) == 1 + again and await fetch(broker) == (0, -1)
+        assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
+        assert place.missed == []
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
+    """The controller's process was replaced meanwhile."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await create(broker, "u")
+        assert await commit(broker, 5) == await commit(broker, 7, topic="u") == [0]
+        deliver = HandlerBroker._deliver
+        monkeypatch.setattr(HandlerBroker, "_deliver", lambda self, number, message: deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Answer) else None)
+        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        if anew:
+            await create(broker, "t", 4)
+        monkeypatch.undo()
+        assert shard_of(broker, "g").core("g").offsets.ends() == {"t": 1, "u": 1}
+        broker._deliver(ACCEPTOR, broker.shell.host._whole())
+        await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"u": 1})
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_committed_for_the_topic_that_was_made_anew_stays_however_soon_it_comes(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, partitions=(0, 1)) == [0, 0]
+        topic = broker.metadata.topics["t"]
+        removed = messages.TopicRemoved(broker.metadata.version, "t", topic.topic_id, [])
+        made = messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, topic_id=b"n" * 16))
+        committed = asyncio.ensure_future(commit(broker, 1))  # runs before anything that the two leave for later
+        broker._deliver(ACCEPTOR, removed)
+        broker._deliver(ACCEPTOR, made)
+        assert await committed == [0] and [await fetch(broker, partition=index) for index in (0, 1)] == [(0, 1), (0, -1)]
+        await asyncio.sleep(0.01)
+        assert await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+async def made_anew(broker: HandlerBroker) -> None:
+    await delete(broker)
+    await create(broker, "t", 4)
+
+
+async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more, in the same leader epoch."""
+    shutil.rmtree(broker.broker.path_of(GROUPS, broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]))
+    await not_served(broker, monkeypatch)
+    await served_again(broker, monkeypatch)
+
+
+def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lapsed, and was back before anybody else had been told to lead the group's partition: nobody else has taken the offsets of the old topic away."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        epoch = shard_of(broker, "g").leader_epoch
+        await not_served(broker, monkeypatch)
+        broker.broker.coordinators.groups.look()  # more than once
+        await made_anew(broker)
+        await served_again(broker, monkeypatch)
+        assert shard_of(broker, "g").leader_epoch == epoch and await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert await commit(broker, 1) == [0]
+        await reloaded(broker, monkeypatch)
+        assert await fetch(broker) == (0, 1), "what was missed is made up for once"
+
+    run(tmp_path, scenario)
+
+
+def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has heard of the deletion, and what it took commits for is the new topic."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        await not_served(broker, monkeypatch)
+        monkeypatch.setattr(InternalPartitions, "is_elsewhere", lambda *_: True)
+        broker.broker.coordinators.groups.look()
+        await made_anew(broker)
+        await served_again(broker, monkeypatch)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.PartitionsPut:
+    """As the controller tells it of the group's partition, so many leader epochs later."""
+    topic = broker.metadata.topics[GROUPS]
+    image = topic.partitions[partition_for("g", 3)]
+    return messages.PartitionsPut(broker.metadata.version, topic.topic_id, [msgspec.structs.replace(image, leader=leader, leader_epoch=image.leader_epoch + epochs)])
+
+
+def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Several) -> None:
+    """The worker publishes the newest epoch first, and the controller tells the acceptor then."""
+    image = (message if isinstance(message, messages.PartitionsPut) else message.parts[-1]).partitions[0]
+    broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch
+    broker.broker.coordinators.groups.look()
+    broker._deliver(ACCEPTOR, message)
+
+
+def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(tmp_path: Path) -> None:
+    """Its only replica in sync did not answer for some seconds. It leads again in another leader epoch, and nobody else has led it."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        epoch = shard_of(broker, "g").leader_epoch
+        store(broker, GROUPS, partition_for("g", 3))
+        broker._deliver(ACCEPTOR, led_by(broker, -1))
+        assert shard_of(broker, "g") is None
+        await made_anew(broker)
+        lead(broker, led_by(broker, NODE))
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert shard_of(broker, "g").leader_epoch == epoch + 2 and await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("told", ["at once", "skipped", "before", "after"])
+def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(tmp_path: Path, told: str) -> None:
+    """`at once`: that it led and that this host leads again come in one message. `skipped`: only the second, for there were too many to tell. `before` the topic was made anew it led, or `after`."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        store(broker, GROUPS, partition_for("g", 3))
+        broker._deliver(ACCEPTOR, led_by(broker, -1))
+        if told == "before":
+            broker._deliver(ACCEPTOR, led_by(broker, OTHER))
+        await made_anew(broker)
+        await asyncio.sleep(0.01)
+        if told == "after":
+            broker._deliver(ACCEPTOR, led_by(broker, OTHER))
+        if told == "at once":
+            lead(broker, messages.Several(broker.metadata.version, [led_by(broker, OTHER), led_by(broker, NODE, 2)]))
+        else:
+            lead(broker, led_by(broker, NODE, 2 if told == "skipped" else 1))
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_is_not_loaded_for_an_epoch_that_the_metadata_do_not_know_of(tmp_path: Path) -> None:
+    """They have yet to say who led it in between."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        groups, index = broker.broker.coordinators.groups, partition_for("g", 3)
+        image = broker.metadata.topics[GROUPS].partitions[index]
+        broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch + 2
+        assert groups._partitions.source(index) is None
+        broker._deliver(ACCEPTOR, led_by(broker, NODE, 2))
+        assert groups._partitions.source(index).leader_epoch == image.leader_epoch + 2
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("fails", ["g", "other"])
+def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """All cores of the partition are thrown away with it, those that have heard of it and those that have not."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        other = next(name for name in map(str, range(1000)) if partition_for(name, 3) == partition_for("g", 3))
+        assert await commit(broker, 5) == await commit(broker, 6, group=other) == [0]
+        names = {"g": "g", "other": other}
+        bad, handle = names.pop(fails), Group.handle
+        (good,) = names.values()
+        told: list[str] = []
+
+        def failing(self: Group, event: object, now_ms: int) -> object:
+            if isinstance(event, PartitionsGone):
+                told.append(self.group_id)
+                if self.group_id == bad:
+                    raise RuntimeError("a fault of its core")
+            return handle(self, event, now_ms)
+
+        monkeypatch.setattr(Group, "handle", failing)
+        shard = shard_of(broker, "g")
+        store(broker, GROUPS, partition_for("g", 3))
+        await made_anew(broker)
+        await until(lambda: shard_of(broker, "g") not in (None, shard))
+        assert await fetch(broker, group=good) == (0, -1)
+        assert told.count(bad) == 1, "it would fail of it for ever"
+        assert await commit(broker, 1, group=good) == [0]
+        await reloaded(broker, monkeypatch)
+        assert await fetch(broker, group=good) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_removal_that_could_not_be_written_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    """`away`: it was found out by a load. By the time of the next one the topic is there again."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        store(broker, GROUPS, partition_for("g", 3))
+        if away:
+            monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
+            broker.broker.coordinators.groups.look()
+            await delete(broker)
+            broker.broker.coordinators.groups._places[partition_for("g", 3)].missed.clear()  # as if another host had coordinated until now
+        broker.owners.refuse = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if away:
+            monkeypatch.undo()
+            await until(lambda: broker.owners.refused_count > 0)  # it is served for less than a look between a load and the next
+        else:
+            await delete(broker)
+        await until(lambda: shard_of(broker, "g") is None)
+        await create(broker, "t", 4)
+        broker.owners.refuse = 0
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, -1)
+        assert await commit(broker, 1) == [0]
+        await reloaded(broker, monkeypatch)
+        assert await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["told", "image", "away"])
+def test_offsets_of_retired_partitions_go_when_these_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, partitions=(0, 1, 2, 3)) == [0] * 4
+        topic = broker.metadata.topics["t"]
+        if how == "away":
+            await not_served(broker, monkeypatch)
+        if how == "image":
+            whole = broker.shell.host._whole()
+            topics = [gone(one, 2, 0).topic if one.name == "t" else one for one in whole.topics]
+            broker._deliver(ACCEPTOR, msgspec.structs.replace(whole, topics=topics))
+        else:
+            broker._deliver(ACCEPTOR, gone(topic, 2, broker.metadata.version))
+        if how == "away":
+            await served_again(broker, monkeypatch)
+        await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"t": 2})
+        broker._deliver(ACCEPTOR, messages.TopicPut(broker.metadata.version, topic))  # partitions are added again
+        assert [await fetch(broker, partition=index) for index in range(4)] == [(0, 5), (0, 5), (0, -1), (0, -1)]
+        assert await commit(broker, 1, partitions=(3,)) == [0] and await fetch(broker, partition=3) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_topic_that_this_host_was_only_not_told_of_keeps_its_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    """Its partitions wait for slots here. The coordinator before was told of it, and took the commit."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, partitions=(0, 3)) == [0, 0]
+        await not_served(broker, monkeypatch)
+        metadata, topic = broker.metadata, broker.metadata.topics["t"]
+        if whole:
+            del metadata.topics["t"], metadata.names[topic.topic_id]
+        else:
+            metadata.topics["t"] = gone(topic, 2, 0).topic
+        metadata.apply(messages.SettingsPut(metadata.version, withheld=["t"]))
+        await served_again(broker, monkeypatch)
+        metadata.topics["t"], metadata.names[topic.topic_id] = topic, "t"
+        metadata.apply(messages.SettingsPut(metadata.version, withheld=[]))
+        assert await fetch(broker) == await fetch(broker, partition=3) == (0, 5)
+
+    run(tmp_path, scenario)

@@ -1,0 +1,527 @@
+"""The group coordinator between its handlers and the link: the real controller and metadata, owners of partitions played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqd.acceptor.coordinators import InternalPartitions
+from mqd.cluster.host import messages
+from mqd.coordinator.log import BYTES_MAX, AppendError
+from mqd.coordinator import runtime
+from mqd.coordinator.runtime import RETRY_S, CoordinatorError, partition_for
+from mqd.coordinator.group import records
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.native import SlotState
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+from mqd.protocol.records import decode_batch, decode_batch_header
+from tests.unit.acceptor.handler_broker import ACCEPTOR, HandlerBroker
+from tests.unit.acceptor.test_handler_metadata import create
+
+LOADING, NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
+
+
+def run(tmp_path: Path, scenario, config: dict[str, str] | None = None) -> None:
+    async def body() -> None:
+        async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "3", **(config or {})}) as broker:
+            await create(broker, "t", 4)
+            await find(broker)
+            await scenario(broker)
+
+    asyncio.run(body())
+
+
+async def find(broker: HandlerBroker, version: int = 4):
+    return await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
+
+
+async def commit(broker: HandlerBroker, offset: int, group: str = "g", version: int = 8, partitions: tuple[int, ...] = (0,), topic: str = "t", **fields: object) -> list[int]:
+    image = broker.metadata.topics.get(topic)
+    asked = OffsetCommitRequest.Topic(
+        name=topic, topic_id=image.topic_id if image else bytes(16), partitions=[OffsetCommitRequest.Partition(partition_index=one, committed_offset=offset) for one in partitions]
+    )
+    fields.setdefault("generation_id_or_member_epoch", -1)
+    answer = await broker.ask(OffsetCommitRequest(group_id=group, topics=[asked], **fields), version)
+    return [one.error_code for one in answer.topics[0].partitions]
+
+
+async def fetch(broker: HandlerBroker, group: str = "g", version: int = 8, partition: int = 0) -> tuple[int, int]:
+    """(error, offset)"""
+    topic_id = broker.metadata.topics["t"].topic_id
+    asked = OffsetFetchRequest.Group(group_id=group, topics=[OffsetFetchRequest.GroupTopic(name="t", topic_id=topic_id, partition_indexes=[partition])])
+    old = [OffsetFetchRequest.Topic(name="t", partition_indexes=[partition])]
+    answer = await broker.ask(OffsetFetchRequest(group_id=group, topics=old, groups=[asked]), version)
+    if version >= 8:
+        answer = answer.groups[0]
+    one = answer.topics[0].partitions[0] if answer.topics else None
+    return answer.error_code or (one.error_code if one else 0), one.committed_offset if one else -1
+
+
+async def until(condition, rounds: int = 3000) -> None:
+    for _ in range(rounds):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("never came true")
+
+
+def shard_of(broker: HandlerBroker, group: str):
+    return broker.broker.coordinators.groups._places[partition_for(group, 3)].shard
+
+
+def store(broker: HandlerBroker, topic: str, partition: int) -> None:
+    """What was appended to the partition is in its files, for whoever loads it."""
+    slot = broker.metadata.topics[topic].partitions[partition].slot
+    positions = dict(broker.table.positions.get(slot, {}))
+    path = broker.place(topic, partition)
+    path.mkdir(parents=True)
+    end, data = 0, b""
+    for batch in [batch for at, batch in broker.owners.batches if at == slot]:
+        data += end.to_bytes(8, "big") + batch[8:]
+        end += decode_batch_header(batch).last_offset_delta + 1
+    (path / f"{0:020}.log").write_bytes(data)
+    broker.table.positions[slot] = positions
+
+
+# -- the internal topic ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_spread_as_kafka_spreads_them() -> None:
+    """Known values of Java's String.hashCode; the second one is Integer.MIN_VALUE."""
+    assert partition_for("hello", 1 << 30) == 99162322
+    assert partition_for("polygenelubricants", 50) == 0
+    assert partition_for("\U0001f600", 1 << 30) == 1772899 and partition_for("", 50) == 0
+    for name in ("x" * 32767, "polygenelubricants" * 100, "\U0001f600" * 5000):  # another way, the same number
+        assert runtime._long_hash(name) == runtime._short_hash.__wrapped__(name)
+
+
+def test_long_names_are_not_kept() -> None:
+    """A client that names thousands of groups of 32 KiB does not get them remembered."""
+    before = runtime._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize
+    for number in range(50):
+        partition_for(f"{number}" + "x" * 30_000, 50)
+        records.encode_offset_key(f"{number}" + "x" * 30_000, "t", 0)
+    assert (runtime._short_hash.cache_info().currsize, records._cached_prefix.cache_info().currsize) == before
+
+
+def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        topic = broker.metadata.topics[GROUPS]
+        assert topic.internal and len(topic.partitions) == 3
+        assert topic.config["segment.bytes"] == "104857600" and topic.config["flush.on.ack"] == "true"
+        assert topic.config["cleanup.policy"] == "compact" or topic.config["retention.ms"] == "-1"
+        for version in range(7):
+            found = await find(broker, version)
+            ones = found.coordinators if version >= 4 else [found]
+            assert [(one.error_code, one.node_id, one.host, one.port) for one in ones] == [(0, 1, "10.1.2.3", 9092)] * len(ones)
+        metadata = await broker.ask(MetadataRequest(topics=[MetadataRequest.Topic(name=GROUPS)]), 9)
+        assert metadata.topics[0].is_internal
+
+    run(tmp_path, scenario)
+
+
+def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        wanted = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
+        if TRANSACTIONS not in broker.metadata.topics:
+            assert (await broker.ask(CreateTopicsRequest(topics=wanted, timeout_ms=100), 5)).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        deleted = await broker.ask(DeleteTopicsRequest(topic_names=[GROUPS], timeout_ms=100), 5)
+        assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
+        deleted = await broker.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[GROUPS].topic_id)], timeout_ms=100), 6)
+        assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
+        more = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=GROUPS, count=9)], timeout_ms=100)
+        assert (await broker.ask(more, 1)).results[0].error_code == ErrorCode.POLICY_VIOLATION
+        cut = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=GROUPS, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=-1)])], timeout_ms=100)
+        assert (await broker.ask(cut, 1)).topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    run(tmp_path, scenario)
+
+
+# -- committing --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_commit_in_every_version(tmp_path: Path, version: int) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await commit(broker, 5, version=version, partitions=(0, 3, 4, -1)) == [0, 0, unknown, unknown]
+        gone = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else unknown
+        assert await commit(broker, 5, version=version, topic="nowhere") == [gone]
+        for asking in range(1, 11):
+            assert await fetch(broker, version=asking, partition=3) == (0, 5) and await fetch(broker, version=asking, partition=2) == (0, -1)
+            assert await fetch(broker, group="unknown", version=asking) == (0, -1)
+
+    run(tmp_path, scenario)
+
+
+def test_everything_that_is_committed(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await commit(broker, 5, partitions=(0, 2))
+        for version in range(2, 11):
+            answer = await broker.ask(OffsetFetchRequest(group_id="g", topics=None, groups=[OffsetFetchRequest.Group(group_id=one, topics=None) for one in ("g", "x")]), version)
+            answers = answer.groups if version >= 8 else [answer]
+            (topic,) = answers[0].topics
+            assert topic.topic_id == broker.metadata.topics["t"].topic_id if version >= 10 else topic.name == "t"
+            assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
+            assert all(one.topics == [] and one.error_code == 0 for one in answers[1:])
+        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        await until(lambda: shard_of(broker, "g").core("g") is None)  # with their topic go its offsets, and with the last of them the group
+
+    run(tmp_path, scenario)
+
+
+def test_members_that_do_not_exist(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.ILLEGAL_GENERATION]
+        assert await commit(broker, 5, version=9, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.GROUP_ID_NOT_FOUND]
+        assert await commit(broker, 5) == [0]
+        assert await commit(broker, 6, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.UNKNOWN_MEMBER_ID]
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_offset_delete(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        def delete(group: str, *partitions: int) -> OffsetDeleteRequest:
+            asked = [OffsetDeleteRequest.Partition(partition_index=one) for one in partitions]
+            return OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequest.Topic(name="t", partitions=asked)])
+
+        assert (await broker.ask(delete("g", 0), 0)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        await commit(broker, 5, partitions=(0, 1))
+        answer = await broker.ask(delete("g", 0, 9, 2), 0)
+        assert answer.error_code == 0 and [one.error_code for one in answer.topics[0].partitions] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
+        assert await fetch(broker) == (0, -1) and await fetch(broker, partition=1) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+# -- writes ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_answered_before_the_write_and_reads_of_it_wait_too(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await commit(broker, 1)
+        broker.owners.hold = True
+        committing = [asyncio.create_task(commit(broker, 10 + number)) for number in range(20)]
+        await until(lambda: len(broker.owners.batches) == 2)
+        fetching = asyncio.create_task(fetch(broker))
+        other = await fetch(broker, group="another group of the same broker")
+        assert other == (0, -1)
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in [*committing, fetching])
+        assert len(broker.owners.batches) == 2 and shard_of(broker, "g").waiting_count <= 2
+        broker.owners.hold = False
+        broker.owners.release()
+        assert await asyncio.gather(*committing) == [[0]] * 20 and await fetching == (0, 29)
+        sizes = [len(list(decode_batch(batch))) for _, batch in broker.owners.batches]
+        assert sum(sizes) == 21 and len(sizes) <= 3  # what waited together went together
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("refusal", "told"), [(ErrorCode.KAFKA_STORAGE_ERROR, NOT_AVAILABLE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)])
+def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, told: int) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await commit(broker, 5)
+        broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)  # no segment files: what is loaded anew is nothing
+        broker.owners.refuse = int(refusal)
+        assert await commit(broker, 6) == [told]
+        assert shard_of(broker, "g") is None
+        assert (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
+        broker.owners.refuse = 0
+        broker.place(GROUPS, partition_for("g", 3))  # the test's log is empty again
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await commit(broker, 7) == [0] and await fetch(broker) == (0, 7)
+
+    run(tmp_path, scenario)
+
+
+def test_records_of_a_predecessor_that_came_late_are_loaded(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        partition = partition_for("g", 3)
+        slot = broker.metadata.topics[GROUPS].partitions[partition].slot
+        before = shard_of(broker, "g")
+        broker.place(GROUPS, partition).mkdir(parents=True)
+        broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 3}
+        assert await commit(broker, 5) == [NOT_COORDINATOR]
+        broker.place(GROUPS, partition)
+        await until(lambda: shard_of(broker, "g") not in (None, before))
+        assert await commit(broker, 6) == [0]
+
+    run(tmp_path, scenario)
+
+
+def test_nothing_is_said_before_what_was_loaded_is_below_the_high_watermark(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        partition = partition_for("g", 3)
+        topic = broker.metadata.topics[GROUPS]
+        image = msgspec.structs.replace(topic.partitions[partition], leader_epoch=9)
+        slot = image.slot
+        broker.place(GROUPS, partition).mkdir(parents=True)
+        broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 1, "leader_epoch": 9}
+        broker._deliver(ACCEPTOR, messages.PartitionsPut(broker.metadata.version, topic.topic_id, [image]))
+        assert shard_of(broker, "g") is None
+        await asyncio.sleep(0.3)
+        assert (await fetch(broker))[0] == LOADING
+        broker.table.positions[slot]["high_watermark"] = 3
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert shard_of(broker, "g").leader_epoch == 9 and await fetch(broker) == (0, -1)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        slot = broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)].slot
+        broker.owners.hold = True
+        waiting = asyncio.create_task(commit(broker, 5))
+        await until(lambda: broker.owners.batches)
+        broker.control.set_slot_state(slot, SlotState.OFFLINE)
+        broker.broker.coordinators.groups.look()
+        assert await waiting == [NOT_COORDINATOR] and (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
+        broker.owners.release()  # the answer comes for nobody
+        broker.place(GROUPS, partition_for("g", 3))
+        broker.control.set_slot_state(slot, SlotState.ONLINE)
+        await until(lambda: shard_of(broker, "g") is not None)
+
+    run(tmp_path, scenario)
+
+
+def test_an_owner_that_dies_leaves_the_outcome_open(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        image = broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]
+        broker.owners.hold = True
+        log = broker.broker.coordinators.log
+        appending = log.append_nowait("t", 0, b"x" * 100)
+        waiting = asyncio.create_task(commit(broker, 5))
+        await until(lambda: len(broker.owners.batches) == 1)
+        for owner in {image.owner, broker.metadata.topics["t"].partitions[0].owner}:
+            broker.broker.coordinators.on_worker_death(owner)
+        assert await waiting == [NOT_AVAILABLE] and log.pending_count == 0
+        with pytest.raises(AppendError) as failure:
+            await appending
+        assert failure.value.unknown and failure.value.error == ErrorCode.REQUEST_TIMED_OUT
+
+    # the batch for t is no batch: the owners' stand-in would not take it
+    async def with_batch(broker: HandlerBroker) -> None:
+        broker.owners.send_batch = lambda *arguments: broker.owners.batches.append((arguments[2], arguments[3])) if arguments[3][:1] != b"x" else None
+        await scenario(broker)
+
+    run(tmp_path, with_batch)
+
+
+def test_appends_have_bounds_and_conditions(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        broker.owners.send_batch = lambda *arguments: None
+        log = broker.broker.coordinators.log
+
+        async def error_of(topic: str, partition: int, batch: bytes, leader_epoch: int = -1) -> tuple[int, bool]:
+            with pytest.raises(AppendError) as failure:
+                await log.append_nowait(topic, partition, batch, leader_epoch)
+            return failure.value.error, failure.value.unknown
+
+        assert await error_of("nowhere", 0, b"") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
+        assert await error_of("t", 9, b"") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
+        assert await error_of("t", 0, b"", 55) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, False)
+        assert await error_of("t", 0, bytes((4 << 20) + 1)) == (ErrorCode.RECORD_LIST_TOO_LARGE, False)
+        batch = bytes(4 << 20)
+        taken = [log.append_nowait("t", 0, batch) for _ in range(BYTES_MAX // len(batch))]
+        assert await error_of("t", 0, b"x") == (ErrorCode.COORDINATOR_NOT_AVAILABLE, False)
+        assert not any(one.done() for one in taken)
+
+    run(tmp_path, scenario)
+
+
+def test_a_commit_that_the_disk_keeps_waiting(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        broker.owners.hold = True
+        assert await commit(broker, 5) == [NOT_AVAILABLE]
+        broker.owners.hold = False
+        broker.owners.release()
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario, {"offsets.commit.timeout.ms": "20"})
+
+
+def test_markers_end_pending_offsets(tmp_path: Path) -> None:
+    from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        await commit(broker, 5)
+        for producer_id, offset in ((7, 50), (8, 60)):
+            await coordinators.groups.request("g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, offset),), -1, producer_id, 0))
+        partition = partition_for("g", 3)
+        await coordinators.write_marker(GROUPS, partition, 8, 0, 0, False)
+        assert await fetch(broker) == (0, 5)
+        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert await fetch(broker) == (0, 50)
+        shard = shard_of(broker, "g")
+        broker.owners.refuse = int(ErrorCode.INVALID_PRODUCER_EPOCH)
+        with pytest.raises(CoordinatorError) as refused:
+            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH and shard_of(broker, "g") is shard, "a marker of the past disturbs no group"
+        broker.owners.refuse = int(ErrorCode.KAFKA_STORAGE_ERROR)
+        with pytest.raises(CoordinatorError):
+            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        with pytest.raises(CoordinatorError):
+            await coordinators.write_marker(GROUPS, 99, 7, 0, 0, True)
+
+    run(tmp_path, scenario)
+
+
+def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its marker was half made, nobody wrote it, and whoever waited for it waited for ever."""
+    from mqd.coordinator.actions import TransactionEnded
+    from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        await coordinators.groups.request("g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, 50),), -1, 7, 0))
+        partition, shard = partition_for("g", 3), shard_of(broker, "g")
+        core = shard.core("g")
+        handle, failed = core.handle, []
+
+        def failing(event: object, now_ms: int) -> list:
+            if isinstance(event, TransactionEnded):
+                failed.append(event)
+                raise KeyError("our own fault")
+            return handle(event, now_ms)
+
+        monkeypatch.setattr(core, "handle", failing)
+        written = len(broker.owners.batches)
+        with pytest.raises(CoordinatorError) as answered:
+            await asyncio.wait_for(coordinators.write_marker(GROUPS, partition, 7, 0, 0, True), 20)
+        assert failed and answered.value.error_code == NOT_AVAILABLE and len(broker.owners.batches) == written
+        assert shard_of(broker, "g") is not shard
+        store(broker, GROUPS, partition)
+        await until(lambda: shard_of(broker, "g") is not None)
+        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert await fetch(broker) == (0, 50)
+
+    run(tmp_path, scenario)
+
+
+def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(tmp_path: Path) -> None:
+    from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.coordinator.transaction.records import State, decode_value
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        transactions = broker.broker.coordinators.transactions
+        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
+        await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("t", 0),), 2))
+        slots = broker.metadata.topics[TRANSACTIONS].partitions
+        await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
+
+        def states() -> list[State]:
+            slot = slots[transactions.partition_for("id")].slot
+            return [decode_value(record.value).state for at, batch in broker.owners.batches if at == slot for record in decode_batch(batch)]
+
+        assert states() == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT], "the answer did not wait"
+        await until(lambda: len(states()) == 4)
+        assert states()[-1] == State.COMPLETE_COMMIT
+
+    run(tmp_path, scenario)
+
+
+def test_without_a_lease_nobody_is_told_what_a_group_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: a host that is cut off knows for a while longer what its groups had committed, and no more what they have."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0] and await fetch(broker) == (0, 5)
+        store(broker, GROUPS, partition_for("g", 3))
+        monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
+        assert (await fetch(broker))[0] == NOT_COORDINATOR
+        assert (await commit(broker, 6))[0] == NOT_COORDINATOR
+        monkeypatch.undo()
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "may_lead", lambda: False)
+            away = (NOT_AVAILABLE, -1)
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [away, away]
+            image = broker.metadata.topics["__consumer_offsets"]
+            elsewhere = [msgspec.structs.replace(one, leader=7) for one in image.partitions]
+            patch.setitem(broker.metadata.topics, image.name, msgspec.structs.replace(image, partitions=elsewhere))
+            patch.setattr(broker.broker, "endpoint", lambda node_id, _address: (f"host{node_id}", 9092))
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 7), (0, 7)], "others coordinate what they lead"
+        assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
+
+    run(tmp_path, scenario)
+
+
+def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: markers of a transaction are given up by whoever hears that nobody coordinates here; when the lease was back before anybody had looked, nobody wrote them again, and the transaction hung."""
+
+    from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.coordinator.transaction.records import State
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        transactions = broker.broker.coordinators.transactions
+        markers = broker.broker.transactions.markers
+        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # what cannot be written is tried again and again
+        await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
+        await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
+        await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
+        assert transactions.core("id").state == State.PREPARE_COMMIT
+        store(broker, TRANSACTIONS, transactions.partition_for("id"))
+        monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
+        assert markers._core("id") is None
+        assert transactions._places[transactions.partition_for("id")].shard is None
+        monkeypatch.undo()
+        await until(lambda: transactions._places[transactions.partition_for("id")].shard is not None)
+        await until(lambda: transactions.core("id").state == State.COMPLETE_COMMIT)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may stand still with it. What is loaded before lacks it, and what is written next comes behind it in the log (R6; found by the simulator: a group's generation fell)."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        groups = broker.broker.coordinators.groups
+        place = groups._places[partition_for("g", 3)]
+        broker.owners.hold = True
+        late = asyncio.create_task(commit(broker, 6))
+        await until(lambda: broker.owners._held)
+        store(broker, GROUPS, place.index)
+        monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)  # the lease lapses
+        groups.look()
+        assert await late == [NOT_COORDINATOR]
+        monkeypatch.undo()
+        await asyncio.sleep(RETRY_S + 0.01)
+        groups.look()
+        assert place.loading is None and place.shard is None
+        broker.owners.hold = False
+        broker.owners.release()
+        await until(lambda: place.shard is not None)
+        assert await fetch(broker) == (0, 6)
+
+    run(tmp_path, scenario)

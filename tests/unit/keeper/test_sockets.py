@@ -1,0 +1,87 @@
+"""Listening sockets: what the connections inherit from them."""
+
+import errno
+import selectors
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.keeper.loop import Keeper
+from mqd.keeper.sockets import listen
+from tests.unit.worker.refusing_listener import RefusingListener
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_over_loopback_are_not_paced(host):
+    """A connection that began with BBR is paced for ever: over loopback that is a timer for every 64 KiB, and twice the CPU of a fetch."""
+    try:
+        listener = listen(host, 0)
+    except OSError as error:
+        pytest.skip(f"this host has no {host}: {error}")
+    with listener, socket.create_connection(listener.getsockname()[:2]):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            algorithm = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+    assert algorithm in (b"cubic", b"reno")
+
+
+def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
+    """Refused with a reset, those that wait already and those that come; and left to the acceptor when there is one again."""
+    keeper = Keeper.__new__(Keeper)
+    keeper._selector, keeper._turning_away = selectors.DefaultSelector(), False
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        keeper.resources = SimpleNamespace(listeners=[listener])
+
+        def turn() -> None:
+            for key, mask in keeper._selector.select(10):
+                keeper._deliver(key, mask)
+
+        waiting = socket.create_connection(listener.getsockname(), timeout=10)
+        keeper._turn_away(True)
+        keeper._turn_away(True)
+        turn()
+        with waiting, pytest.raises(ConnectionResetError):
+            waiting.recv(1)
+        with socket.create_connection(listener.getsockname(), timeout=10) as late:
+            turn()
+            with pytest.raises(ConnectionResetError):
+                late.recv(1)
+        keeper._turn_away(False)
+        with socket.create_connection(listener.getsockname(), timeout=10) as client:
+            assert keeper._selector.select(0) == []
+            listener.setblocking(True)
+            taken, _ = listener.accept()
+            taken.sendall(b"x")
+            assert client.recv(1) == b"x"
+            taken.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOBUFS, errno.EPERM, errno.EACCES])
+@pytest.mark.parametrize("who", ["clients", "processes"])
+def test_the_keeper_rests_when_nobody_can_be_accepted(who: str, code: int) -> None:
+    """What waits stays readable: without a rest the keeper would go round for ever."""
+    keeper, listener = Keeper.__new__(Keeper), RefusingListener([], code)
+    keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = selectors.DefaultSelector(), False, [], 0, {}
+    keeper.resources = SimpleNamespace(listeners=[listener], keeper_socket=listener)
+
+    def turn() -> None:
+        for key, mask in keeper._selector.select(0):
+            keeper._deliver(key, mask)
+
+    if who == "clients":
+        keeper._turn_away(True)
+    else:
+        keeper._watch(listener, keeper._on_connect)
+    for round_ in range(1, 4):
+        for _ in range(5):
+            turn()
+        assert listener.asked == round_ and len(keeper._timers) == 1
+        keeper._timers.pop()[2]()
+    if who == "clients":  # an acceptor is back while it rests: the listener is the acceptor's
+        turn()
+        keeper._turn_away(False)
+        keeper._timers.pop()[2]()
+        assert not keeper._selector.get_map()
+    listener.close()

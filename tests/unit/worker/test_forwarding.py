@@ -1,0 +1,189 @@
+"""Connections for what local clients write to leaders elsewhere: dialled when wanted, refused when there is nobody, gone with the life of the host. The leader's end is the test's of
+replication; the reactor is a list."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mqd import native
+from mqd.worker.assignments import Cluster
+from mqd.worker.forwarding import BACKOFF_MS_MAX, Forwarding
+from tests.unit.worker.test_replication import NO_NAMES, SECRET, FakeCommands, Leader, broker, cluster, event, run, until
+
+
+class FakeReactor:
+    def __init__(self) -> None:
+        self.put: list[tuple[int, socket.socket, tuple[int, int, int]]] = []
+        self.refused: list[tuple[tuple[int, int, int], int]] = []
+        self.removed: list[int] = []
+
+    def relay_put(self, token: int, fd: int, node: int, worker: int, lane: int, _timeout_ms: int) -> None:
+        self.put.append((token, socket.socket(fileno=fd), (node, worker, lane)))
+
+    def relay_refuse(self, _token: int, node: int, worker: int, lane: int, refuse_ms: int) -> None:
+        self.refused.append(((node, worker, lane), refuse_ms))
+
+    def relay_remove(self, _token: int, node: int) -> None:
+        self.removed.append(node)
+
+
+@contextlib.asynccontextmanager
+async def forwarding(leader: Leader) -> AsyncIterator[tuple[Forwarding, FakeReactor]]:
+    await leader.start()
+    reactor = FakeReactor()
+    subject = Forwarding(reactor, FakeCommands(), {}, SECRET)  # type: ignore[arg-type]
+    try:
+        yield subject, reactor
+    finally:
+        await subject.close()
+        for _, connection, _ in reactor.put:
+            connection.close()
+        await leader.stop()
+
+
+def wanted(node: int, worker: int = 0, lane: int = 0) -> native.Event:
+    return native.Event(native.EventKind.RELAY_WANTED, native.SLOT_NONE, 0, 0, worker, node, 0, lane, None, "")
+
+
+def test_dialled_when_wanted_and_not_before() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(cluster(leader), "cluster")
+            await asyncio.sleep(0.02)
+            assert not leader.hellos
+            subject.on_wanted(wanted(2, 3, 1))
+            subject.on_wanted(wanted(2, 3, 1))  # once is enough
+            await until(lambda: reactor.put)
+            token, connection, way = reactor.put[0]
+            assert way == (2, 3, 1) and [hello.worker for hello in leader.hellos] == [3]
+            connection.setblocking(True)
+            assert connection.recv(100) == b"first byte behind the handshake"
+            subject.on_ended(event(native.EventKind.RELAY_ENDED, token, "the leader closed the connection"))
+            await asyncio.sleep(0.02)
+            assert len(reactor.put) == 1  # nobody wants it
+            subject.on_wanted(wanted(2, 3, 1))
+            await until(lambda: len(reactor.put) == 2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_what_is_wanted_in_the_turn_of_the_answer_is_dialled(reachable: bool) -> None:
+    """A late loop takes both out of the reactor in one go: the answer to what was made, or refused, and the next wish. The reactor says it once."""
+
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            wishes = [wanted(2)]
+            subject._commands.before_done = lambda token: subject.on_wanted(wishes.pop()) if wishes else None  # type: ignore[attr-defined]
+            subject.update(cluster(leader, port=None if reachable else 1), "cluster")
+            subject.on_wanted(wanted(2))
+            answers = reactor.put if reachable else reactor.refused
+            await until(lambda: len(answers) == 2)
+            assert not wishes and len(leader.hellos) == (2 if reachable else 0)
+
+    run(scenario())
+
+
+def test_nothing_is_dialled_after_the_end() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            ends: list[asyncio.Task[None]] = []
+
+            def want_and_end(token: int) -> None:
+                subject.on_wanted(wanted(2))
+                ends.append(asyncio.ensure_future(subject.close()))
+
+            subject._commands.before_done = want_and_end  # type: ignore[attr-defined]
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: ends)
+            await ends[0]
+            assert not subject._dialling and len(reactor.put) == 1
+
+    run(scenario())
+
+
+def test_a_worker_that_is_no_more_is_stood_in_for() -> None:
+    """The host has been started again with fewer workers; any of them passes batches on."""
+
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2, 7))
+            await until(lambda: reactor.put)
+            assert leader.hellos[0].worker == 3 and reactor.put[0][2] == (2, 7, 0)
+
+    run(scenario())
+
+
+def test_who_cannot_be_reached_is_refused_for_longer_and_longer() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(cluster(leader, port=1), "cluster")
+            for count in range(1, 8):
+                subject.on_wanted(wanted(2))
+                await until(lambda count=count: len(reactor.refused) == count)
+            subject.on_wanted(wanted(9))  # of whom nobody knows
+            await until(lambda: len(reactor.refused) == 8)
+            times = [ms for _, ms in reactor.refused[:7]]
+            assert all(25 <= ms <= BACKOFF_MS_MAX for ms in times) and times[0] <= 50 and times[6] >= BACKOFF_MS_MAX // 2
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: reactor.put)
+            assert not reactor.removed or reactor.removed == [2]  # another port is another place
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("host", NO_NAMES)
+def test_a_host_of_no_name_is_refused_as_one_that_cannot_be_reached(host: str) -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(Cluster(1, {1: broker(1), 2: broker(2, host=host)}), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: reactor.refused)
+
+    run(scenario())
+
+
+def test_a_host_with_another_key_gets_nothing() -> None:
+    async def scenario() -> None:
+        leader = Leader(2, secret=b"another secret of sixteen bytes")
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: reactor.refused)
+            assert not reactor.put
+
+    run(scenario())
+
+
+def test_connections_end_with_the_life_of_the_host() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: reactor.put)
+            subject.update(cluster(leader), "cluster")
+            await asyncio.sleep(0.01)
+            assert not reactor.removed
+            subject.update(cluster(leader, epoch=6), "cluster")
+            await until(lambda: reactor.removed == [2])
+            subject.on_wanted(wanted(2))
+            await until(lambda: len(reactor.put) == 2)
+            subject.update(Cluster(1, {1: broker(1)}), "cluster")  # it was unregistered
+            await until(lambda: reactor.removed == [2, 2])
+
+    run(scenario())

@@ -1,0 +1,49 @@
+"""A log that was opened without some of its segments: what a worker says of it, and what it may be trusted with."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mqd import native
+from mqd.worker import shortened_log as shortened
+from tests.unit.worker.test_shortened import Set
+
+
+def check(made: Set, recovery: native.Recovery, has_others: bool, known_start: int = 0) -> list[bool]:
+    closed: list[bool] = []
+    owned = SimpleNamespace(**vars(made.owned), has_others=has_others)
+    try:
+        made.partitions._check_missing(owned, made.path, SimpleNamespace(close=closed.append), recovery, known_start)  # type: ignore[arg-type]
+    except OSError:
+        assert closed == [False]
+        raise
+    return closed
+
+
+def test_without_its_end_one_of_several_replicas_is_shortened(tmp_path: Path) -> None:
+    made = Set(tmp_path)
+    assert check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=5), has_others=True) == []
+    assert shortened.is_marked(made.path)
+
+
+def test_with_a_gap_in_the_middle_one_of_several_replicas_is_offline(tmp_path: Path) -> None:
+    made = Set(tmp_path)
+    with pytest.raises(OSError, match="offsets 5 to 8 are missing in the middle.*move the directory"):
+        check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=12), has_others=True)
+
+
+@pytest.mark.parametrize("log_end", [9, 12])
+def test_the_only_replica_serves_what_it_has(tmp_path: Path, log_end: int) -> None:
+    made = Set(tmp_path)
+    assert check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=log_end), has_others=False) == []
+    assert not shortened.is_marked(made.path)
+
+
+@pytest.mark.parametrize(("start", "told"), [(4, True), (0, False)])
+def test_first_segments_that_are_gone_are_told_of(tmp_path: Path, start: int, told: bool) -> None:
+    made = Set(tmp_path)
+    lines: list[str] = []
+    made.partitions._log = SimpleNamespace(error=lambda text, **fields: lines.append(f"{text} {fields}"))  # type: ignore[assignment]
+    assert check(made, native.Recovery(log_start_offset=start, log_end_offset=9), has_others=False) == []
+    assert bool(lines) == told and all("'from_offset': 0, 'to_offset': 3" in line for line in lines)
