@@ -41,6 +41,10 @@ FEATURES: dict[str, Feature] = {
         Feature("metadata.version", 25, 29, 29, "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools; what hosts of mqd can read is mqd.version."),
         Feature("transaction.version", 0, 2, 2, "2: every transaction bumps the producer's epoch, and the server adds partitions (KIP-890)."),
         Feature("group.version", 0, 1, 1, "1: the consumer group protocol (KIP-848)."),
+        Feature("kraft.version", 0, 1, 0, "1: voters of the metadata quorum come and go at run time (KIP-853). Hosts of mqd do so at either level."),
+        Feature("eligible.leader.replicas.version", 0, 1, 0, "1: replicas that have every committed record may lead although they are not in sync (KIP-966). Partitions have them at either level."),
+        Feature("share.version", 0, 1, 0, "For `kafka-features.sh upgrade --release-version`, which names it. There are no share groups at either level: clients go by the APIs that are told."),
+        Feature("streams.version", 0, 1, 0, "As share.version: there are no streams groups (KIP-1071)."),
         Feature(MQD_VERSION, 0, 1, 0, "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to the cluster."),
     )
 }
