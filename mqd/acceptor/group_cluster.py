@@ -59,7 +59,7 @@ class BrokerCluster:
     def names(self) -> frozenset[str]:
         metadata = self._broker.metadata
         if self._names_version != metadata.version:
-            names = frozenset(name for name, image in metadata.topics.items() if not image.internal)
+            names = frozenset(metadata.topics)
             if names != self._names:
                 self._names = names
             self._names_version = metadata.version
