@@ -10,6 +10,7 @@ Membership of both protocols and the offsets change only through `handle`. Invar
     GG2  what is_empty has nothing in the log
     GG3  an Empty group that keeps its epoch or generation in the log and no offsets is looked at again: EXPIRE_TIMER is armed, or offsets' own timer is
     GG4  a request to become another kind that is refused changes nothing
+    GG5  a group whose last offset was deleted, or went with its topic, is there until it is looked at again (EXPIRE_TIMER), as with Kafka: it can still be listed and deleted
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Group:
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
         self._expire_armed = False
+        self._outlives_offsets = False  # GG5; not in the log
 
     # -- what others ask -----------------------------------------------------------------------------------------------------
 
@@ -92,7 +94,8 @@ class Group:
     def is_empty(self) -> bool:
         """Nothing that the next request could not make anew."""
         classic = self.classic
-        return classic.state is EMPTY and not classic.is_persisted and not classic.members.pending and self.consumer is None and self.offsets.is_empty
+        without_members = classic.state is EMPTY and not classic.is_persisted and not classic.members.pending and self.consumer is None
+        return without_members and self.offsets.is_empty and not self._outlives_offsets
 
     @property
     def state_name(self) -> str:
@@ -137,7 +140,10 @@ class Group:
         if isinstance(event, TimerFired):
             return self._on_timer(event, now_ms)
         if isinstance(event, OFFSET_EVENTS):
-            return self.offsets.handle(event, self, now_ms) + self._arm_expire(now_ms)
+            had_offsets = not self.offsets.is_empty
+            actions = self.offsets.handle(event, self, now_ms)
+            self._outlives_offsets |= had_offsets and self.offsets.is_empty
+            return actions + self._arm_expire(now_ms)
         if isinstance(event, DeleteGroup):
             return self._on_delete(event)
         if isinstance(event, ConsumerHeartbeat):
@@ -233,6 +239,7 @@ class Group:
         if self.classic.is_persisted:
             records.append((classic_records.encode_key(self.group_id), None))
         self.classic = ClassicGroup(self.group_id, self.classic.settings)
+        self._outlives_offsets = False
         return records
 
     def _maybe_remove(self) -> list[Action]:
@@ -242,10 +249,10 @@ class Group:
         return list(persists(self._remove()))
 
     def _is_deserted(self) -> bool:
-        """The log has something of it, and nobody is a member."""
+        """There is something of it beside offsets, and nobody is a member."""
         if self.consumer is not None:
             return self.consumer.is_empty
-        return self.classic.is_persisted and self.classic.is_empty
+        return (self.classic.is_persisted or self._outlives_offsets) and self.classic.is_empty
 
     def _arm_expire(self, now_ms: int) -> list[Action]:
         if self._expire_armed or not self._is_deserted() or not self.offsets.is_empty:

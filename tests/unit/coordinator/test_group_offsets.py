@@ -11,7 +11,7 @@ from mqd.coordinator.actions import Action, Persist, Reply, Timer, TransactionEn
 from mqd.coordinator.load import load
 from mqd.coordinator.shard import Unit
 from mqd.coordinator.group.cores import GroupCores
-from mqd.coordinator.group.group import Group
+from mqd.coordinator.group.group import DeleteGroup, Group
 from mqd.coordinator.group.offsets import (
     EXPIRATION_TIMER,
     KEEP,
@@ -29,6 +29,7 @@ from mqd.coordinator.group.offsets import (
 from mqd.coordinator.group.records import decode_offset_key, decode_offset_value
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
+from tests.unit.coordinator.group_shell import GroupShell
 from tests.unit.coordinator.test_load import Files
 
 SETTINGS = OffsetsSettings(retention_ms=1000, check_interval_ms=100, metadata_bytes_max=10)
@@ -377,3 +378,36 @@ def test_random_bytes_are_refused_with_nothing_but_value_errors() -> None:
                 cores.make(name).replay(bytes(bad_key), bytes(bad_value))
         except ValueError:
             pass
+
+
+def test_a_group_outlives_its_last_offset_until_it_is_looked_at() -> None:
+    """As with Kafka: who has deleted the offsets can still list and delete the group."""
+    interval_ms = OffsetsSettings().check_interval_ms
+
+    def shell() -> GroupShell:
+        found = GroupShell()
+        found.handle(commit(("t", 0, 5)))
+        found.handle(DeleteOffsets(2, (("t", (0,)),)))
+        assert found.core.exists and found.core.listed().state == "Empty" and found.core.offsets.is_empty
+        return found
+
+    kept = shell()
+    kept.advance(min(kept.timers.values()) - kept.now - 1)
+    assert kept.core.exists
+    kept.advance(interval_ms)
+    assert kept.core.is_empty and not kept.timers
+    deleted = shell()
+    deleted.handle(DeleteGroup(3))
+    deleted.handle(DeleteGroup(4))
+    assert (deleted.replies[3], deleted.replies[4]) == (0, int(ErrorCode.GROUP_ID_NOT_FOUND)) and deleted.core.is_empty
+    used = shell()
+    used.replies.clear()
+    used.handle(commit(("t", 0, 6)))
+    used.advance(3 * interval_ms)
+    assert used.core.exists and not used.core.offsets.is_empty, "it has an offset again"
+    gone = shell()
+    gone.restart()
+    assert gone.core.is_empty, "the log has nothing of it"
+    unknown = GroupShell()
+    unknown.handle(DeleteOffsets(5, (("t", (0,)),)))
+    assert unknown.core.is_empty, "there was none"

@@ -20,6 +20,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    DeleteGroupsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
     FindCoordinatorRequest,
@@ -179,7 +180,10 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
             assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
             assert all(one.topics == [] and one.error_code == 0 for one in answers[1:])
         await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
-        await until(lambda: shard_of(broker, "g").core("g") is None)  # with their topic go its offsets, and with the last of them the group
+        await until(lambda: shard_of(broker, "g").core("g").offsets.is_empty)  # they go with their topic; the group can still be deleted
+        deleted = await broker.ask(DeleteGroupsRequest(groups_names=["g", "g", "x"]), 2)
+        assert {(one.group_id, one.error_code) for one in deleted.results} >= {("g", 0), ("x", int(ErrorCode.GROUP_ID_NOT_FOUND))}
+        assert shard_of(broker, "g").core("g") is None
 
     run(tmp_path, scenario)
 
