@@ -30,8 +30,8 @@ TRAPS = {
     "partial restart": [
         "interaction/test_traps.py::test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers",
         "interaction/test_traps.py::test_restarted_processes_never_give_a_producer_id_twice",
-        "unit/test_worker_process.py::test_a_killed_worker_takes_its_partitions_back",
-        "unit/test_worker_process.py::test_a_restarted_controller_changes_nothing",
+        "unit/worker/test_process.py::test_a_killed_worker_takes_its_partitions_back",
+        "unit/worker/test_process.py::test_a_restarted_controller_changes_nothing",
     ],
     "forwarded produce": [
         "interaction/test_traps.py::test_forwarded_batches_of_a_producer_never_overtake_each_other",
@@ -49,7 +49,7 @@ TRAPS = {
         "interaction/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
     ],
     "preallocation": ["interaction/test_traps.py::test_quiet_partitions_take_little_disk"],
-    "a stalled disk": ["interaction/test_limits.py::test_a_stalled_disk_leaves_the_other_alone", "unit/test_worker_process.py::test_a_failed_flush_fences_its_directory_and_no_other"],
+    "a stalled disk": ["interaction/test_limits.py::test_a_stalled_disk_leaves_the_other_alone", "unit/worker/test_process.py::test_a_failed_flush_fences_its_directory_and_no_other"],
     "acks=all waiting": [
         "interaction/test_limits.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
         "interaction/test_limits.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",

@@ -157,7 +157,7 @@ def command(
         except OSError:
             pass
 
-    failure = run(Path(__file__).resolve().parent.parent / "supervisord.conf", places, on_ready, on_waiting)
+    failure = run(Path(__file__).resolve().parents[2] / "supervisord.conf", places, on_ready, on_waiting)
     reserve.take_back(places)
     os.close(claim)
     if failure is not None:
