@@ -7,7 +7,14 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("native.h", "replica/rules.h", "log/compaction/api.h", "client/client.h", "client/reader.h", "client/columns.h")
+HEADERS = (
+    "native.h",
+    "replica/rules.h",
+    "log/compaction/api.h",
+    "client/client.h",
+    "client/reader.h",
+    "client/columns.h",
+)
 
 
 def declarations() -> str:
@@ -33,7 +40,18 @@ ffibuilder.set_source(
     include_dirs=["native"],
     depends=["native/native.h", *files("*.h")],
     # -mtune=generic: a wheel must run on every x86-64; the CRC is dispatched at run time.
-    extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O3", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread", "-DNDEBUG"],
+    extra_compile_args=[
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O3",
+        "-g",
+        "-fno-strict-aliasing",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-pthread",
+        "-DNDEBUG",
+    ],
     extra_link_args=["-pthread"],
 )
 

@@ -1,11 +1,14 @@
-/* The one public header of the native core: what Python (through cffi) and the C files share by value.
+/* The one public header of the native core: what Python (through cffi) and the C files share by
+ * value.
  *
- * build_ffi.py reads this file; so it holds plain declarations only: no conditional code, no inline functions,
- * and #define only of literal numbers. Lines between MQD_CDEF_OFF and MQD_CDEF_ON are for C alone.
+ * build_ffi.py reads this file; so it holds plain declarations only: no conditional code, no inline
+ * functions, and #define only of literal numbers. Lines between MQD_CDEF_OFF and MQD_CDEF_ON are
+ * for C alone.
  *
- * Errors: a function that returns int gives 0 (or a count) for success and -1 for failure; mqd_error_message() then tells the
- * cause and the way out (thread-local, valid until the next call on this thread) and mqd_error_code() the errno or MQD_E*.
- * Units: *_bytes, *_ms, *_ns say theirs; offsets are record offsets; positions are byte positions in a segment file.
+ * Errors: a function that returns int gives 0 (or a count) for success and -1 for failure;
+ * mqd_error_message() then tells the cause and the way out (thread-local, valid until the next call
+ * on this thread) and mqd_error_code() the errno or MQD_E*. Units: *_bytes, *_ms, *_ns say theirs;
+ * offsets are record offsets; positions are byte positions in a segment file.
  */
 #ifndef MQD_NATIVE_H
 #define MQD_NATIVE_H
@@ -17,38 +20,42 @@
 
 #define MQD_WORKER_COUNT_MAX 64
 #define MQD_ENDPOINT_COUNT_MAX 66
-#define MQD_PARTITION_SLOT_COUNT 16640 /* 16384 for users' topics, the rest for internal ones: mqd/cluster/metadata/rules/placement.py */
+/* 16384 for users' topics, the rest for internal ones: mqd/cluster/metadata/rules/placement.py */
+#define MQD_PARTITION_SLOT_COUNT 16640
 #define MQD_OWNER_NONE 65535
 #define MQD_TOPIC_NAME_BYTES_MAX 249
 #define MQD_LOG_DIR_COUNT_MAX 32
 
-/* ---- errors ------------------------------------------------------------------------------------------------------- */
+/* ---- errors
+ * ------------------------------------------------------------------------------------------------------- */
 
-#define MQD_E_LAYOUT 10001   /* the peer process was built from another layout */
-#define MQD_E_CORRUPT 10002  /* stored bytes are not what was written */
-#define MQD_E_FULL 10003     /* a bounded thing is full; try again later */
-#define MQD_E_INVALID 10004  /* the caller's argument is wrong */
-#define MQD_E_STALE 10005    /* the thing changed under the reader; look again */
+#define MQD_E_LAYOUT 10001  /* the peer process was built from another layout */
+#define MQD_E_CORRUPT 10002 /* stored bytes are not what was written */
+#define MQD_E_FULL 10003    /* a bounded thing is full; try again later */
+#define MQD_E_INVALID 10004 /* the caller's argument is wrong */
+#define MQD_E_STALE 10005   /* the thing changed under the reader; look again */
 
 const char *mqd_error_message(void);
 int mqd_error_code(void);
 
-/* ---- shared memory ------------------------------------------------------------------------------------------------ */
+/* ---- shared memory
+ * ------------------------------------------------------------------------------------------------ */
 
 enum mqd_process_state { MQD_PROCESS_ABSENT, MQD_PROCESS_STARTING, MQD_PROCESS_RUNNING, MQD_PROCESS_DEAD };
 enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE }; /* of this host's replica; one alone leads */
 enum mqd_slot_state { MQD_SLOT_FREE, MQD_SLOT_OPENING, MQD_SLOT_ONLINE, MQD_SLOT_OFFLINE, MQD_SLOT_DELETING };
 
-/* What the owner publishes of a partition; one cache line. All offsets are record offsets, exclusive ends. */
+/* What the owner publishes of a partition; one cache line. All offsets are record offsets,
+ * exclusive ends. */
 struct mqd_positions {
     int64_t log_start_offset;
     int64_t high_watermark;
     int64_t log_end_offset;
     int64_t last_stable_offset;
-    int64_t durable_offset;               /* everything below is on disk */
-    int64_t high_watermark_segment;       /* base offset of the segment that high_watermark_position is in */
-    int64_t log_end_segment;              /* base offset of the active segment */
-    uint32_t high_watermark_position;     /* byte position; bytes before it are readable */
+    int64_t durable_offset;           /* everything below is on disk */
+    int64_t high_watermark_segment;   /* base offset of the segment that high_watermark_position is in */
+    int64_t log_end_segment;          /* base offset of the active segment */
+    uint32_t high_watermark_position; /* byte position; bytes before it are readable */
     uint32_t log_end_position;
 };
 
@@ -60,8 +67,9 @@ struct mqd_partition_view { /* a consistent copy of a partition slot, for Python
     uint16_t owner;
     uint8_t state;
     uint8_t log_dir;
-    uint8_t role;           /* enum mqd_slot_role */
-    uint8_t latest_pending; /* a new leader: the high watermark has not reached the log end that it began with (KIP-207) */
+    uint8_t role; /* enum mqd_slot_role */
+    /* a new leader: the high watermark has not reached the log end that it began with (KIP-207) */
+    uint8_t latest_pending;
     uint8_t flush_on_ack;
     uint64_t segments_generation;
     uint64_t owner_generation;
@@ -71,7 +79,8 @@ size_t mqd_control_size_bytes(void);
 uint64_t mqd_abi_hash(void);
 uint64_t mqd_local_abi_hash(void); /* of what is shared with local clients (shm/local_layout.h) */
 /* keeper, once, on zeroed memory */
-int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16], uint64_t generation, int64_t now_ms);
+int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16],
+                       uint64_t generation, int64_t now_ms);
 /* everybody else; -1 MQD_E_LAYOUT with the way out when magic, version, hash or size differ */
 int mqd_control_attach(void *control, size_t size_bytes);
 uint32_t mqd_control_worker_count(void *control);
@@ -79,14 +88,15 @@ uint64_t mqd_control_generation(void *control);
 uint64_t mqd_control_metadata_version(void *control);
 void mqd_control_set_metadata_version(void *control, uint64_t version);
 void mqd_control_set_broker(void *control, int64_t broker_epoch, uint64_t incarnation, int64_t lease_deadline_ns);
-int64_t mqd_control_broker_epoch(void *control); /* as last set; 0 in a new segment */
+int64_t mqd_control_broker_epoch(void *control);        /* as last set; 0 in a new segment */
 uint64_t mqd_control_broker_incarnation(void *control); /* 0 = not set yet */
-int64_t mqd_control_lease_deadline_ns(void *control); /* CLOCK_BOOTTIME; until then this host may act as a leader */
+int64_t mqd_control_lease_deadline_ns(void *control);   /* CLOCK_BOOTTIME; until then this host may act as a leader */
 uint32_t mqd_control_log_level(void *control);
 void mqd_control_set_log_level(void *control, uint32_t level);
 int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t *body, uint32_t size_bytes);
 
-/* Endpoint slots (workers, acceptor, controller). set_state bumps the generation when state is DEAD. */
+/* Endpoint slots (workers, acceptor, controller). set_state bumps the generation when state is
+ * DEAD. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid);
 uint32_t mqd_endpoint_state(void *control, uint32_t endpoint);
 uint64_t mqd_endpoint_generation(void *control, uint32_t endpoint);
@@ -94,105 +104,222 @@ int32_t mqd_endpoint_pid(void *control, uint32_t endpoint);
 uint32_t mqd_worker_connection_count(void *control, uint32_t worker);
 
 /* Partition slots. assign/clear/set_state: controller (state also: owner). */
-int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner, uint8_t log_dir, int32_t leader_epoch);
+int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
+                    uint8_t log_dir, int32_t leader_epoch);
 void mqd_slot_clear(void *control, uint32_t slot);
 void mqd_slot_set_state(void *control, uint32_t slot, uint8_t state);
-/* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions once more after the call: the flush may have ended before it. -1 MQD_E_INVALID: no such slot. */
+/* Asks the owner for one MQD_LINK_FLUSHED. Look at the positions once more after the call: the
+ * flush may have ended before it. -1 MQD_E_INVALID: no such slot. */
 int mqd_slot_await_flush(void *control, uint32_t slot);
-int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out); /* -1 MQD_E_INVALID: no such slot; a free slot gives state FREE */
+/* -1 MQD_E_INVALID: no such slot; a free slot gives state FREE */
+int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
 
 enum mqd_counter {
-    MQD_COUNT_LOOPS, MQD_COUNT_WAKEUPS_SENT, MQD_COUNT_BYTES_IN, MQD_COUNT_BYTES_OUT, MQD_COUNT_REQUESTS_PRODUCE, MQD_COUNT_REQUESTS_FETCH,
-    MQD_COUNT_REQUESTS_LIST_OFFSETS, MQD_COUNT_REQUESTS_CACHED, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, MQD_COUNT_BATCHES_APPENDED, MQD_COUNT_RECORDS_APPENDED,
-    MQD_COUNT_BYTES_APPENDED, MQD_COUNT_BATCHES_FORWARDED, MQD_COUNT_BATCHES_REFUSED, MQD_COUNT_DUPLICATES, MQD_COUNT_FETCH_BYTES, MQD_COUNT_FETCH_SENDFILE_BYTES,
-    MQD_COUNT_FETCH_PARKED, MQD_COUNT_FETCH_COLD, MQD_COUNT_SYNCS, MQD_COUNT_SYNC_FAILURES, MQD_COUNT_ROLLS, MQD_COUNT_CONNECTIONS_ACCEPTED,
-    MQD_COUNT_CONNECTIONS_CLOSED, MQD_COUNT_CONNECTIONS_REFUSED, MQD_COUNT_PROTOCOL_ERRORS, MQD_GAUGE_ARENA_EXTENTS_USED, MQD_GAUGE_ARENA_EXTENTS_TOTAL,
-    MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED,
-    MQD_GAUGE_LOCAL_ATTACHMENTS, MQD_GAUGE_LOCAL_BYTES, MQD_COUNT_LOCAL_ATTACHED, MQD_COUNT_LOCAL_REFUSED, MQD_COUNT_LOCAL_REQUESTS, MQD_COUNT_LOCAL_ASKS,
-    MQD_COUNT_REPLICA_BYTES, MQD_COUNT_RELAYED_BATCHES, MQD_COUNT_RELAYED_BYTES, MQD_COUNT_RELAY_FAILURES, MQD_COUNT_BATCHES_REDIRECTED,
-    MQD_COUNT_IN_SYNC_SHRINKS, MQD_COUNT_IN_SYNC_EXPANDS, MQD_COUNTER_COUNT
+    MQD_COUNT_LOOPS,
+    MQD_COUNT_WAKEUPS_SENT,
+    MQD_COUNT_BYTES_IN,
+    MQD_COUNT_BYTES_OUT,
+    MQD_COUNT_REQUESTS_PRODUCE,
+    MQD_COUNT_REQUESTS_FETCH,
+    MQD_COUNT_REQUESTS_LIST_OFFSETS,
+    MQD_COUNT_REQUESTS_CACHED,
+    MQD_COUNT_REQUESTS_FORWARDED_CONTROL,
+    MQD_COUNT_BATCHES_APPENDED,
+    MQD_COUNT_RECORDS_APPENDED,
+    MQD_COUNT_BYTES_APPENDED,
+    MQD_COUNT_BATCHES_FORWARDED,
+    MQD_COUNT_BATCHES_REFUSED,
+    MQD_COUNT_DUPLICATES,
+    MQD_COUNT_FETCH_BYTES,
+    MQD_COUNT_FETCH_SENDFILE_BYTES,
+    MQD_COUNT_FETCH_PARKED,
+    MQD_COUNT_FETCH_COLD,
+    MQD_COUNT_SYNCS,
+    MQD_COUNT_SYNC_FAILURES,
+    MQD_COUNT_ROLLS,
+    MQD_COUNT_CONNECTIONS_ACCEPTED,
+    MQD_COUNT_CONNECTIONS_CLOSED,
+    MQD_COUNT_CONNECTIONS_REFUSED,
+    MQD_COUNT_PROTOCOL_ERRORS,
+    MQD_GAUGE_ARENA_EXTENTS_USED,
+    MQD_GAUGE_ARENA_EXTENTS_TOTAL,
+    MQD_GAUGE_HEAP_BYTES,
+    MQD_GAUGE_SESSIONS,
+    MQD_GAUGE_PRODUCERS,
+    MQD_COUNT_ARENA_STALLS,
+    MQD_COUNT_LINK_STALLS,
+    MQD_COUNT_THROTTLED,
+    MQD_GAUGE_LOCAL_ATTACHMENTS,
+    MQD_GAUGE_LOCAL_BYTES,
+    MQD_COUNT_LOCAL_ATTACHED,
+    MQD_COUNT_LOCAL_REFUSED,
+    MQD_COUNT_LOCAL_REQUESTS,
+    MQD_COUNT_LOCAL_ASKS,
+    MQD_COUNT_REPLICA_BYTES,
+    MQD_COUNT_RELAYED_BATCHES,
+    MQD_COUNT_RELAYED_BYTES,
+    MQD_COUNT_RELAY_FAILURES,
+    MQD_COUNT_BATCHES_REDIRECTED,
+    MQD_COUNT_IN_SYNC_SHRINKS,
+    MQD_COUNT_IN_SYNC_EXPANDS,
+    MQD_COUNTER_COUNT
 };
-enum mqd_histogram { MQD_TIME_PRODUCE, MQD_TIME_FETCH, MQD_TIME_LOOP, MQD_TIME_SYNC, MQD_TIME_CONTROL, MQD_HISTOGRAM_COUNT };
+enum mqd_histogram {
+    MQD_TIME_PRODUCE,
+    MQD_TIME_FETCH,
+    MQD_TIME_LOOP,
+    MQD_TIME_SYNC,
+    MQD_TIME_CONTROL,
+    MQD_HISTOGRAM_COUNT
+};
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
 uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* one alone */
 
-/* ---- quotas by client id (shm/quota.h) ------------------------------------------------------------------------------ */
+/* ---- quotas by client id (shm/quota.h)
+ * ------------------------------------------------------------------------------ */
 
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
 enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_KIND_COUNT };
 struct mqd_quota_rule {
-    uint64_t key;         /* mqd_quota_key of the client id */
-    uint64_t interval[3]; /* by kind: nanoseconds for one byte, or for one nanosecond of work, times 2^32; 0 = no limit */
+    uint64_t key; /* mqd_quota_key of the client id */
+    /* by kind: nanoseconds for one byte, or for one nanosecond of work, times 2^32; 0 = no limit */
+    uint64_t interval[3];
 };
 struct mqd_quota_limits; /* a process's copy of the rules */
 uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes);
 /* Controller. Sorts `rules`; forgives what is owed. */
-int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const struct mqd_quota_rule *defaults, int64_t burst_ns);
+int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count,
+                      const struct mqd_quota_rule *defaults, int64_t burst_ns);
 struct mqd_quota_limits *mqd_quota_limits_open(void);
 void mqd_quota_limits_close(struct mqd_quota_limits *limits);
-/* Takes the rules over when they have changed; returns which kinds any rule limits, bit by enum mqd_quota_kind. */
+/* Takes the rules over when they have changed; returns which kinds any rule limits, bit by enum
+ * mqd_quota_kind. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
 uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
 int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits);
-/* Charges a client id; returns for how many nanoseconds it is to be left alone. now_ns: CLOCK_MONOTONIC. */
-int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id, uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns);
+/* Charges a client id; returns for how many nanoseconds it is to be left alone. now_ns:
+ * CLOCK_MONOTONIC. */
+int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id,
+                                uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns);
 
-/* ---- links: SPSC rings of 64-byte descriptors between the processes of one host ------------------------------------ */
+/* ---- links: SPSC rings of 64-byte descriptors between the processes of one host
+ * ------------------------------------ */
 
 enum mqd_descriptor_kind {
     MQD_LINK_NONE,
-    MQD_LINK_PRODUCE,        /* worker|acceptor -> owner: a validated batch in the sender's arena                                     */
-    MQD_LINK_RELEASE,        /* reader -> lender: the lent arena bytes are no longer needed (token)                                  */
-    MQD_LINK_PRODUCED,       /* owner -> sender: outcome of MQD_LINK_PRODUCE (token, error, base_offset)                             */
-    MQD_LINK_HW_CHANGED,     /* owner -> waiting worker: slot's high watermark moved, or the slot's state changed                   */
-    MQD_LINK_REQUEST,        /* worker -> acceptor: a whole request frame (without its length word) in the worker's arena            */
-    MQD_LINK_RESPONSE,       /* acceptor -> worker: response bytes (correlation id first) in the acceptor's arena                   */
-    MQD_LINK_CLOSE,          /* acceptor -> worker: close this connection (token)                                                    */
-    MQD_LINK_CACHE_DROP,     /* acceptor -> worker: forget every cached reply                                                        */
-    MQD_LINK_CHECK,          /* worker -> acceptor: may these batches be written? see below. Asked again when the acceptor restarts   */
-    MQD_LINK_CHECKED,        /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload                        */
-    MQD_LINK_DESCRIBE,       /* acceptor -> owner: what does the slot's partition know of its producers?                            */
-    MQD_LINK_DESCRIBED,      /* owner -> acceptor: struct mqd_producer_view's, or error; RELEASE (token, offset) when it has a payload */
-    MQD_LINK_PARKED,         /* acceptor -> worker: this request (token) was read and takes long; its bytes need not stay in the arena */
-    MQD_LINK_ABANDON,        /* worker -> acceptor: whoever sent this request (token, parked) has gone; error as in REQUEST. It need not wait any longer */
-    MQD_LINK_FLUSHED         /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see mqd_slot_await_flush          */
+    /* worker|acceptor -> owner: a validated batch in the sender's arena */
+    MQD_LINK_PRODUCE,
+    /* reader -> lender: the lent arena bytes are no longer needed (token) */
+    MQD_LINK_RELEASE,
+    /* owner -> sender: outcome of MQD_LINK_PRODUCE (token, error, base_offset) */
+    MQD_LINK_PRODUCED,
+    /* owner -> waiting worker: slot's high watermark moved, or the slot's state changed */
+    MQD_LINK_HW_CHANGED,
+    /* worker -> acceptor: a whole request frame (without its length word) in the worker's arena */
+    MQD_LINK_REQUEST,
+    /* acceptor -> worker: response bytes (correlation id first) in the acceptor's arena */
+    MQD_LINK_RESPONSE,
+    /* acceptor -> worker: close this connection (token) */
+    MQD_LINK_CLOSE,
+    /* acceptor -> worker: forget every cached reply */
+    MQD_LINK_CACHE_DROP,
+    /* worker -> acceptor: may these batches be written? see below. Asked again when the acceptor
+     * restarts */
+    MQD_LINK_CHECK,
+    /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload */
+    MQD_LINK_CHECKED,
+    /* acceptor -> owner: what does the slot's partition know of its producers? */
+    MQD_LINK_DESCRIBE,
+    /* owner -> acceptor: struct mqd_producer_view's, or error; RELEASE (token, offset) when it has
+     * a payload */
+    MQD_LINK_DESCRIBED,
+    /* acceptor -> worker: this request (token) was read and takes long; its bytes need not stay in
+     * the arena */
+    MQD_LINK_PARKED,
+    /* worker -> acceptor: whoever sent this request (token, parked) has gone; error as in REQUEST.
+     * It need not wait any longer */
+    MQD_LINK_ABANDON,
+    /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
+     * mqd_slot_await_flush */
+    MQD_LINK_FLUSHED
 };
 
-#define MQD_RESPONSE_MORE 1       /* flags of RESPONSE: more fragments of the same response follow */
-#define MQD_RESPONSE_CACHEABLE 2  /* the body depends on the request bytes and the metadata version (in `a`) alone, while this host has its lease */
-#define MQD_RESPONSE_NONE 4       /* nothing to send, the request is done */
-#define MQD_PRODUCE_CONTROL 1     /* flags of PRODUCE: written by a coordinator; may hold control batches */
+#define MQD_RESPONSE_MORE 1 /* flags of RESPONSE: more fragments of the same response follow */
+/* the body depends on the request bytes and the metadata version (in `a`) alone, while this host
+ * has its lease */
+#define MQD_RESPONSE_CACHEABLE 2
+#define MQD_RESPONSE_NONE 4   /* nothing to send, the request is done */
+#define MQD_PRODUCE_CONTROL 1 /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
-#define MQD_PRODUCE_MARKER_BUMPED 8 /* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends (KIP-890); refused for that, it is below the high watermark */
-#define MQD_PRODUCE_REDIRECTED 16 /* for the partition that takes the records of a retired one, whose index is in `error`: the producer id is rewritten (server/redirect.h) */
-#define MQD_PRODUCE_KNOWN 32      /* with REDIRECTED: only when the partition knows the producer and the batch is its next, or one that it has */
-#define MQD_PRODUCED_REDIRECTED 1 /* flags of PRODUCED, of a coordinator's batch: the partition is retired, the same is to be written to the one whose index is in size_bytes */
-#define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
-#define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
-#define MQD_CHECK_PARSE 3         /* payload is one compressed batch: its records are parsed, and need no keys */
+/* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends
+ * (KIP-890); refused for that, it is below the high watermark */
+#define MQD_PRODUCE_MARKER_BUMPED 8
+/* for the partition that takes the records of a retired one, whose index is in `error`: the
+ * producer id is rewritten (server/redirect.h) */
+#define MQD_PRODUCE_REDIRECTED 16
+/* with REDIRECTED: only when the partition knows the producer and the batch is its next, or one
+ * that it has */
+#define MQD_PRODUCE_KNOWN 32
+/* flags of PRODUCED, of a coordinator's batch: the partition is retired, the same is to be written
+ * to the one whose index is in size_bytes */
+#define MQD_PRODUCED_REDIRECTED 1
+/* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the
+ * transactional id's bytes */
+#define MQD_CHECK_TRANSACTION 1
+#define MQD_CHECK_RECORDS 2 /* payload is one compressed batch for a compacted topic: every record needs a key */
+#define MQD_CHECK_PARSE 3   /* payload is one compressed batch: its records are parsed, and need no keys */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
-/* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version. b: connection id (for logs). error: as in REQUEST. The payload stays until CHECKED.
- * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or no payload and one code for all in `error`.
- *           RECORDS, PARSE: `error` 0, or 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes. */
-struct mqd_check_transaction { int64_t producer_id; int16_t producer_epoch; int16_t version; int16_t acks; uint16_t id_bytes; uint32_t partition_count; int32_t timeout_ms; };
-struct mqd_check_partition { uint8_t topic_id[16]; int32_t partition_index; uint32_t slot; };
-struct mqd_check_refusal { uint32_t unkeyed_count; uint16_t index_count; uint16_t message_bytes; }; /* all records without key; how many int32 batch indexes follow */
+/* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version. b: connection id (for logs).
+ *           error: as in REQUEST. The payload stays until CHECKED.
+ * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or
+ *           no payload and one code for all in `error`. RECORDS, PARSE: `error` 0, or 87 with a
+ *           payload: struct mqd_check_refusal, its indexes, its message's bytes. */
+struct mqd_check_transaction {
+    int64_t producer_id;
+    int16_t producer_epoch;
+    int16_t version;
+    int16_t acks;
+    uint16_t id_bytes;
+    uint32_t partition_count;
+    int32_t timeout_ms;
+};
+struct mqd_check_partition {
+    uint8_t topic_id[16];
+    int32_t partition_index;
+    uint32_t slot;
+};
+/* all records without key; how many int32 batch indexes follow */
+struct mqd_check_refusal {
+    uint32_t unkeyed_count;
+    uint16_t index_count;
+    uint16_t message_bytes;
+};
 
 struct mqd_descriptor {
     uint16_t kind;
     uint16_t flags;
-    uint32_t slot;       /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: client's ipv4/ipv6 hash is not here, see `a` */
+    /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: client's ipv4/ipv6 hash is not
+     * here, see `a` */
+    uint32_t slot;
     uint64_t token;      /* sender's name for the thing; answers echo it */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
     uint32_t size_bytes; /* payload size */
-    int32_t error;       /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the guard in `a`; -3 (MQD_STAGE_REDIRECT): not staged, send it to
-                            the slot in `offset`, with the verdict in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the verdict stands. PRODUCE: see REDIRECTED. REQUEST: low 31 bits of the acceptor's generation that is asked */
-    int64_t a;           /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id. RESPONSE: metadata version of a cacheable body */
-    int64_t b;           /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id (for logs) */
-    int64_t c;           /* PRODUCED: log_start_offset. REQUEST: local IPv4 address, the peer's in the high half (network order, 0 = not IPv4) */
+    int32_t error; /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the
+                      guard in `a`; -3 (MQD_STAGE_REDIRECT): not staged, send it to the slot in `offset`, with the
+                      verdict in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the verdict stands. PRODUCE: see
+                      REDIRECTED. REQUEST: low 31 bits of the acceptor's generation that is asked */
+    /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id.
+     * RESPONSE: metadata version of a cacheable body */
+    int64_t a;
+    /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id
+     * (for logs) */
+    int64_t b;
+    /* PRODUCED: log_start_offset. REQUEST: local IPv4 address, the peer's in the high half (network
+     * order, 0 = not IPv4) */
+    int64_t c;
     uint64_t generation; /* sender's endpoint generation */
 };
 
@@ -202,10 +329,13 @@ size_t mqd_links_size_bytes(uint32_t endpoint_count);
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count);
 
 struct mqd_endpoint; /* one process's end of all its links */
-/* eventfds[i] wakes endpoint i. The endpoint resets nothing: what was in flight to a dead predecessor is drained and judged by generation. */
-struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds);
+/* eventfds[i] wakes endpoint i. The endpoint resets nothing: what was in flight to a dead
+ * predecessor is drained and judged by generation. */
+struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count,
+                                       const int *eventfds);
 void mqd_endpoint_close(struct mqd_endpoint *endpoint);
-/* -1 MQD_E_FULL when the ring to `to` has no free descriptor. Not visible to the peer before mqd_endpoint_flush. Stamps `generation`. */
+/* -1 MQD_E_FULL when the ring to `to` has no free descriptor. Not visible to the peer before
+ * mqd_endpoint_flush. Stamps `generation`. */
 int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to);
 /* publishes all tails, wakes the sleepers once each */
@@ -216,19 +346,23 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
 int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint);
 void mqd_endpoint_awake(struct mqd_endpoint *endpoint);
 
-/* ---- arena: extents of one process's shared memory, lent to peers by descriptor ------------------------------------- */
+/* ---- arena: extents of one process's shared memory, lent to peers by descriptor
+ * ------------------------------------- */
 
 struct mqd_arena; /* bookkeeping is private to the owning process; the bytes are the shared mapping */
 struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t extent_bytes);
 void mqd_arena_close(struct mqd_arena *arena);
-/* contiguous run that holds size_bytes, reference count 1; returns its byte offset, or -1 MQD_E_FULL */
+/* contiguous run that holds size_bytes, reference count 1; returns its byte offset, or -1
+ * MQD_E_FULL */
 int64_t mqd_arena_allocate(struct mqd_arena *arena, uint64_t size_bytes);
-void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset);     /* one more reference on the run that holds this offset */
-int mqd_arena_release(struct mqd_arena *arena, uint64_t offset);   /* returns 1 when the run became free */
+/* one more reference on the run that holds this offset */
+void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset);
+int mqd_arena_release(struct mqd_arena *arena, uint64_t offset); /* returns 1 when the run became free */
 uint32_t mqd_arena_extents_used(struct mqd_arena *arena);
 uint32_t mqd_arena_extents_total(struct mqd_arena *arena);
 
-/* ---- checksums and record batches ---------------------------------------------------------------------------------- */
+/* ---- checksums and record batches
+ * ---------------------------------------------------------------------------------- */
 
 uint32_t mqd_crc32c(uint32_t crc, const void *bytes, size_t size_bytes);
 
@@ -247,16 +381,22 @@ struct mqd_batch { /* the header of a record batch, magic 2; decoded, validated 
     int32_t record_count;
 };
 #define MQD_BATCH_HEADER_BYTES 61
-/* Stateless check of size_bytes at `bytes`: exactly one whole batch, magic 2, sane counts, CRC. Returns a Kafka error code: 0, 2 CORRUPT_MESSAGE,
- * 87 INVALID_RECORD, 76 UNSUPPORTED_COMPRESSION_TYPE, 43 UNSUPPORTED_FOR_MESSAGE_FORMAT; `reason` (static text) says what is wrong. */
+/* Stateless check of size_bytes at `bytes`: exactly one whole batch, magic 2, sane counts, CRC.
+ * Returns a Kafka error code: 0, 2 CORRUPT_MESSAGE, 87 INVALID_RECORD, 76
+ * UNSUPPORTED_COMPRESSION_TYPE, 43 UNSUPPORTED_FOR_MESSAGE_FORMAT; `reason` (static text) says what
+ * is wrong. */
 int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason);
-/* header only, no CRC; for scanning what is already stored. Returns 0, or -1 MQD_E_CORRUPT. available_bytes >= 61. */
+/* header only, no CRC; for scanning what is already stored. Returns 0, or -1 MQD_E_CORRUPT.
+ * available_bytes >= 61. */
 int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out);
-/* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no key, the places in the batch of the first
- * unkeyed_count_max of them in `unkeyed`; -1 - i when record i of them cannot be parsed, with `reason` (static text). */
-int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed, uint32_t unkeyed_count_max, const char **reason);
+/* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no
+ * key, the places in the batch of the first unkeyed_count_max of them in `unkeyed`; -1 - i when
+ * record i of them cannot be parsed, with `reason` (static text). */
+int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
+                            uint32_t unkeyed_count_max, const char **reason);
 
-/* Where keys and values of plain batches lie: uncompressed, of no transaction, not control. Positions are bytes of `data`; size -1 = null. */
+/* Where keys and values of plain batches lie: uncompressed, of no transaction, not control.
+ * Positions are bytes of `data`; size -1 = null. */
 struct mqd_record_place {
     uint32_t key_position;
     int32_t key_bytes;
@@ -267,8 +407,9 @@ enum mqd_walk_stop {
     MQD_WALK_END,        /* `data` holds no further whole batch */
     MQD_WALK_END_OFFSET, /* the batch at `position` begins at or after end_offset */
     MQD_WALK_FULL,       /* `out` is; go on at `position` */
-    MQD_WALK_OTHER,      /* the batch at `position` is sound and not plain (or has more records than `out` takes at all) */
-    MQD_WALK_CORRUPT     /* at `position` is no batch that could follow, or its checksum or records are wrong */
+    /* the batch at `position` is sound and not plain (or has more records than `out` takes at all) */
+    MQD_WALK_OTHER,
+    MQD_WALK_CORRUPT /* at `position` is no batch that could follow, or its checksum or records are wrong */
 };
 struct mqd_record_walk {
     uint64_t position;     /* in: where to begin; out: where the walk stopped */
@@ -276,9 +417,11 @@ struct mqd_record_walk {
     uint32_t record_count; /* out: places filled */
     uint32_t stop;         /* out: enum mqd_walk_stop */
 };
-void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk, struct mqd_record_place *out, uint32_t capacity);
+void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
+                       struct mqd_record_place *out, uint32_t capacity);
 
-/* ---- the log ------------------------------------------------------------------------------------------------------- */
+/* ---- the log
+ * ------------------------------------------------------------------------------------------------------- */
 
 struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_set_options) */
     int64_t segment_bytes;
@@ -286,51 +429,65 @@ struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_s
     int64_t segment_jitter_ms;
     int32_t index_interval_bytes;
     int32_t max_message_bytes;
-    int64_t preallocate_bytes_min;   /* first step; doubles with the write rate */
+    int64_t preallocate_bytes_min; /* first step; doubles with the write rate */
     int64_t preallocate_bytes_max;
-    int64_t stripe_bytes;            /* RAID stripe width, preallocation is rounded to it; 0 = none */
+    int64_t stripe_bytes; /* RAID stripe width, preallocation is rounded to it; 0 = none */
     int64_t timestamp_before_max_ms;
     int64_t timestamp_after_max_ms;
     int64_t flush_interval_messages; /* Kafka's flush.messages */
     int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of what no acknowledgement waits for */
     int32_t producer_id_count_max;
     int32_t producer_id_expiration_ms;
-    uint8_t log_append_time;         /* message.timestamp.type */
+    uint8_t log_append_time; /* message.timestamp.type */
     uint8_t flush_on_ack;
     uint8_t compacted;
-    uint8_t validation;              /* enum mqd_record_validation */
-    uint8_t readonly;                /* refuses Produce */
+    uint8_t validation;               /* enum mqd_record_validation */
+    uint8_t readonly;                 /* refuses Produce */
     uint8_t transaction_verification; /* a transaction begins here only after its coordinator was asked (KIP-890) */
 };
 
-/* record.validation: whose records are parsed before a client's batch is taken. Those for compacted topics always are. */
+/* record.validation: whose records are parsed before a client's batch is taken. Those for compacted
+ * topics always are. */
 enum mqd_record_validation { MQD_VALIDATION_NONE, MQD_VALIDATION_UNCOMPRESSED, MQD_VALIDATION_ALL };
 
-struct mqd_recovery { /* in: what is trusted; out: what was found */
-    int64_t recovery_point_offset;   /* in: bytes of segments below are trusted; -1 = trust nothing */
-    int64_t trusted_end_offset;      /* in: >= 0: page cache is intact up to here (process crash): cut there, no CRC scan; -1 = unknown */
-    uint8_t clean_shutdown;          /* in: marker was found: trust everything */
-    uint8_t rewrite;                 /* in: a flush has failed: what lies above the recovery point is written anew before it is flushed */
-    uint8_t replicated;              /* in: it has several replicas: what is found need not be committed. Until its first mqd_reactor_replica_set it serves nobody */
-    uint8_t has_others;              /* in: other hosts have replicas: a log that lost its end is not prolonged to where it had ended */
-    int64_t high_watermark;          /* in, when replicated: below it everything is known to be committed (the checkpointed one; 0 = nothing is known) */
-    int64_t log_start_offset;        /* in: checkpointed start (DeleteRecords), 0 if none; out: real */
-    int64_t log_end_offset;          /* out */
-    int64_t truncated_bytes;         /* out: cut off the end */
-    int64_t scanned_bytes;           /* out */
-    int64_t corrupt_position;        /* out: position of the first invalid byte in its segment, -1 = none */
-    int64_t corrupt_segment;         /* out */
-    int64_t missing_from;            /* out: first offset of what is missing because the file of a segment is; -1 = nothing is */
-    int64_t missing_to;              /* out: offset at which the log goes on; with replicas, where it is known to have ended */
-    int32_t segment_count;           /* out */
-    int32_t last_leader_epoch;       /* out: epoch of the last batch, -1 = empty */
+struct mqd_recovery {              /* in: what is trusted; out: what was found */
+    int64_t recovery_point_offset; /* in: bytes of segments below are trusted; -1 = trust nothing */
+    /* in: >= 0: page cache is intact up to here (process crash): cut there, no CRC scan; -1 =
+     * unknown */
+    int64_t trusted_end_offset;
+    uint8_t clean_shutdown; /* in: marker was found: trust everything */
+    /* in: a flush has failed: what lies above the recovery point is written anew before it is
+     * flushed */
+    uint8_t rewrite;
+    /* in: it has several replicas: what is found need not be committed. Until its first
+     * mqd_reactor_replica_set it serves nobody */
+    uint8_t replicated;
+    /* in: other hosts have replicas: a log that lost its end is not prolonged to where it had ended */
+    uint8_t has_others;
+    /* in, when replicated: below it everything is known to be committed (the checkpointed one; 0 =
+     * nothing is known) */
+    int64_t high_watermark;
+    int64_t log_start_offset; /* in: checkpointed start (DeleteRecords), 0 if none; out: real */
+    int64_t log_end_offset;   /* out */
+    int64_t truncated_bytes;  /* out: cut off the end */
+    int64_t scanned_bytes;    /* out */
+    int64_t corrupt_position; /* out: position of the first invalid byte in its segment, -1 = none */
+    int64_t corrupt_segment;  /* out */
+    /* out: first offset of what is missing because the file of a segment is; -1 = nothing is */
+    int64_t missing_from;
+    /* out: offset at which the log goes on; with replicas, where it is known to have ended */
+    int64_t missing_to;
+    int32_t segment_count;     /* out */
+    int32_t last_leader_epoch; /* out: epoch of the last batch, -1 = empty */
 };
 
 struct mqd_partition;
-/* Opens (creates) the log in directory `path`; recovers as told; rebuilds indexes and producer state. Called off the reactor.
- * Returns NULL on error (EIO, ENOSPC, MQD_E_CORRUPT...). */
-struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms, struct mqd_recovery *recovery);
-/* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor after it has given the partition back. clean = 0: just closes the fds. */
+/* Opens (creates) the log in directory `path`; recovers as told; rebuilds indexes and producer
+ * state. Called off the reactor. Returns NULL on error (EIO, ENOSPC, MQD_E_CORRUPT...). */
+struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch,
+                                         int64_t now_ms, struct mqd_recovery *recovery);
+/* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor after it has given
+ * the partition back. clean = 0: just closes the fds. */
 int mqd_partition_close(struct mqd_partition *partition, int clean);
 int64_t mqd_partition_log_end_offset(struct mqd_partition *partition);
 
@@ -344,88 +501,101 @@ struct mqd_producer_view { /* what a partition knows of one producer id, for Des
     int32_t producer_epoch;
     int32_t reserved;
 };
-/* Copies out up to `capacity` producers; returns how many there are. Only while the caller owns the partition (it is closed, or not yet given away). */
+/* Copies out up to `capacity` producers; returns how many there are. Only while the caller owns the
+ * partition (it is closed, or not yet given away). */
 uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity);
 
 /* A walk over the batches of one segment file, for dump, verify and recovery. */
 struct mqd_scan_result {
-    int64_t valid_bytes;      /* the first invalid byte */
+    int64_t valid_bytes; /* the first invalid byte */
     int64_t batch_count;
     int64_t record_count;
-    int64_t next_offset;      /* offset after the last valid batch; base_offset if none */
+    int64_t next_offset; /* offset after the last valid batch; base_offset if none */
     int64_t max_timestamp_ms;
     int32_t last_leader_epoch;
-    const char *reason;       /* NULL when the file is valid to its end */
+    const char *reason; /* NULL when the file is valid to its end */
 };
-int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc, struct mqd_scan_result *out);
+int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc,
+                     struct mqd_scan_result *out);
 
-/* ---- files that Python keeps beside the log (checkpoints, the metadata log), through the same file layer -------------- */
+/* ---- files that Python keeps beside the log (checkpoints, the metadata log), through the same
+ * file layer -------------- */
 
-/* temporary file, write, fsync, rename, fsync of the directory: afterwards `path` holds all of the bytes or what it held before. */
+/* temporary file, write, fsync, rename, fsync of the directory: afterwards `path` holds all of the
+ * bytes or what it held before. */
 int mqd_file_replace(const char *path, const uint8_t *bytes, size_t size_bytes);
-/* opens for appending at `position` (bytes after it are cut off); returns an fd for the two calls below */
+/* opens for appending at `position` (bytes after it are cut off); returns an fd for the two calls
+ * below */
 int mqd_file_open_append(const char *path, int64_t position);
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position); /* whole or -1 */
 int mqd_file_flush(int fd);                                                             /* fdatasync */
 int mqd_file_close(int fd);
 int mqd_file_unlink(const char *path);
-int mqd_file_rename(const char *from, const char *to);                                  /* a file or directory; durable after mqd_file_sync_directory of its parent */
+/* a file or directory; durable after mqd_file_sync_directory of its parent */
+int mqd_file_rename(const char *from, const char *to);
 int mqd_file_mkdir(const char *path, unsigned int mode);
 int mqd_file_sync_directory(const char *path);
 
-/* ---- the reactor --------------------------------------------------------------------------------------------------- */
+/* ---- the reactor
+ * --------------------------------------------------------------------------------------------------- */
 
 struct mqd_reactor_options {
     void *control;
     void *links;
-    uint32_t self;                   /* worker index */
+    uint32_t self; /* worker index */
     uint32_t endpoint_count;
-    const int *eventfds;             /* one per endpoint */
-    uint8_t *arenas[66];             /* every endpoint's arena, the own one writable; NULL = none */
+    const int *eventfds; /* one per endpoint */
+    uint8_t *arenas[66]; /* every endpoint's arena, the own one writable; NULL = none */
     uint64_t arena_bytes[66];
-    int handoff_fd;                  /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
-    int backend;                     /* enum mqd_backend */
-    int cpu;                         /* pin to this CPU; -1 = no */
-    uint32_t spin_us;                /* how long to spin before sleeping; 0 = not at all */
+    int handoff_fd;   /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
+    int backend;      /* enum mqd_backend */
+    int cpu;          /* pin to this CPU; -1 = no */
+    uint32_t spin_us; /* how long to spin before sleeping; 0 = not at all */
     uint32_t connection_count_max;
-    uint32_t request_bytes_max;      /* socket.request.max.bytes, at most half the arena */
-    uint64_t heap_bytes_max;         /* bound of everything the reactor keeps per request and connection (queued.max.request.bytes) */
-    uint32_t inflight_count_max;     /* requests of one connection that await an answer */
+    uint32_t request_bytes_max; /* socket.request.max.bytes, at most half the arena */
+    /* bound of everything the reactor keeps per request and connection (queued.max.request.bytes) */
+    uint64_t heap_bytes_max;
+    uint32_t inflight_count_max; /* requests of one connection that await an answer */
     uint32_t connection_idle_ms_max;
-    uint32_t fetch_bytes_max;        /* fetch.max.bytes of the broker */
-    uint32_t session_count_max;      /* max.incremental.fetch.session.cache.slots */
-    uint32_t group_commit_us;        /* wait this long for more before a flush starts; 0 = flush as soon as the last one ended */
-    uint32_t sendfile_bytes_min;     /* smaller ranges are copied */
-    uint32_t read_fd_count_max;      /* LRU of open segments for reading */
-    int control_fd;                  /* the control segment, opened read-only, for local clients; 0 or less = none are served */
+    uint32_t fetch_bytes_max;   /* fetch.max.bytes of the broker */
+    uint32_t session_count_max; /* max.incremental.fetch.session.cache.slots */
+    /* wait this long for more before a flush starts; 0 = flush as soon as the last one ended */
+    uint32_t group_commit_us;
+    uint32_t sendfile_bytes_min; /* smaller ranges are copied */
+    uint32_t read_fd_count_max;  /* LRU of open segments for reading */
+    /* the control segment, opened read-only, for local clients; 0 or less = none are served */
+    int control_fd;
 };
 enum mqd_backend { MQD_BACKEND_AUTO, MQD_BACKEND_IO_URING, MQD_BACKEND_EPOLL };
 
 struct mqd_reactor;
 struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options);
-int mqd_reactor_start(struct mqd_reactor *reactor);  /* its own thread, which never touches Python */
-int mqd_reactor_stop(struct mqd_reactor *reactor);   /* stops reading, flushes, answers what it can, joins the thread */
+int mqd_reactor_start(struct mqd_reactor *reactor); /* its own thread, which never touches Python */
+int mqd_reactor_stop(struct mqd_reactor *reactor);  /* stops reading, flushes, answers what it can, joins the thread */
 void mqd_reactor_destroy(struct mqd_reactor *reactor);
 int mqd_reactor_backend(struct mqd_reactor *reactor); /* the one in use */
 
-/* Commands from the main thread of the worker; each returns at once and is answered by one event with the same token.
- * -1 MQD_E_FULL when 4096 commands are under way, each until its event has been taken. */
+/* Commands from the main thread of the worker; each returns at once and is answered by one event
+ * with the same token. -1 MQD_E_FULL when 4096 commands are under way, each until its event has
+ * been taken. */
 int mqd_reactor_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, const char *path);
-int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full); /* full: Produce is refused with KAFKA_STORAGE_ERROR */
-int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count);
+/* full: Produce is refused with KAFKA_STORAGE_ERROR */
+int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full);
+int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
+                          const uint32_t *slots, uint32_t partition_count);
 int mqd_reactor_topic_remove(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16]);
 /* As topic_put (all of whose partitions are led here), for a cluster: where each partition is. */
 #define MQD_LEADER_HERE -2147483647
 struct mqd_topic_partition {
-    uint32_t slot;        /* of this host's replica; UINT32_MAX = none here */
-    int32_t leader;       /* node id, -1 = none; MQD_LEADER_HERE = this host, whose number is not known */
+    uint32_t slot;  /* of this host's replica; UINT32_MAX = none here */
+    int32_t leader; /* node id, -1 = none; MQD_LEADER_HERE = this host, whose number is not known */
     int32_t leader_epoch;
-    int32_t redirect;     /* a retired one: the partition that takes its records; -1 = none */
-    uint32_t retiring;    /* 0; 1 = refuses new records; 2 and more = redirects them */
+    int32_t redirect;       /* a retired one: the partition that takes its records; -1 = none */
+    uint32_t retiring;      /* 0; 1 = refuses new records; 2 and more = redirects them */
     uint32_t leader_worker; /* of the leader's host: who owns it there. Any other passes it on */
 };
-int mqd_reactor_topic_place(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions,
-                            uint32_t partition_count);
+int mqd_reactor_topic_place(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
+                            const struct mqd_topic_partition *partitions, uint32_t partition_count);
 struct mqd_broker_address {
     int32_t node_id;
     int32_t port;
@@ -434,68 +604,96 @@ struct mqd_broker_address {
     char rack[256];
 };
 /* This host's node id and all brokers that clients may be sent to (KIP-951); the whole list. */
-int mqd_reactor_brokers_put(struct mqd_reactor *reactor, uint64_t token, int32_t node_id, const struct mqd_broker_address *brokers, uint32_t broker_count);
+int mqd_reactor_brokers_put(struct mqd_reactor *reactor, uint64_t token, int32_t node_id,
+                            const struct mqd_broker_address *brokers, uint32_t broker_count);
 /* gives the partition to the reactor, which publishes its positions and sets the slot ONLINE */
-int mqd_reactor_partition_open(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint32_t log_dir, struct mqd_partition *partition);
-/* takes it back: waits for its flush, answers its waiters; the event's `partition` may then be closed and deleted */
+int mqd_reactor_partition_open(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint32_t log_dir,
+                               struct mqd_partition *partition);
+/* takes it back: waits for its flush, answers its waiters; the event's `partition` may then be
+ * closed and deleted */
 int mqd_reactor_partition_close(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);
-int mqd_reactor_set_options(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, const struct mqd_log_options *options);
-/* DeleteRecords and retention: moves the log start to min(offset, high watermark) (offset -1 = high watermark), drops whole segments below it from
- * the table; event.offset = new start. The caller unlinks the files after the event. */
+int mqd_reactor_set_options(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
+                            const struct mqd_log_options *options);
+/* DeleteRecords and retention: moves the log start to min(offset, high watermark) (offset -1 = high
+ * watermark), drops whole segments below it from the table; event.offset = new start. The caller
+ * unlinks the files after the event. */
 int mqd_reactor_advance_start(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t offset);
-int mqd_reactor_roll(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);  /* by age: rolls when the active segment is not empty */
+/* by age: rolls when the active segment is not empty */
+int mqd_reactor_roll(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t leader_epoch);
-int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint); /* keeper's proof of death: loans and waits on it end */
-/* The most connections this worker may hold (what it has leased of the broker's budget); those above it stay, new ones are refused. No event, in force at once. */
+/* keeper's proof of death: loans and waits on it end */
+int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint);
+/* The most connections this worker may hold (what it has leased of the broker's budget); those
+ * above it stay, new ones are refused. No event, in force at once. */
 int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
-/* The same for attachments by shared memory (0 at first): how many, and how much memory for all of them. */
+/* The same for attachments by shared memory (0 at first): how many, and how much memory for all of
+ * them. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
-/* Replication. A partition of several replicas has an assignment (replica/rules.h), which metadata bring; without one it is led here and alone. A follower refuses Produce with
+/* Replication. A partition of several replicas has an assignment (replica/rules.h), which metadata
+ * bring; without one it is led here and alone. A follower refuses Produce with
  * NOT_LEADER_OR_FOLLOWER; its positions are in the slot as ever. event.offset = the log end. */
 struct mqd_replica_assignment;
-int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, const struct mqd_replica_assignment *assignment, int32_t leader_worker);
+int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
+                            const struct mqd_replica_assignment *assignment, int32_t leader_worker);
 /* The controller's answer to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
-int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence, int32_t leader_epoch, int32_t error);
+int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence,
+                               int32_t leader_epoch, int32_t error);
 #define MQD_FETCHER_COUNT_MAX 2048
 enum mqd_fetcher_lane {
     MQD_LANE_IN_SYNC,  /* partitions whose in-sync set has this node */
     MQD_LANE_CATCH_UP, /* those that it has not; without such a connection they use the first */
-    MQD_LANE_THROTTLED, /* of these, those whose assignment says `throttled`: fetched at a bounded rate; without such a connection they use the first */
+    /* of these, those whose assignment says `throttled`: fetched at a bounded rate; without such a
+     * connection they use the first */
+    MQD_LANE_THROTTLED,
     MQD_LANE_COUNT
 };
 struct mqd_fetcher_options {
     int32_t leader_node;
     uint32_t leader_worker;
-    uint32_t lane;                   /* enum mqd_fetcher_lane */
-    int32_t node_id;                 /* this node */
-    uint32_t wait_ms;                /* replica.fetch.wait.max.ms */
-    uint32_t response_bytes_max;     /* replica.fetch.response.max.bytes: asked for; one batch may make an answer larger */
-    uint32_t response_bytes_limit;   /* an answer beyond it ends the connection */
-    uint32_t partition_bytes_max;    /* replica.fetch.max.bytes */
-    uint32_t timeout_ms;             /* without an answer for so long beyond wait_ms the connection is taken for dead (replica.socket.timeout.ms) */
-    uint32_t backoff_ms;             /* replica.fetch.backoff.ms: a partition that the leader refused is asked for again after this; sooner where it may not know yet that it leads */
-    int64_t bytes_per_second_max;    /* follower.replication.throttled.rate, of the throttled lane; 0 = no bound */
+    uint32_t lane;    /* enum mqd_fetcher_lane */
+    int32_t node_id;  /* this node */
+    uint32_t wait_ms; /* replica.fetch.wait.max.ms */
+    /* replica.fetch.response.max.bytes: asked for; one batch may make an answer larger */
+    uint32_t response_bytes_max;
+    uint32_t response_bytes_limit; /* an answer beyond it ends the connection */
+    uint32_t partition_bytes_max;  /* replica.fetch.max.bytes */
+    /* without an answer for so long beyond wait_ms the connection is taken for dead
+     * (replica.socket.timeout.ms) */
+    uint32_t timeout_ms;
+    /* replica.fetch.backoff.ms: a partition that the leader refused is asked for again after this;
+     * sooner where it may not know yet that it leads */
+    uint32_t backoff_ms;
+    int64_t bytes_per_second_max; /* follower.replication.throttled.rate, of the throttled lane; 0 = no bound */
 };
-/* A connection to a worker of another host, both sides proven. The reactor takes the socket (non-blocking or not), also when the command fails. It replaces one of the same
- * (leader_node, leader_worker, lane). The connection's `token` comes back in MQD_EVENT_FETCHER_ENDED. The command's own answer is MQD_EVENT_DONE, as ever. */
-int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_fetcher_options *options);
+/* A connection to a worker of another host, both sides proven. The reactor takes the socket
+ * (non-blocking or not), also when the command fails. It replaces one of the same (leader_node,
+ * leader_worker, lane). The connection's `token` comes back in MQD_EVENT_FETCHER_ENDED. The
+ * command's own answer is MQD_EVENT_DONE, as ever. */
+int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd,
+                            const struct mqd_fetcher_options *options);
 /* Ends it; no MQD_EVENT_FETCHER_ENDED then. */
-int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker, uint32_t lane);
-int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max); /* of every throttled lane, in all */
+int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker,
+                               uint32_t lane);
+/* of every throttled lane, in all */
+int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
 
-/* Produce of local clients for partitions that other hosts lead (server/relay/relay.h). MQD_EVENT_RELAY_WANTED asks for a connection: offset = the leader's node id, log_dir = which of its workers,
- * level = enum mqd_relay_lane; it is answered by relay_put or relay_refuse. */
+/* Produce of local clients for partitions that other hosts lead (server/relay/relay.h).
+ * MQD_EVENT_RELAY_WANTED asks for a connection: offset = the leader's node id, log_dir = which of
+ * its workers, level = enum mqd_relay_lane; it is answered by relay_put or relay_refuse. */
 #define MQD_RELAY_COUNT_MAX 4096
 enum mqd_relay_lane { MQD_RELAY_LANE_PLAIN, MQD_RELAY_LANE_TRANSACTIONS, MQD_RELAY_LANE_COUNT };
 struct mqd_relay_options {
     int32_t leader_node;
     uint32_t leader_worker;
     uint32_t lane;
-    uint32_t timeout_ms; /* put: an answer that is late by so much ends the connection. refuse: for so long batches are refused at once, and nobody is asked again */
+    /* put: an answer that is late by so much ends the connection. refuse: for so long batches are
+     * refused at once, and nobody is asked again */
+    uint32_t timeout_ms;
 };
-/* A connection to a worker of another host, both sides proven. The reactor takes the socket, also when the command fails. It replaces one of the same (leader_node, leader_worker,
- * lane). `token` comes back in MQD_EVENT_RELAY_ENDED. */
+/* A connection to a worker of another host, both sides proven. The reactor takes the socket, also
+ * when the command fails. It replaces one of the same (leader_node, leader_worker, lane). `token`
+ * comes back in MQD_EVENT_RELAY_ENDED. */
 int mqd_reactor_relay_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_relay_options *options);
 /* There is none: what waits for it is refused. */
 int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const struct mqd_relay_options *options);
@@ -514,26 +712,32 @@ enum mqd_event_kind {
     MQD_EVENT_LOG,             /* a line for the log: level, connection, slot, text */
     MQD_EVENT_PROPOSE_IN_SYNC, /* the leader of slot proposes an in-sync set: event.proposal, which the taker frees */
     MQD_EVENT_FETCHER_ENDED,   /* the connection put with `token` is over: error, text */
-    MQD_EVENT_TRUNCATED,       /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark. The checkpoint is due */
-    MQD_EVENT_LOG_START,       /* slot's leader has deleted its log below offset: so shall this follower (mqd_reactor_advance_start) */
-    MQD_EVENT_RETIRED_USED,    /* producers still write to the retired partition in slot, which this worker leads; once it is hidden, at most once a second */
-    MQD_EVENT_RELAY_WANTED,    /* a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
-    MQD_EVENT_RELAY_ENDED      /* the relay put with `token` is over: error, text */
+    /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark.
+     * The checkpoint is due */
+    MQD_EVENT_TRUNCATED,
+    /* slot's leader has deleted its log below offset: so shall this follower
+     * (mqd_reactor_advance_start) */
+    MQD_EVENT_LOG_START,
+    /* producers still write to the retired partition in slot, which this worker leads; once it is
+     * hidden, at most once a second */
+    MQD_EVENT_RETIRED_USED,
+    MQD_EVENT_RELAY_WANTED, /* a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
+    MQD_EVENT_RELAY_ENDED   /* the relay put with `token` is over: error, text */
 };
 struct mqd_event {
     uint32_t kind;
-    uint32_t slot;        /* UINT32_MAX = none */
+    uint32_t slot; /* UINT32_MAX = none */
     uint64_t token;
     int32_t error;
     uint32_t log_dir;
     int64_t offset;
-    uint64_t connection;  /* 0 = none */
-    uint32_t level;       /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
+    uint64_t connection; /* 0 = none */
+    uint32_t level;      /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
     struct mqd_partition *partition;
     struct mqd_replica_proposal *proposal; /* PROPOSE_IN_SYNC; else NULL */
     char text[184];
 };
-int mqd_reactor_event_fd(struct mqd_reactor *reactor); /* readable when events wait */
+int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable when events wait */
 int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = got one, 0 = none */
 
 #endif

@@ -1,14 +1,19 @@
 """`make bench`, or `python -m perf [CASE...]`: measures mqd on this machine.
 
-    python -m perf                   everything, about a quarter of an hour; appends one line to perf/history.jsonl
-    python -m perf produce fetch     these cases only; nothing is appended unless --record
-    python -m perf settings          what the settings buy; fills docs/performance.md
-    python -m perf scaling           how rate and CPU grow with workers and clients; fills docs/performance.md, perf/scaling.json, docs/scaling.svg
-    python -m perf scale             large clusters, by simulation; fills docs/scale.md; `python -m perf scale --help`
-    python -m perf local             the shared-memory path beside TCP; fills docs/performance.md
-    python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons with, from the last line of perf/history.jsonl and perf/scaling.json
-    python -m perf --readme          fills README.md from the last line of perf/history.jsonl
-    python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
+python -m perf                   everything, about a quarter of an hour; appends one line to
+                                 perf/history.jsonl
+python -m perf produce fetch     these cases only; nothing is appended unless --record
+python -m perf settings          what the settings buy; fills docs/performance.md
+python -m perf scaling           how rate and CPU grow with workers and clients; fills
+                                 docs/performance.md, perf/scaling.json, docs/scaling.svg
+python -m perf scale             large clusters, by simulation; fills docs/scale.md;
+                                 `python -m perf scale --help`
+python -m perf local             the shared-memory path beside TCP; fills docs/performance.md
+python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons
+                                 with, from the last line of perf/history.jsonl and
+                                 perf/scaling.json
+python -m perf --readme          fills README.md from the last line of perf/history.jsonl
+python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
 """
 
 from __future__ import annotations
@@ -43,13 +48,33 @@ def _say(line: str) -> None:
 
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join((*PAGES, LOCAL))}, or any of: {', '.join(CASES)} (all of these unless told)")
+    parser = argparse.ArgumentParser(
+        prog="python -m perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        metavar="CASE",
+        help=f"{', '.join((*PAGES, LOCAL))}, or any of: {', '.join(CASES)} (all of these unless told)",
+    )
     parser.add_argument("--readme", action="store_true", help="only fill README.md from the last run")
     parser.add_argument("--figures", action="store_true", help="only fill mqd/cli/sizing.json from the last runs")
-    parser.add_argument("--quick", action="store_true", help="two repetitions and 1 GB instead of 10: to try the bench, not to judge the broker")
-    parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=None, help="append to perf/history.jsonl (the default for a whole run that is not --quick)")
-    parser.add_argument("--directory", type=Path, help="where the brokers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two repetitions and 1 GB instead of 10: to try the bench, not to judge the broker",
+    )
+    parser.add_argument(
+        "--record",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="append to perf/history.jsonl (the default for a whole run that is not --quick)",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="where the brokers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR)",
+    )
     arguments = parser.parse_args(words)
     if LOCAL in arguments.cases:
         arguments.cases = [*(case for case in arguments.cases if case != LOCAL), *cases_local.CASES]
@@ -77,17 +102,24 @@ def main(words: list[str] | None = None) -> int:
         return scale.main(words[1:])
     arguments = _arguments(words)
     if arguments.readme:
-        README.write_text(report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY))))
+        README.write_text(
+            report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY)))
+        )
         return 0
     if arguments.figures:
         sizing.write(report.last_run(HISTORY), scaling.RESULT)
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside, it still stops its brokers and deletes their data
+    # ended from outside, it still stops its brokers and deletes their data
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()
     names = [case for case in arguments.cases if case not in PAGES] or ([] if arguments.cases else list(CASES))
     busy = wait_quiet(5.0)
     if busy > 0.2:
-        print(f"Other programs use {busy:.0%} of the CPUs: rates and latencies will be theirs as much as ours; CPU time is less affected.", file=sys.stderr)
+        print(
+            f"Other programs use {busy:.0%} of the CPUs: rates and latencies will be theirs as much as ours; CPU time"
+            " is less affected.",
+            file=sys.stderr,
+        )
     try:
         with Brokers(arguments.directory) as brokers:
             bench = Bench(brokers, _say, arguments.quick)
@@ -103,7 +135,9 @@ def main(words: list[str] | None = None) -> int:
             facts = {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"}
             date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             if set(cases_local.CASES) <= set(names) and not arguments.quick:
-                PAGE.write_text(report.replace_block(PAGE.read_text(), LOCAL, cases_local.page(bench.figures, facts, date)))
+                PAGE.write_text(
+                    report.replace_block(PAGE.read_text(), LOCAL, cases_local.page(bench.figures, facts, date))
+                )
     except LoadFailed as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -111,7 +145,10 @@ def main(words: list[str] | None = None) -> int:
         return 130
     if names:
         print("\n" + report.plain_table(bench.figures))
-        print(f"\n{bench.measured - bench.disturbed} of {bench.measured} CPU measurements were undisturbed by other programs.")
+        print(
+            f"\n{bench.measured - bench.disturbed} of {bench.measured} CPU measurements were undisturbed by other"
+            " programs."
+        )
     record = arguments.record if arguments.record is not None else not arguments.cases and not arguments.quick
     if record:
         with HISTORY.open("a") as history:

@@ -1,8 +1,9 @@
 """The kernel's own accounting: CPU time of processes and threads, memory, the machine.
 
-A process's CPU time is its CPU clock (clock_getcpuclockid(3): nanoseconds, threads that have ended included; io_uring's kernel workers are threads of the process
-too). A thread's is the first field of /proc/PID/task/TID/schedstat, and its second is the time it was runnable but did not run: what other programs take from us
-shows there, and leaves CPU time alone but for colder caches.
+A process's CPU time is its CPU clock (clock_getcpuclockid(3): nanoseconds, threads that have ended
+included; io_uring's kernel workers are threads of the process too). A thread's is the first field
+of /proc/PID/task/TID/schedstat, and its second is the time it was runnable but did not run: what
+other programs take from us shows there, and leaves CPU time alone but for colder caches.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ _CPUCLOCK_SCHED = 2  # linux/posix-timers.h: the precise one of a process's thre
 
 @dataclasses.dataclass(frozen=True)
 class CpuTime:
-    """Of some processes: all of it, and of their reactor threads alone (time run, time runnable but waiting)."""
+    """Of some processes: all of it, and of their reactor threads alone (time run, time runnable but
+    waiting).
+    """
 
     run_ns: int = 0
     reactor_ns: int = 0
     waited_ns: int = 0
 
     def __sub__(self, before: CpuTime) -> CpuTime:
-        return CpuTime(self.run_ns - before.run_ns, self.reactor_ns - before.reactor_ns, self.waited_ns - before.waited_ns)
+        return CpuTime(
+            self.run_ns - before.run_ns, self.reactor_ns - before.reactor_ns, self.waited_ns - before.waited_ns
+        )
 
     @property
     def run_us(self) -> float:
@@ -85,7 +90,14 @@ def wait_quiet(limit_seconds: float, busy_max: float = 0.08) -> float:
 
 
 def machine() -> dict[str, object]:
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "unknown")
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "unknown",
+    )
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return {
         "cpu": model,

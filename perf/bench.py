@@ -13,7 +13,8 @@ from perf.report import Figure
 REPETITIONS = 5
 WAITED_SHARE_MAX = 0.05  # of a measurement's time the reactor may have been kept from its CPU by others
 ATTEMPTS = 4
-PATIENCE_SECONDS = 90.0  # of one run, for waiting until others are quiet and for measuring again; then it takes what it gets
+# of one run, for waiting until others are quiet and for measuring again; then it takes what it gets
+PATIENCE_SECONDS = 90.0
 WARM_MILLISECONDS = 15_000
 
 
@@ -36,7 +37,16 @@ class Bench:
         self._serial += 1
         return self._serial
 
-    def add(self, name: str, unit: str, values: list[float], target: float | None = None, *, at_least: bool = False, note: str = "") -> None:
+    def add(
+        self,
+        name: str,
+        unit: str,
+        values: list[float],
+        target: float | None = None,
+        *,
+        at_least: bool = False,
+        note: str = "",
+    ) -> None:
         figure = Figure(name, unit, values, target, at_least, note)
         self.figures.append(figure)
 
@@ -48,9 +58,11 @@ class Bench:
             yield number
 
     def settle(self, megabytes: int = 0) -> None:
-        """Lets what others began (deletions, writeback, other programs) end, within reason. Then touches and frees so much memory, which the page cache is about
-        to take: a virtual machine's host backs a page at its first touch, and takes free ones back after seconds. Its work would be counted as the broker's:
-        it is up to five times what appending costs."""
+        """Lets what others began (deletions, writeback, other programs) end, within reason. Then
+        touches and frees so much memory, which the page cache is about to take: a virtual machine's
+        host backs a page at its first touch, and takes free ones back after seconds. Its work would
+        be counted as the broker's: it is up to five times what appending costs.
+        """
         began = time.monotonic()
         wait_quiet(min(3.0, self._patience))
         self._patience = max(0.0, self._patience - (time.monotonic() - began))
@@ -58,7 +70,9 @@ class Bench:
             loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)
 
     def undisturbed(self, measure: Callable[[], tuple[dict, CpuTime]]) -> tuple[dict, CpuTime]:
-        """Measures again, a few times at most, while other programs keep the reactor from its CPU; the calmest counts."""
+        """Measures again, a few times at most, while other programs keep the reactor from its CPU;
+        the calmest counts.
+        """
         best: tuple[float, dict, CpuTime] | None = None
         self.measured += 1
         for attempt in range(1 if self.quick else ATTEMPTS):

@@ -1,6 +1,8 @@
-"""Brokers for measuring: several at once, each with its own settings, started when first used, idle when not measured (which costs nothing).
+"""Brokers for measuring: several at once, each with its own settings, started when first used, idle
+when not measured (which costs nothing).
 
-Worker 0 is pinned to CPU 0, the clients to the last one. Everything lives below one directory on a real disk, which is deleted at the end.
+Worker 0 is pinned to CPU 0, the clients to the last one. Everything lives below one directory on a
+real disk, which is deleted at the end.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Measured:
         """Makes the topic unless it is there. Config names with _ for the dots."""
         if name in self.topics:
             return name
-        configs = [CreateTopicsRequest.Config(name=key.replace("_", "."), value=str(value)) for key, value in config.items()]
+        configs = [
+            CreateTopicsRequest.Config(name=key.replace("_", "."), value=str(value)) for key, value in config.items()
+        ]
         wanted = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=1, configs=configs)
         with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
             answer = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60000))
@@ -55,14 +59,18 @@ class Measured:
             self.topics.discard(name)
 
     def load(self, what: str, **arguments: object) -> tuple[dict, CpuTime]:
-        """`timeout_s` and the generator's own arguments. A run of the load generator, and what all the workers' threads spent on it."""
+        """`timeout_s` and the generator's own arguments. A run of the load generator, and what all
+        the workers' threads spent on it.
+        """
         before = cpu_time(self.worker_pids)
         result = loading.run(what, port=self.port, **arguments)
         return result, cpu_time(self.worker_pids) - before
 
 
 class Brokers:
-    """All brokers of one run, by name. Use as a context manager: everything is stopped and deleted at its end."""
+    """All brokers of one run, by name. Use as a context manager: everything is stopped and deleted
+    at its end.
+    """
 
     SETTINGS: dict[str, tuple[int, dict[str, str]]] = {
         "uring": (1, {"io.backend": "io_uring"}),
@@ -71,7 +79,12 @@ class Brokers:
         "two": (2, {"io.backend": "auto", "worker.cpus": "0,1"}),
         "idle": (2, {"worker.cpus": ""}),
     }
-    BASE = {"worker.cpus": "0", "admin.port": "0", "log.segment.delete.delay.ms": "0", "log.dirs.free.bytes.min": str(1 << 30)}
+    BASE = {
+        "worker.cpus": "0",
+        "admin.port": "0",
+        "log.segment.delete.delay.ms": "0",
+        "log.dirs.free.bytes.min": str(1 << 30),
+    }
 
     def __init__(self, parent: Path | None = None) -> None:
         place = parent or os.environ.get("MQD_PERF_DIR") or loading.BUILD
@@ -80,7 +93,9 @@ class Brokers:
         self._running: dict[str, Measured] = {}
 
     def get(self, name: str, workers: int | None = None, config: dict[str, str] | None = None) -> Measured:
-        """The running broker of that name; `workers` and `config` for names that are not in SETTINGS."""
+        """The running broker of that name; `workers` and `config` for names that are not in
+        SETTINGS.
+        """
         if name not in self._running:
             self._running[name] = Measured(self.make(name, workers, config).start())
         return self._running[name]
@@ -91,7 +106,9 @@ class Brokers:
         return Broker(self.directory / name, workers or known_workers, {**self.BASE, **known_config, **(config or {})})
 
     def drop(self, name: str) -> None:
-        """Ends it and deletes its data: nothing of it is kept, so it is killed. A broker that is not there is no error."""
+        """Ends it and deletes its data: nothing of it is kept, so it is killed. A broker that is
+        not there is no error.
+        """
         measured = self._running.pop(name, None)
         if measured is not None:
             measured.broker.kill_all()

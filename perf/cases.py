@@ -1,4 +1,5 @@
-"""What is measured, case by case. Each takes a Bench and adds figures to it; what is compared is measured in turns, never one after the other.
+"""What is measured, case by case. Each takes a Bench and adds figures to it; what is compared is
+measured in turns, never one after the other.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
@@ -21,7 +22,8 @@ SPOKEN = {"uring": "io_uring", "epoll": "epoll"}
 FILL_BATCH_COUNT = 20_000  # of 16 KiB: 328 MB
 WARM_MEGABYTES = 600  # more than any measurement below appends
 
-# size of a batch -> how to saturate one worker with it: connections, batches in flight on each, of which so many in one send, batches of one measurement
+# size of a batch -> how to saturate one worker with it: connections, batches in flight on each, of
+# which so many in one send, batches of one measurement
 SATURATE: dict[int, dict[str, int]] = {
     16384: {"connections": 4, "depth": 16, "burst": 8, "count": 24_000},
     1024: {"connections": 8, "depth": 128, "burst": 64, "count": 240_000},
@@ -33,15 +35,19 @@ def _microseconds_each(result: dict, spent: CpuTime) -> float:
     return spent.run_us / result["count"]
 
 
-# -- produce ---------------------------------------------------------------------------------------------------------------
+# -- produce ---------------------------------------------------------------------------------------
 
 
 def _produce_fresh(bench: Bench, broker: Measured, size: int, **more: object) -> tuple[dict, CpuTime]:
-    """Into a new topic that is deleted afterwards, so that the page cache stays small and every repetition starts alike."""
+    """Into a new topic that is deleted afterwards, so that the page cache stays small and every
+    repetition starts alike.
+    """
     topic = broker.topic(f"produce-{size}-{bench.serial()}", flush_on_ack="false")
     bench.settle(WARM_MEGABYTES)
     try:
-        return broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **{**SATURATE[size], **more})
+        return broker.load(
+            "produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **{**SATURATE[size], **more}
+        )
     finally:
         broker.delete(topic)
 
@@ -54,13 +60,24 @@ def produce(bench: Bench) -> None:
         rate: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         for _ in bench.repeat(f"produce {size}"):
             for backend in BACKENDS:
-                result, spent = bench.undisturbed(lambda backend=backend, size=size: _produce_fresh(bench, bench.brokers.get(backend), size))
+                result, spent = bench.undisturbed(
+                    lambda backend=backend, size=size: _produce_fresh(bench, bench.brokers.get(backend), size)
+                )
                 cost[backend].append(_microseconds_each(result, spent))
                 rate[backend].append(result["count"] / result["seconds"])
         for backend in BACKENDS:
-            what = f"{'16 KiB' if size == 16384 else '1 KiB' if size == 1024 else '200-byte'} batch appended, {SPOKEN[backend]}"
+            what = (
+                f"{'16 KiB' if size == 16384 else '1 KiB' if size == 1024 else '200-byte'} batch appended,"
+                f" {SPOKEN[backend]}"
+            )
             if size == 200:
-                bench.add(what, "batches/s per CPU-second of a worker", [1e6 / value for value in cost[backend]], 1e6, at_least=True)
+                bench.add(
+                    what,
+                    "batches/s per CPU-second of a worker",
+                    [1e6 / value for value in cost[backend]],
+                    1e6,
+                    at_least=True,
+                )
             else:
                 bench.add(what, "CPU-µs", cost[backend], target)
             bench.add(f"{what}, rate", "batches/s", rate[backend])
@@ -74,7 +91,17 @@ def flush(bench: Bench) -> None:
         for backend in BACKENDS:
             broker = bench.brokers.get(backend)
             topic = broker.topic(f"flush-{bench.serial()}")
-            result, spent = broker.load("produce", topic=topic, batch=16384, acks=-1, connections=4, depth=16, burst=8, count=12_000, milliseconds=1500)
+            result, spent = broker.load(
+                "produce",
+                topic=topic,
+                batch=16384,
+                acks=-1,
+                connections=4,
+                depth=16,
+                burst=8,
+                count=12_000,
+                milliseconds=1500,
+            )
             cost[backend].append(_microseconds_each(result, spent))
             rate[backend].append(result["bytes"] / result["seconds"] / 1e6)
             broker.delete(topic)
@@ -83,20 +110,32 @@ def flush(bench: Bench) -> None:
         bench.add(f"16 KiB batch flushed, rate, {SPOKEN[backend]}", "MB/s", rate[backend])
 
 
-# -- fetch -----------------------------------------------------------------------------------------------------------------
+# -- fetch -----------------------------------------------------------------------------------------
 
 
 def filled_topic(broker: Measured, name: str = "filled", partitions: int = 1) -> str:
     """A topic with 328 MB of 16 KiB batches, in the page cache."""
     if name not in broker.topics:
         broker.topic(name, partitions, flush_on_ack="false")
-        broker.load("produce", topic=name, partitions=partitions, batch=16384, acks=1, milliseconds=60_000, **{**SATURATE[16384], "count": FILL_BATCH_COUNT})
+        broker.load(
+            "produce",
+            topic=name,
+            partitions=partitions,
+            batch=16384,
+            acks=1,
+            milliseconds=60_000,
+            **{**SATURATE[16384], "count": FILL_BATCH_COUNT},
+        )
     return name
 
 
 def fetch(bench: Bench) -> None:
     """Hot reads of 64 KiB and catching up by 1 MiB; sendfile on both backends against copying."""
-    brokers = {"io_uring": bench.brokers.get("uring"), "epoll": bench.brokers.get("epoll"), "copying": bench.brokers.get("copy")}
+    brokers = {
+        "io_uring": bench.brokers.get("uring"),
+        "epoll": bench.brokers.get("epoll"),
+        "copying": bench.brokers.get("copy"),
+    }
     topics = {name: filled_topic(broker) for name, broker in brokers.items()}
     ways = {"64 KiB": {"bytes": 65536, "connections": 4}, "1 MiB": {"bytes": 1 << 20, "connections": 4}}
     for way, arguments in ways.items():
@@ -107,7 +146,9 @@ def fetch(bench: Bench) -> None:
             for name, broker in brokers.items():
                 bench.settle()
                 result, spent = bench.undisturbed(
-                    lambda broker=broker, name=name, arguments=arguments: broker.load("fetch", topic=topics[name], milliseconds=500, **arguments)
+                    lambda broker=broker, name=name, arguments=arguments: broker.load(
+                        "fetch", topic=topics[name], milliseconds=500, **arguments
+                    )
                 )
                 cost[name].append(_microseconds_each(result, spent))
                 rate[name].append(result["bytes"] / result["seconds"] / 1e9)
@@ -115,7 +156,13 @@ def fetch(bench: Bench) -> None:
         for name in brokers:
             hot = way == "64 KiB"
             bench.add(f"fetch of {way}, {name}", "CPU-µs", cost[name], 20.0 if hot and name != "copying" else None)
-            bench.add(f"catch-up by {way}, {name}", "GB/s", rate[name], 2.0 if not hot and name != "copying" else None, at_least=True)
+            bench.add(
+                f"catch-up by {way}, {name}",
+                "GB/s",
+                rate[name],
+                2.0 if not hot and name != "copying" else None,
+                at_least=True,
+            )
             bench.add(f"catch-up by {way}, {name}, of a whole core", "GB per CPU-second", per_second[name])
         saved = [100 * (1 - sent / copied) for sent, copied in zip(cost["io_uring"], cost["copying"], strict=True)]
         bench.add(f"sendfile saves of copying's CPU, {way}", "%", saved, note="expected beforehand: 65 %")
@@ -135,7 +182,13 @@ def parked(bench: Bench) -> None:
                 time.sleep(0.5)  # until the last of them is parked: the generator only knows that it has sent
                 values.append(_idle_microseconds(broker, 5.0))
     more = [(busy - idle) / 100 for busy, idle in zip(with_them, without, strict=True)]
-    bench.add("caught-up consumer, nothing arrives", "CPU-µs/s", more, 10.0, note="100 consumers parked, less the same worker without any; 10 CPU-µs/s is 0.001 % of a core")
+    bench.add(
+        "caught-up consumer, nothing arrives",
+        "CPU-µs/s",
+        more,
+        10.0,
+        note="100 consumers parked, less the same worker without any; 10 CPU-µs/s is 0.001 % of a core",
+    )
 
 
 def _idle_microseconds(broker: Measured, seconds: float) -> float:
@@ -145,7 +198,7 @@ def _idle_microseconds(broker: Measured, seconds: float) -> float:
     return (cpu_time(broker.worker_pids) - before).run_us / (time.monotonic() - began)
 
 
-# -- one at a time ---------------------------------------------------------------------------------------------------------
+# -- one at a time ---------------------------------------------------------------------------------
 
 
 def latency(bench: Bench) -> None:
@@ -166,7 +219,15 @@ def latency(bench: Bench) -> None:
             keep(f"p99 {spoken}", one["produce"]["p99_us"])
             keep(f"echo p50 {spoken}", one["echo"]["p50_us"])
             keep(f"times echo {spoken}", one["produce"]["p99_us"] / one["echo"]["p99_us"])
-            every, _ = broker.load("latency", topic=flushed, batch=200, count=400, acks=-1, cpu=loading.WORKER_CPU, path=bench.brokers.directory / "fdatasync")
+            every, _ = broker.load(
+                "latency",
+                topic=flushed,
+                batch=200,
+                count=400,
+                acks=-1,
+                cpu=loading.WORKER_CPU,
+                path=bench.brokers.directory / "fdatasync",
+            )
             keep(f"all {spoken}", every["produce"]["p50_us"])
             keep(f"sync {spoken}", every["fdatasync"]["p50_us"])
             keep(f"above {spoken}", every["produce"]["p50_us"] - every["fdatasync"]["p50_us"])
@@ -183,12 +244,14 @@ def latency(bench: Bench) -> None:
         bench.add(f"acks=all above fdatasync, p50, {spoken}", "µs", found[f"above {spoken}"], 100.0)
         bench.add(f"produce to consume, p50, flush.on.ack=false, {spoken}", "µs", found[f"e2e {spoken}"], 200.0)
         bench.add(
-            f"produce to consume, p50, flush.on.ack=true, {spoken}", "µs", found[f"e2e flushed {spoken}"],
+            f"produce to consume, p50, flush.on.ack=true, {spoken}",
+            "µs",
+            found[f"e2e flushed {spoken}"],
             note="the default: a consumer sees a record only when it is on disk, so this has an fdatasync in it",
         )
 
 
-# -- the whole broker ------------------------------------------------------------------------------------------------------
+# -- the whole broker ------------------------------------------------------------------------------
 
 
 def idle(bench: Bench) -> None:
@@ -224,7 +287,19 @@ def ready_full(bench: Bench) -> None:
     seconds = []
     for round_number in bench.repeat(f"ready with {gigabytes} GB", 3):
         batches = gigabytes * 1_000_000_000 // 16384 if round_number == 0 else 20_000
-        broker.load("produce", topic=topic, partitions=4, connections=4, depth=16, burst=8, batch=16384, acks=1, count=batches, milliseconds=150_000, timeout_s=240)
+        broker.load(
+            "produce",
+            topic=topic,
+            partitions=4,
+            connections=4,
+            depth=16,
+            burst=8,
+            batch=16384,
+            acks=1,
+            count=batches,
+            milliseconds=150_000,
+            timeout_s=240,
+        )
         broker.broker.kill_all()
         bench.settle()
         seconds.append(broker.broker.start().ready_seconds)
@@ -234,21 +309,37 @@ def ready_full(bench: Bench) -> None:
 
 
 def partitions(bench: Bench) -> None:
-    """2,000 partitions against one, by the same connections. Saturated, one partition's batches of a turn share a write while 2,000 partitions' cannot; with a
-    single batch in flight neither's do, which shows what the number of partitions costs by itself."""
+    """2,000 partitions against one, by the same connections. Saturated, one partition's batches of
+    a turn share a write while 2,000 partitions' cannot; with a single batch in flight neither's do,
+    which shows what the number of partitions costs by itself.
+    """
     broker = bench.brokers.get("many")
     many = broker.topic("many", 2000, flush_on_ack="false")
     saturated = {"connections": 8, "depth": 16, "burst": 8}
     ways = (
-        ("16 KiB batches", 16384, {**saturated, "count": 24_000}, 25.0), ("1 KiB batches", 1024, {**saturated, "count": 120_000}, None),
+        ("16 KiB batches", 16384, {**saturated, "count": 24_000}, 25.0),
+        ("1 KiB batches", 1024, {**saturated, "count": 120_000}, None),
         ("16 KiB batches, one in flight", 16384, {"connections": 1, "depth": 1, "burst": 1, "count": 8_000}, None),
     )
-    broker.load("produce", topic=many, partitions=2000, batch=16384, acks=1, milliseconds=20_000, **{**saturated, "count": 16_000})  # every partition has its first segment
+    # every partition has its first segment
+    broker.load(
+        "produce",
+        topic=many,
+        partitions=2000,
+        batch=16384,
+        acks=1,
+        milliseconds=20_000,
+        **{**saturated, "count": 16_000},
+    )
     for spoken, size, arguments, target in ways:
         lost, rate_lost = [], []
         for _ in bench.repeat(f"2,000 partitions, {spoken}"):
-            one, one_spent = bench.undisturbed(lambda size=size, arguments=arguments: _produce_fresh(bench, broker, size, **arguments))
-            two, two_spent = bench.undisturbed(lambda size=size, arguments=arguments: _produce_many(bench, broker, many, size, arguments))
+            one, one_spent = bench.undisturbed(
+                lambda size=size, arguments=arguments: _produce_fresh(bench, broker, size, **arguments)
+            )
+            two, two_spent = bench.undisturbed(
+                lambda size=size, arguments=arguments: _produce_many(bench, broker, many, size, arguments)
+            )
             lost.append(100 * (1 - _microseconds_each(one, one_spent) / _microseconds_each(two, two_spent)))
             rate_lost.append(100 * (1 - (two["count"] / two["seconds"]) / (one["count"] / one["seconds"])))
         bench.add(f"1 → 2,000 partitions costs, {spoken}", "% of throughput per CPU-second", lost, target)
@@ -258,7 +349,11 @@ def partitions(bench: Bench) -> None:
     for _ in bench.repeat("the file system alone", 3):
         for files, values in alone.items():
             bench.settle(2 * WARM_MEGABYTES)
-            values.append(loading.run("files", path=bench.brokers.directory, files=files, batch=16380, count=24_000)["cpu_us_each"])
+            values.append(
+                loading.run("files", path=bench.brokers.directory, files=files, batch=16380, count=24_000)[
+                    "cpu_us_each"
+                ]
+            )
     for files, values in alone.items():
         bench.add(f"the file system alone: a write of 16 KiB to one of {files:,} files", "CPU-µs", values)
 
@@ -270,22 +365,38 @@ def _produce_many(bench: Bench, broker: Measured, topic: str, size: int, argumen
 
 def _forwarded(broker: Measured) -> float:
     """Batches that the workers have forwarded to one another, from the broker's own metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10
+    ) as answer:
         text = answer.read().decode()
-    return sum(float(line.split()[-1]) for line in text.splitlines() if "batches_forwarded" in line and not line.startswith("#") and "_created" not in line)
+    return sum(
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if "batches_forwarded" in line and not line.startswith("#") and "_created" not in line
+    )
 
 
 def forward(bench: Bench) -> None:
-    """Batches that arrive at the worker that owns their partition, against batches that are forwarded to the other one."""
+    """Batches that arrive at the worker that owns their partition, against batches that are
+    forwarded to the other one.
+    """
     broker = bench.brokers.get("two")
     for size in (16384, 1024):
         cost: dict[str, list[float]] = {"local": [], "forwarded": []}
         for _ in bench.repeat(f"forwarding {size}", 3):
             for shift in (0, 1):
                 topic = broker.topic(f"forward-{bench.serial()}", 2, flush_on_ack="false")
-                arguments = {**SATURATE[size], "connections": 2, "partitions": 2, "shift": shift, "count": SATURATE[size]["count"] // 2}
+                arguments = {
+                    **SATURATE[size],
+                    "connections": 2,
+                    "partitions": 2,
+                    "shift": shift,
+                    "count": SATURATE[size]["count"] // 2,
+                }
                 before = _forwarded(broker)
-                result, spent = broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **arguments)
+                result, spent = broker.load(
+                    "produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **arguments
+                )
                 share = (_forwarded(broker) - before) / result["count"]
                 broker.delete(topic)
                 if share < 0.05 or share > 0.95:
@@ -310,13 +421,34 @@ def disk(bench: Bench) -> None:
 def compaction(bench: Bench) -> None:
     """The last value of each key out of 1 KiB records, by one core."""
     for codec, target in (("none", 100.0), ("zstd", None)):
-        values = [compaction_bench.megabytes_per_cpu_second(bench.brokers.directory, codec) for _ in bench.repeat(f"compaction, {codec}", 3)]
-        bench.add(f"compaction of 1 KiB records, {'uncompressed' if codec == 'none' else codec}", "MB/s per CPU-second", values, target, at_least=True)
+        values = [
+            compaction_bench.megabytes_per_cpu_second(bench.brokers.directory, codec)
+            for _ in bench.repeat(f"compaction, {codec}", 3)
+        ]
+        bench.add(
+            f"compaction of 1 KiB records, {'uncompressed' if codec == 'none' else codec}",
+            "MB/s per CPU-second",
+            values,
+            target,
+            at_least=True,
+        )
 
 
-# In the order in which they run: the largest first, since it touches the memory that the others then find warm.
+# In the order in which they run: the largest first, since it touches the memory that the others
+# then find warm.
 CASES: dict[str, Callable[[Bench], None]] = {
-    "ready_full": ready_full, "ready": ready, "idle": idle, "disk": disk, "latency": latency, "produce": produce, "fetch": fetch, "parked": parked,
-    "partitions": partitions, "forward": forward, "flush": flush, "compaction": compaction,
-    **cases_coordinators.CASES, **cases_local.CASES,
+    "ready_full": ready_full,
+    "ready": ready,
+    "idle": idle,
+    "disk": disk,
+    "latency": latency,
+    "produce": produce,
+    "fetch": fetch,
+    "parked": parked,
+    "partitions": partitions,
+    "forward": forward,
+    "flush": flush,
+    "compaction": compaction,
+    **cases_coordinators.CASES,
+    **cases_local.CASES,
 }

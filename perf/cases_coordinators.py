@@ -1,4 +1,6 @@
-"""What groups and transactions cost: the acceptor's part of the broker. The load is perf/coordinating.py, on the clients' CPU; the acceptor runs where the kernel puts it."""
+"""What groups and transactions cost: the acceptor's part of the broker. The load is
+perf/coordinating.py, on the clients' CPU; the acceptor runs where the kernel puts it.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,27 @@ COMMIT_TRIES_S = 60.0
 
 def _command(what: str, broker: Measured, arguments: dict[str, object]) -> list[str]:
     words = [f"{name}={value}" for name, value in arguments.items()]
-    return ["taskset", "-c", str(loading.client_cpu()), sys.executable, "-m", "perf.coordinating", what, f"port={broker.port}", *words]
+    return [
+        "taskset",
+        "-c",
+        str(loading.client_cpu()),
+        sys.executable,
+        "-m",
+        "perf.coordinating",
+        what,
+        f"port={broker.port}",
+        *words,
+    ]
 
 
 @contextlib.contextmanager
 def _load(what: str, broker: Measured, **arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """From when its members or producers are there. The block may end before the load does; `_result` waits for it."""
-    with subprocess.Popen(_command(what, broker, arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=loading.ROOT) as process:
+    """From when its members or producers are there. The block may end before the load does;
+    `_result` waits for it.
+    """
+    with subprocess.Popen(
+        _command(what, broker, arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=loading.ROOT
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
             if process.stdout.readline() != "ready\n":
@@ -54,7 +70,9 @@ def _result(process: subprocess.Popen[str]) -> dict:
 
 
 def _run(what: str, broker: Measured, **arguments: object) -> dict:
-    done = subprocess.run(_command(what, broker, arguments), capture_output=True, text=True, timeout=120, cwd=loading.ROOT)
+    done = subprocess.run(
+        _command(what, broker, arguments), capture_output=True, text=True, timeout=120, cwd=loading.ROOT
+    )
     if done.returncode:
         raise loading.LoadFailed(f"{what} {arguments}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -62,12 +80,18 @@ def _run(what: str, broker: Measured, **arguments: object) -> dict:
 
 def _flushes(broker: Measured) -> float:
     """Of all workers, since their start."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10
+    ) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if "syncs" in line and not line.startswith("#") and "_created" not in line)
+    return sum(
+        float(line.split()[-1])
+        for line in lines
+        if "syncs" in line and not line.startswith("#") and "_created" not in line
+    )
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------------------
 
 
 def groups(bench: Bench) -> None:
@@ -79,12 +103,26 @@ def groups(bench: Bench) -> None:
         result = _run("members", broker, topic=topic, members=MEMBERS)
         joined.append(result["joined_s"])
         left.append(result["left_s"])
-    bench.add(f"{MEMBERS} members join one group, stable after", "s", joined, 1.0, note="group.initial.rebalance.delay.ms (300 by default) is part of it")
-    bench.add(f"one of {MEMBERS} members leaves, stable after", "s", left, 1.0, note="members send a heartbeat every 300 ms, and hear of it by one")
+    bench.add(
+        f"{MEMBERS} members join one group, stable after",
+        "s",
+        joined,
+        1.0,
+        note="group.initial.rebalance.delay.ms (300 by default) is part of it",
+    )
+    bench.add(
+        f"one of {MEMBERS} members leaves, stable after",
+        "s",
+        left,
+        1.0,
+        note="members send a heartbeat every 300 ms, and hear of it by one",
+    )
 
 
 def heartbeats(bench: Bench) -> None:
-    """What 5,000 heartbeats a second cost the acceptor, and everybody else: the same load at another broker of this machine shows what is only the CPUs being shared."""
+    """What 5,000 heartbeats a second cost the acceptor, and everybody else: the same load at
+    another broker of this machine shows what is only the CPUs being shared.
+    """
     broker, other = bench.brokers.get("uring"), bench.brokers.get("heartbeats")
     topic = broker.topic("beside-heartbeats", flush_on_ack="false")
     other.topic("beside-heartbeats")
@@ -98,12 +136,17 @@ def heartbeats(bench: Bench) -> None:
                 found = _latencies(broker, topic)
             else:
                 acceptor = beaten.broker.pids("acceptor")
-                with _load("heartbeats", beaten, topic=topic, members=500, rate=BEATS_PER_SECOND, seconds=BEAT_SECONDS) as process:
+                with _load(
+                    "heartbeats", beaten, topic=topic, members=500, rate=BEATS_PER_SECOND, seconds=BEAT_SECONDS
+                ) as process:
                     before, began = cpu_time(acceptor), time.monotonic()
                     found = _latencies(broker, topic)
                     spent, taken = cpu_time(acceptor) - before, time.monotonic() - began
                     if process.poll() is not None:
-                        raise loading.LoadFailed(f"latencies took {taken:.0f} s, the heartbeats beside them {BEAT_SECONDS}: this machine is too busy")
+                        raise loading.LoadFailed(
+                            f"latencies took {taken:.0f} s, the heartbeats beside them {BEAT_SECONDS}: this machine is"
+                            " too busy"
+                        )
                     result = _result(process)
                 if result["errors"]:
                     raise loading.LoadFailed(f"{result['errors']} heartbeats were refused")
@@ -116,9 +159,23 @@ def heartbeats(bench: Bench) -> None:
     bench.add("5,000 heartbeats/s, p99 of a heartbeat", "ms", late)
     for what in ("produce", "end_to_end"):
         for where, values in ((where, p99[what, where]) for where in ("without", "elsewhere", "with")):
-            bench.add(f"p99 of {what.replace('_', ' ')}, {where} heartbeats" if where != "elsewhere" else f"p99 of {what.replace('_', ' ')}, heartbeats at another broker", "µs", values)
+            bench.add(
+                (
+                    f"p99 of {what.replace('_', ' ')}, {where} heartbeats"
+                    if where != "elsewhere"
+                    else f"p99 of {what.replace('_', ' ')}, heartbeats at another broker"
+                ),
+                "µs",
+                values,
+            )
         ratio = [one / same for one, same in zip(p99[what, "with"], p99[what, "elsewhere"], strict=True)]
-        bench.add(f"5,000 heartbeats/s move the p99 of {what.replace('_', ' ')}", "times", ratio, 1.2, note="against the same heartbeats at another broker on the same CPUs")
+        bench.add(
+            f"5,000 heartbeats/s move the p99 of {what.replace('_', ' ')}",
+            "times",
+            ratio,
+            1.2,
+            note="against the same heartbeats at another broker on the same CPUs",
+        )
     bench.brokers.drop("heartbeats")
 
 
@@ -129,7 +186,7 @@ def _latencies(broker: Measured, topic: str) -> dict[str, float]:
     return {"produce": produced["produce"]["p99_us"], "end_to_end": fetched["end_to_end"]["p99_us"]}
 
 
-# -- transactions ----------------------------------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------------------
 
 
 def transactions(bench: Bench) -> None:
@@ -142,7 +199,15 @@ def transactions(bench: Bench) -> None:
         p50, p99, rate, flushes, cost, worker = [], [], [], [], [], []
         for _ in bench.repeat(f"transactions, flush.on.ack={flush}", 3):
             bench.settle()
-            with _load("transactions", broker, topic=topic, producers=PRODUCERS, rate=TRANSACTIONS_PER_SECOND, seconds=seconds, warm=warm) as process:
+            with _load(
+                "transactions",
+                broker,
+                topic=topic,
+                producers=PRODUCERS,
+                rate=TRANSACTIONS_PER_SECOND,
+                seconds=seconds,
+                warm=warm,
+            ) as process:
                 flushed, before, before_workers = _flushes(broker), cpu_time(acceptor), cpu_time(broker.worker_pids)
                 result = _result(process)
                 count = result["all_count"]
@@ -152,24 +217,40 @@ def transactions(bench: Bench) -> None:
             p50.append(result["p50_ms"])
             p99.append(result["p99_ms"])
             rate.append(result["rate"])
-        bench.add(f"transactions, 10 records over 3 partitions, flush.on.ack={flush}", "1/s", rate, 0.98 * TRANSACTIONS_PER_SECOND, at_least=True, note="1,000/s are sent")
+        bench.add(
+            f"transactions, 10 records over 3 partitions, flush.on.ack={flush}",
+            "1/s",
+            rate,
+            0.98 * TRANSACTIONS_PER_SECOND,
+            at_least=True,
+            note="1,000/s are sent",
+        )
         bench.add(f"commit at that rate, p50, flush.on.ack={flush}", "ms", p50)
         bench.add(f"commit at that rate, p99, flush.on.ack={flush}", "ms", p99, 20.0 if flush == "false" else None)
-        bench.add(f"disk flushes of a commit at that rate, flush.on.ack={flush}", "flushes", flushes, 4.0, note="all of a transaction: data, markers, the coordinator's records")
+        bench.add(
+            f"disk flushes of a commit at that rate, flush.on.ack={flush}",
+            "flushes",
+            flushes,
+            4.0,
+            note="all of a transaction: data, markers, the coordinator's records",
+        )
         bench.add(f"acceptor's part of a transaction, flush.on.ack={flush}", "CPU-µs", cost)
         bench.add(f"worker's part of a transaction, flush.on.ack={flush}", "CPU-µs", worker)
 
 
-# -- committed offsets -----------------------------------------------------------------------------------------------------
+# -- committed offsets -----------------------------------------------------------------------------
 
 
 def offsets(bench: Bench) -> None:
-    """A million committed offsets: until all groups can be asked again, after kill -9 of the acceptor and after a restart of the broker."""
+    """A million committed offsets: until all groups can be asked again, after kill -9 of the
+    acceptor and after a restart of the broker.
+    """
     groups, each = (GROUPS, OFFSETS_EACH) if not bench.quick else (100, OFFSETS_EACH)
     broker = bench.brokers.get("offsets", workers=2, config={"worker.cpus": ""})
     topic = broker.topic("committed", each)
     with KafkaConnection("127.0.0.1", broker.port, timeout_s=60) as kafka:
-        kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["group-0"]))  # makes the internal topic
+        # makes the internal topic
+        kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["group-0"]))
         for number in range(groups):
             _commit(kafka, f"group-{number}", topic, each)
     killed, restarted = [], []
@@ -186,15 +267,28 @@ def offsets(bench: Bench) -> None:
         restarted.append(serves + _ready_after(broker, groups))
     spoken = "1 M" if not bench.quick else f"{groups * each:,}"
     bench.add(f"{spoken} committed offsets ready after kill -9 of the acceptor", "s", killed, 5.0)
-    bench.add(f"{spoken} committed offsets ready after the broker's restart", "s", restarted, 5.0, note=f"all of the restart counts, with {each:,} partitions of users")
+    bench.add(
+        f"{spoken} committed offsets ready after the broker's restart",
+        "s",
+        restarted,
+        5.0,
+        note=f"all of the restart counts, with {each:,} partitions of users",
+    )
     bench.brokers.drop("offsets")
 
 
 def _commit(kafka: KafkaConnection, group: str, topic: str, count: int) -> None:
-    asked = OffsetCommitRequest.Topic(name=topic, partitions=[OffsetCommitRequest.Partition(partition_index=index, committed_offset=index) for index in range(count)])
+    asked = OffsetCommitRequest.Topic(
+        name=topic,
+        partitions=[
+            OffsetCommitRequest.Partition(partition_index=index, committed_offset=index) for index in range(count)
+        ],
+    )
     deadline = time.monotonic() + COMMIT_TRIES_S
     while True:
-        answer = kafka.call(OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[asked]))
+        answer = kafka.call(
+            OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[asked])
+        )
         errors = {one.error_code for one in answer.topics[0].partitions}
         if errors == {0}:
             return
@@ -207,7 +301,10 @@ def _ready_after(broker: Measured, groups: int) -> float:
     """Seconds until every group can be listed: all partitions of the coordinator are loaded then."""
     began = time.monotonic()
     while time.monotonic() < began + COMMIT_TRIES_S:
-        with contextlib.suppress(OSError, AssertionError), KafkaConnection("127.0.0.1", broker.port, timeout_s=10) as kafka:
+        with (
+            contextlib.suppress(OSError, AssertionError),
+            KafkaConnection("127.0.0.1", broker.port, timeout_s=10) as kafka,
+        ):
             answer = kafka.call(LIST_GROUPS, 4, ListGroupsRequest())
             if answer.error_code == 0 and len(answer.groups) == groups:
                 return time.monotonic() - began

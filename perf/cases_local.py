@@ -1,8 +1,11 @@
-"""The shared-memory path, beside TCP in the same run: what a producer and a consumer on the broker's own host reach, and what they and the broker spend.
+"""The shared-memory path, beside TCP in the same run: what a producer and a consumer on the
+broker's own host reach, and what they and the broker spend.
 
-C programs: perf/native/local (through native/client/client.h). Python: perf/local_load.py, the package's own client. Both on the clients' CPU, one worker on CPU 0, so that "a core"
-is what the kernel's accounting says it is. TCP's C side is the load generator, whose batches are encoded beforehand: it spends less than a client that builds them would, and what
-it reaches is the broker's.
+C programs: perf/native/local (through native/client/client.h). Python: perf/local_load.py, the
+package's own client. Both on the clients' CPU, one worker on CPU 0, so that "a core" is what the
+kernel's accounting says it is. TCP's C side is the load generator, whose batches are encoded
+beforehand: it spends less than a client that builds them would, and what it reaches is the
+broker's.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
@@ -29,7 +32,13 @@ FRAMED = 12  # bytes around such a record in a batch
 HEADLINE_RATE, HEADLINE_RECORD, HEADLINE_MILLISECONDS = 800_000, 1024, 5_000
 HEADLINE_WARM_MEGABYTES = 4_400
 ALONE = "each side with a whole core"
-PYTHON_RECORDS = {"produce_batch": 4_000_000, "produce": 500_000, "consume_batch": 8_000_000, "consume": 1_000_000, "poll": 500_000}
+PYTHON_RECORDS = {
+    "produce_batch": 4_000_000,
+    "produce": 500_000,
+    "consume_batch": 8_000_000,
+    "consume": 1_000_000,
+    "poll": 500_000,
+}
 
 
 def broker_of(bench: Bench) -> Measured:
@@ -51,13 +60,22 @@ def _finish(command: Sequence[str], timeout_s: float) -> dict:
     except subprocess.TimeoutExpired:
         raise loading.LoadFailed(f"{' '.join(command)}: not done within {timeout_s:.0f} s") from None
     if done.returncode:
-        raise loading.LoadFailed(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:] or done.stdout[-2000:]}")
+        raise loading.LoadFailed(
+            f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:] or done.stdout[-2000:]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def _native(broker: Measured, what: str, **arguments: object) -> tuple[dict, CpuTime]:
     words = {"socket": socket_of(broker), **arguments}
-    command = ["taskset", "-c", str(loading.client_cpu()), str(loading.build_local()), what, *(f"{name}={value}" for name, value in words.items())]
+    command = [
+        "taskset",
+        "-c",
+        str(loading.client_cpu()),
+        str(loading.build_local()),
+        what,
+        *(f"{name}={value}" for name, value in words.items()),
+    ]
     before = cpu_time(broker.worker_pids)
     result = _finish(command, 180)
     return result, cpu_time(broker.worker_pids) - before
@@ -65,7 +83,16 @@ def _native(broker: Measured, what: str, **arguments: object) -> tuple[dict, Cpu
 
 def python_command(broker: Measured, what: str, transport: str, **arguments: object) -> list[str]:
     words = {"transport": transport, "bootstrap": f"127.0.0.1:{broker.port}", **arguments}
-    return ["taskset", "-c", str(loading.client_cpu()), sys.executable, "-m", "perf.local_load", what, *(f"{name}={value}" for name, value in words.items())]
+    return [
+        "taskset",
+        "-c",
+        str(loading.client_cpu()),
+        sys.executable,
+        "-m",
+        "perf.local_load",
+        what,
+        *(f"{name}={value}" for name, value in words.items()),
+    ]
 
 
 def _python(broker: Measured, what: str, transport: str, **arguments: object) -> tuple[dict, CpuTime]:
@@ -95,12 +122,21 @@ class _Kept:
         bench.add(f"local: {name}", "records/s", self.values[f"{name}: records/s"], target, at_least=True, note=note)
         bench.add(f"local: {name}, client", "CPU-s per million records", self.values[f"{name}: client"])
         bench.add(f"local: {name}, broker", "CPU-s per million records", self.values[f"{name}: broker"])
-        slower = [1e6 / max(pair) for pair in zip(self.values[f"{name}: client"], self.values[f"{name}: broker"], strict=True)]
-        bench.add(f"local: {name}, {ALONE}", "records/s", slower, note="by CPU time: what the busier side does with a core of its own")
+        slower = [
+            1e6 / max(pair) for pair in zip(self.values[f"{name}: client"], self.values[f"{name}: broker"], strict=True)
+        ]
+        bench.add(
+            f"local: {name}, {ALONE}",
+            "records/s",
+            slower,
+            note="by CPU time: what the busier side does with a core of its own",
+        )
 
 
 def native_produce(bench: Bench) -> None:
-    """Records of 100 B built into batches by C, in the memory shared with the worker, until all are acknowledged (acks=1, flush.on.ack=false)."""
+    """Records of 100 B built into batches by C, in the memory shared with the worker, until all are
+    acknowledged (acks=1, flush.on.ack=false).
+    """
     broker, kept = broker_of(bench), _Kept()
     for _ in bench.repeat("local: C producer"):
         for batch in (16384, 65536):
@@ -109,27 +145,59 @@ def native_produce(bench: Bench) -> None:
                 bench.settle(WARM_MEGABYTES)
                 records = batch // (RECORD + FRAMED)
                 if way == "TCP":
-                    arguments = {"connections": 4, "depth": 16, "burst": 8, "count": BURST_RECORDS // records, "milliseconds": 20_000}
-                    result, spent = bench.undisturbed(lambda topic=topic, batch=batch, records=records, arguments=arguments: broker.load(
-                        "produce", topic=topic, batch=batch, records=records, acks=1, **arguments))  # fmt: skip
+                    arguments = {
+                        "connections": 4,
+                        "depth": 16,
+                        "burst": 8,
+                        "count": BURST_RECORDS // records,
+                        "milliseconds": 20_000,
+                    }
+                    result, spent = bench.undisturbed(
+                        lambda topic=topic, batch=batch, records=records, arguments=arguments: broker.load(
+                            "produce", topic=topic, batch=batch, records=records, acks=1, **arguments
+                        )
+                    )
                     result = {**result, "count": result["count"] * records}
                 else:
-                    result, spent = bench.undisturbed(lambda topic=topic, batch=batch: _native(
-                        broker, "produce", topic=topic, record=RECORD, batch=batch, count=BURST_RECORDS, milliseconds=20_000))  # fmt: skip
+                    result, spent = bench.undisturbed(
+                        lambda topic=topic, batch=batch: _native(
+                            broker,
+                            "produce",
+                            topic=topic,
+                            record=RECORD,
+                            batch=batch,
+                            count=BURST_RECORDS,
+                            milliseconds=20_000,
+                        )
+                    )
                 kept.load(f"C producer, {batch // 1024} KiB batches, {way}", result, spent)
                 broker.delete(topic)
             bench.settle(WARM_MEGABYTES)
-            alone = loading.run("files", path=bench.brokers.directory, files=1, batch=batch, count=BURST_RECORDS * (RECORD + FRAMED) // batch)["cpu_us_each"]
+            alone = loading.run(
+                "files",
+                path=bench.brokers.directory,
+                files=1,
+                batch=batch,
+                count=BURST_RECORDS * (RECORD + FRAMED) // batch,
+            )["cpu_us_each"]
             kept(f"floor {batch // 1024}", batch // (RECORD + FRAMED) / alone * 1e6)
     for batch, target in ((16, 12e6), (64, 20e6)):
         kept.add_to(bench, f"C producer, {batch} KiB batches, shared memory", target)
-        kept.add_to(bench, f"C producer, {batch} KiB batches, TCP", note="batches encoded beforehand: no client's work is in it")
-        bench.add(f"local: the file system alone, {batch} KiB writes, so many records by one core", "records/s", kept.values[f"floor {batch}"],
-                  note="write(2) into the page cache and nothing else, in the same run")  # fmt: skip
+        kept.add_to(
+            bench, f"C producer, {batch} KiB batches, TCP", note="batches encoded beforehand: no client's work is in it"
+        )
+        bench.add(
+            f"local: the file system alone, {batch} KiB writes, so many records by one core",
+            "records/s",
+            kept.values[f"floor {batch}"],
+            note="write(2) into the page cache and nothing else, in the same run",
+        )
 
 
 def native_latency(bench: Bench) -> None:
-    """One record, from before it is built until its acknowledgement has been taken (acks=1): the worker awake, the client spinning. TCP against the same worker."""
+    """One record, from before it is built until its acknowledgement has been taken (acks=1): the
+    worker awake, the client spinning. TCP against the same worker.
+    """
     broker, kept = awake_of(bench), _Kept()
     topic = broker.topic("latency", flush_on_ack="false")
     for _ in bench.repeat("local: round trip"):
@@ -150,7 +218,11 @@ def native_latency(bench: Bench) -> None:
     bench.add("local: round trip of one record, p99, TCP", "µs", kept.values["tcp p99"])
     for way, spoken in (("shm", "shared memory"), ("tcp", "TCP")):
         for quantile in ("p50", "p99"):
-            bench.add(f"local: round trip of one record in Python, {quantile}, {spoken}", "µs", kept.values[f"python {way} {quantile}"])
+            bench.add(
+                f"local: round trip of one record in Python, {quantile}, {spoken}",
+                "µs",
+                kept.values[f"python {way} {quantile}"],
+            )
 
 
 def python_produce(bench: Bench) -> None:
@@ -162,8 +234,11 @@ def python_produce(bench: Bench) -> None:
                 topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
                 bench.settle(600)
                 count = PYTHON_RECORDS[what] // (4 if transport == "tcp" else 1)
-                result, spent = bench.undisturbed(lambda what=what, transport=transport, topic=topic, count=count: _python(
-                    broker, what, transport, topic=topic, record=RECORD, count=count))  # fmt: skip
+                result, spent = bench.undisturbed(
+                    lambda what=what, transport=transport, topic=topic, count=count: _python(
+                        broker, what, transport, topic=topic, record=RECORD, count=count
+                    )
+                )
                 kept.load(f"{what}, {_spoken(transport)}", result, spent)
                 broker.delete(topic)
     for what, target in (("produce_batch", 5e6), ("produce", 1e6)):
@@ -176,31 +251,57 @@ def _spoken(transport: str) -> str:
 
 
 def python_consume(bench: Bench) -> None:
-    """The package's Consumer over a log that is in the page cache: columns, lists of messages, one message a call."""
+    """The package's Consumer over a log that is in the page cache: columns, lists of messages, one
+    message a call.
+    """
     broker, kept = broker_of(bench), _Kept()
     topic = broker.topic("local-filled", flush_on_ack="false")
     bench.settle(WARM_MEGABYTES)
-    _native(broker, "produce", topic=topic, record=RECORD, batch=65536, count=PYTHON_RECORDS["consume_batch"], milliseconds=60_000)
+    _native(
+        broker,
+        "produce",
+        topic=topic,
+        record=RECORD,
+        batch=65536,
+        count=PYTHON_RECORDS["consume_batch"],
+        milliseconds=60_000,
+    )
     for _ in bench.repeat("local: Python consumer", 3):
         for what in ("consume_batch", "consume", "poll"):
             for transport in ("shm", "tcp"):
                 bench.settle()
                 count = PYTHON_RECORDS[what] // (4 if transport == "tcp" else 1)
-                result, spent = bench.undisturbed(lambda what=what, transport=transport, count=count: _python(
-                    broker, what, transport, topic=topic, record=RECORD, count=count))  # fmt: skip
+                result, spent = bench.undisturbed(
+                    lambda what=what, transport=transport, count=count: _python(
+                        broker, what, transport, topic=topic, record=RECORD, count=count
+                    )
+                )
                 kept.load(f"{what}, {_spoken(transport)}", result, spent)
     for what, target in (("consume_batch", 10e6), ("consume", 1e6), ("poll", None)):
-        kept.add_to(bench, f"{what}, shared memory", target, note="records/s of one message at a time out of lists" if what == "consume" else "")
+        kept.add_to(
+            bench,
+            f"{what}, shared memory",
+            target,
+            note="records/s of one message at a time out of lists" if what == "consume" else "",
+        )
         kept.add_to(bench, f"{what}, TCP")
 
 
 def idle_consumer(bench: Bench) -> None:
-    """A consumer that has read everything and waits in poll: its own CPU time, and what the reactor spends more than without it."""
+    """A consumer that has read everything and waits in poll: its own CPU time, and what the reactor
+    spends more than without it.
+    """
     broker, kept = broker_of(bench), _Kept()
     topic = broker.topic("local-idle", flush_on_ack="false")
     for _ in bench.repeat("local: idle consumer", 3):
         kept("nobody", _idle_us(broker, 2.0))
-        with subprocess.Popen(python_command(broker, "idle", "shm", topic=topic, record=RECORD, seconds=4), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=loading.ROOT) as process:
+        with subprocess.Popen(
+            python_command(broker, "idle", "shm", topic=topic, record=RECORD, seconds=4),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=loading.ROOT,
+        ) as process:
             assert process.stdout is not None and process.stderr is not None
             if process.stdout.readline() != "ready\n":
                 raise loading.LoadFailed(f"the idle consumer: {process.stderr.read()[-2000:]}")
@@ -212,25 +313,46 @@ def idle_consumer(bench: Bench) -> None:
             if process.returncode:
                 raise loading.LoadFailed(f"the idle consumer: {errors[-2000:]}")
     more = [with_it - without for with_it, without in zip(kept.values["worker"], kept.values["nobody"], strict=True)]
-    bench.add("local: idle consumer, its own CPU", "CPU-µs/s", kept.values["client"], 10.0, note="10 CPU-µs/s is 0.001 % of a core")
+    bench.add(
+        "local: idle consumer, its own CPU",
+        "CPU-µs/s",
+        kept.values["client"],
+        10.0,
+        note="10 CPU-µs/s is 0.001 % of a core",
+    )
     bench.add("local: idle consumer, the reactor's CPU", "CPU-µs/s", more, 10.0)
 
 
 def _idle_us(broker: Measured, seconds: float) -> float:
-    """Of the reactor, which serves clients; what the worker does for itself on other threads goes on beside."""
+    """Of the reactor, which serves clients; what the worker does for itself on other threads goes
+    on beside.
+    """
     before, began = cpu_time(broker.worker_pids), time.monotonic()
     time.sleep(seconds)
     return (cpu_time(broker.worker_pids) - before).reactor_ns / 1e3 / (time.monotonic() - began)
 
 
 def headline(bench: Bench) -> None:
-    """800,000 records of 1 KiB a second for five seconds, as they fall due: latency from then to the acknowledgement, and the cores of both sides."""
+    """800,000 records of 1 KiB a second for five seconds, as they fall due: latency from then to
+    the acknowledgement, and the cores of both sides.
+    """
     broker, kept = broker_of(bench), _Kept()
     for _ in bench.repeat("local: 800,000 records/s of 1 KiB", 3):
         topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
         bench.settle(HEADLINE_WARM_MEGABYTES)
-        result, spent = bench.undisturbed(lambda topic=topic: _native(
-            broker, "pace", topic=topic, record=HEADLINE_RECORD, rate=HEADLINE_RATE, milliseconds=HEADLINE_MILLISECONDS, batch=65536, linger=200, data=256 << 20))  # fmt: skip
+        result, spent = bench.undisturbed(
+            lambda topic=topic: _native(
+                broker,
+                "pace",
+                topic=topic,
+                record=HEADLINE_RECORD,
+                rate=HEADLINE_RATE,
+                milliseconds=HEADLINE_MILLISECONDS,
+                batch=65536,
+                linger=200,
+                data=256 << 20,
+            )
+        )
         kept("rate", result["count"] / result["seconds"])
         kept("p50", result["p50_us"] / 1e3)
         kept("p99", result["p99_us"] / 1e3)
@@ -238,7 +360,13 @@ def headline(bench: Bench) -> None:
         kept("broker", spent.run_ns / 1e9 / result["seconds"])
         kept("client", result["client_cpu_seconds"] / result["seconds"])
         broker.delete(topic)
-    bench.add("local: 1 KiB records at 800,000/s, reached", "records/s", kept.values["rate"], 0.99 * HEADLINE_RATE, at_least=True)
+    bench.add(
+        "local: 1 KiB records at 800,000/s, reached",
+        "records/s",
+        kept.values["rate"],
+        0.99 * HEADLINE_RATE,
+        at_least=True,
+    )
     bench.add("local: 1 KiB records at 800,000/s, acknowledged, p50", "ms", kept.values["p50"])
     bench.add("local: 1 KiB records at 800,000/s, acknowledged, p99", "ms", kept.values["p99"], 2.0)
     bench.add("local: 1 KiB records at 800,000/s, acknowledged, longest", "ms", kept.values["max"])
@@ -247,27 +375,56 @@ def headline(bench: Bench) -> None:
 
 
 def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
-    """The block of docs/performance.md: every figure of these cases. Rates are shown with what a million records cost, and
-    with what that comes to when neither side has to share its core. `facts`: machine(), and how many measurements were disturbed."""
+    """The block of docs/performance.md: every figure of these cases. Rates are shown with what a
+    million records cost, and with what that comes to when neither side has to share its core.
+    `facts`: machine(), and how many measurements were disturbed.
+    """
     mine = {figure.name.removeprefix("local: "): figure for figure in figures if figure.name.startswith("local: ")}
     lines, others = [], []
     for name, figure in mine.items():
         if figure.unit == "records/s" and f"{name}, client" in mine:
             costs = [number(median(mine[f"{name}, {side}"].values)) for side in ("client", "broker", ALONE)]
-            lines.append((name, f"**{number(figure.median)}**", spread(figure), *costs, figure.target_text, figure.verdict))
+            lines.append(
+                (name, f"**{number(figure.median)}**", spread(figure), *costs, figure.target_text, figure.verdict)
+            )
         elif figure.unit != "CPU-s per million records" and not name.endswith(ALONE):
-            others.append((name, f"**{number(figure.median)}** {figure.unit}", spread(figure), figure.target_text, figure.verdict))
+            others.append(
+                (name, f"**{number(figure.median)}** {figure.unit}", spread(figure), figure.target_text, figure.verdict)
+            )
     tables = []
     if lines:
-        tables.append(markdown_table(("records of 100 B", "records/s", "spread", "client, CPU-s per million", "broker, CPU-s per million", f"records/s, {ALONE}", "target", ""), lines, right=range(1, 7)))
+        tables.append(
+            markdown_table(
+                (
+                    "records of 100 B",
+                    "records/s",
+                    "spread",
+                    "client, CPU-s per million",
+                    "broker, CPU-s per million",
+                    f"records/s, {ALONE}",
+                    "target",
+                    "",
+                ),
+                lines,
+                right=range(1, 7),
+            )
+        )
     if others:
         tables.append(markdown_table(("", "median", "spread", "target", ""), others, right=range(1, 4)))
     judged = [figure.verdict for figure in mine.values() if figure.verdict in (REACHED, MISSED)]
-    head = f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, {date[:10]}; one worker on a core, the client on another; `flush.on.ack=false`, acks=1. Disturbed by other programs: {facts['disturbed']} measurements."
+    head = (
+        f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, {date[:10]}; one worker on a core, the"
+        f" client on another; `flush.on.ack=false`, acks=1. Disturbed by other programs: {facts['disturbed']}"
+        " measurements."
+    )
     return f"{head} {judged.count(REACHED)} of {len(judged)} targets reached.\n\n" + "\n\n".join(tables)
 
 
 CASES: dict[str, Callable[[Bench], None]] = {
-    "local-produce": native_produce, "local-latency": native_latency, "local-python-produce": python_produce, "local-python-consume": python_consume, "local-idle": idle_consumer,
+    "local-produce": native_produce,
+    "local-latency": native_latency,
+    "local-python-produce": python_produce,
+    "local-python-consume": python_consume,
+    "local-idle": idle_consumer,
     "local-headline": headline,
-}  # fmt: skip
+}

@@ -1,6 +1,8 @@
-"""Line charts as SVG: points with their spread, curves, a legend; text and numbers stay text, so that a page can be searched and a diff read. Pure.
+"""Line charts as SVG: points with their spread, curves, a legend; text and numbers stay text, so
+that a page can be searched and a diff read. Pure.
 
-Colours are told apart by people who see few (Okabe and Ito's set), and every series has a marker or dash of its own besides.
+Colours are told apart by people who see few (Okabe and Ito's set), and every series has a marker or
+dash of its own besides.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 24, 48, 56
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Points (x, low, middle, high), and a curve beside them: (x, y). Either may be empty. `dashed`: a guess rather than a measurement."""
+    """Points (x, low, middle, high), and a curve beside them: (x, y). Either may be empty.
+    `dashed`: a guess rather than a measurement.
+    """
 
     name: str
     points: Sequence[tuple[float, float, float, float]] = ()
@@ -57,7 +61,10 @@ def line_chart(title: str, x_title: str, y_title: str, series: Sequence[Series])
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / y_ticks[-1]
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12" role="img" aria-label="{escape(title, {chr(34): "&quot;"})}">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+            f' font-size="12" role="img" aria-label="{escape(title, {chr(34): "&quot;"})}">'
+        ),
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="20" font-size="15">{escape(title)}</text>',
     ]
@@ -68,18 +75,35 @@ def line_chart(title: str, x_title: str, y_title: str, series: Sequence[Series])
     return "\n".join([*out, "</svg>", ""])
 
 
-def _axes(x_title: str, y_title: str, x_ticks: Sequence[float], y_ticks: Sequence[float], x_at: Callable[[float], float], y_at: Callable[[float], float]) -> list[str]:
+def _axes(
+    x_title: str,
+    y_title: str,
+    x_ticks: Sequence[float],
+    y_ticks: Sequence[float],
+    x_at: Callable[[float], float],
+    y_at: Callable[[float], float],
+) -> list[str]:
     out = []
     for y in y_ticks:
         out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y_at(y):.1f}" y2="{y_at(y):.1f}" stroke="#dddddd"/>')
         out.append(f'<text x="{LEFT - 8}" y="{y_at(y) + 4:.1f}" text-anchor="end">{short(y)}</text>')
     for x in x_ticks:
-        out.append(f'<line x1="{x_at(x):.1f}" x2="{x_at(x):.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 5}" stroke="#666666"/>')
+        out.append(
+            f'<line x1="{x_at(x):.1f}" x2="{x_at(x):.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 5}"'
+            ' stroke="#666666"/>'
+        )
         out.append(f'<text x="{x_at(x):.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{short(x)}</text>')
-    out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}" stroke="#666666"/>')
-    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">{escape(x_title)}</text>')
+    out.append(
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}" stroke="#666666"/>'
+    )
+    out.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">{escape(x_title)}</text>'
+    )
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    out.append(f'<text x="18" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 18 {middle:.0f})">{escape(y_title)}</text>')
+    out.append(
+        f'<text x="18" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 18'
+        f' {middle:.0f})">{escape(y_title)}</text>'
+    )
     return out
 
 
@@ -89,7 +113,10 @@ def _drawn(one: Series, colour: str, x_at: Callable[[float], float], y_at: Calla
         path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in one.curve)
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{_dash(one)}/>')
     for x, low, middle, high in one.points:
-        out.append(f'<line x1="{x_at(x):.1f}" x2="{x_at(x):.1f}" y1="{y_at(low):.1f}" y2="{y_at(high):.1f}" stroke="{colour}"/>')
+        out.append(
+            f'<line x1="{x_at(x):.1f}" x2="{x_at(x):.1f}" y1="{y_at(low):.1f}" y2="{y_at(high):.1f}"'
+            f' stroke="{colour}"/>'
+        )
         out.append(f'<circle cx="{x_at(x):.1f}" cy="{y_at(middle):.1f}" r="3.5" fill="{colour}"/>')
     return out
 
@@ -100,5 +127,10 @@ def _dash(one: Series) -> str:
 
 def _legend(one: Series, colour: str, y: float) -> list[str]:
     mark = f'<circle cx="{LEFT + 25}" cy="{y - 4}" r="3.5" fill="{colour}"/>' if one.points else ""
-    line = f'<line x1="{LEFT + 12}" x2="{LEFT + 38}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="1.8"{_dash(one)}/>' if one.curve else ""
+    line = (
+        f'<line x1="{LEFT + 12}" x2="{LEFT + 38}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}"'
+        f' stroke-width="1.8"{_dash(one)}/>'
+        if one.curve
+        else ""
+    )
     return [f'{line}{mark}<text x="{LEFT + 44}" y="{y}">{escape(one.name)}</text>']

@@ -1,4 +1,6 @@
-"""What compaction costs: CPU time of the native core over a log of 1 KiB records, no broker beside it; the disk is written and flushed as in earnest."""
+"""What compaction costs: CPU time of the native core over a log of 1 KiB records, no broker beside
+it; the disk is written and flushed as in earnest.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def write_log(directory: Path, codec: str) -> tuple[list[int], int]:
                 file.close()
             bases.append(offset)
             file = open(segments.segment_path(directory, offset), "wb")
-        records = [Record(b"%030d" % offset * (VALUE_BYTES // 30), b"key-%012d" % chance.randrange(count // 4), 1000 + offset) for _ in range(RECORDS_PER_BATCH)]
+        records = [
+            Record(b"%030d" % offset * (VALUE_BYTES // 30), b"key-%012d" % chance.randrange(count // 4), 1000 + offset)
+            for _ in range(RECORDS_PER_BATCH)
+        ]
         file.write(encode_batch(records, base_offset=offset, compression=codec))
         size += 1000 * RECORDS_PER_BATCH  # as they were before they were compressed
         offset += RECORDS_PER_BATCH
@@ -44,7 +49,9 @@ def write_log(directory: Path, codec: str) -> tuple[list[int], int]:
 
 def compact(directory: Path, bases: list[int]) -> Iterator[None]:
     """All of it but the swaps, which are a handful of renames."""
-    options = native.CompactOptions(first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1 << 40, delete_retention_ms=0, map_bytes=64 << 20)
+    options = native.CompactOptions(
+        first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1 << 40, delete_retention_ms=0, map_bytes=64 << 20
+    )
     compaction = native.Compaction(directory, bases, options)
     try:
         while not advance(compaction)[0]:

@@ -1,10 +1,12 @@
-"""Load on the coordinators: members of groups and transactional producers, one process, frames encoded beforehand. Run by perf/cases_coordinators.py on the clients' CPU.
+"""Load on the coordinators: members of groups and transactional producers, one process, frames
+encoded beforehand. Run by perf/cases_coordinators.py on the clients' CPU.
 
     python -m perf.coordinating members      port topic members            they join at once, one leaves: seconds until all that are left have their assignment
     python -m perf.coordinating heartbeats   port topic members rate seconds
     python -m perf.coordinating transactions port topic producers rate seconds [warm]
 
-Words are NAME=VALUE; one JSON object is printed. Loads are open: what is due is sent when it is due, and a latency counts from then, so that waiting behind oneself shows.
+Words are NAME=VALUE; one JSON object is printed. Loads are open: what is due is sent when it is
+due, and a latency counts from then, so that waiting behind oneself shows.
 """
 
 from __future__ import annotations
@@ -19,11 +21,27 @@ from collections import deque
 from mqd.native import crc32c
 from mqd.protocol import decode_response, encode_request
 from mqd.protocol.messages import (
-    EndTxnRequest, FindCoordinatorRequest, HeartbeatRequest, InitProducerIdRequest, JoinGroupRequest, LeaveGroupRequest, ProduceRequest, SyncGroupRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    InitProducerIdRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ProduceRequest,
+    SyncGroupRequest,
 )
 from mqd.protocol.records import HEADER_BYTES, Record, encode_batch
 
-PRODUCE, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, INIT_PRODUCER_ID, END_TXN = 0, 10, 11, 12, 13, 14, 22, 26
+PRODUCE, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, INIT_PRODUCER_ID, END_TXN = (
+    0,
+    10,
+    11,
+    12,
+    13,
+    14,
+    22,
+    26,
+)
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, CONCURRENT_TRANSACTIONS = 79, 27, 51
 NOT_YET = (14, 15, 16, CONCURRENT_TRANSACTIONS)
 SESSION_MS = 30_000
@@ -85,7 +103,9 @@ def framed(request: object, version: int) -> bytes:
 async def coordinator(connection: Connection, key: str, kind: int) -> None:
     """Until it is there."""
     while True:
-        answer = await connection.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=kind, coordinator_keys=[key]))
+        answer = await connection.call(
+            FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+        )
         if answer.coordinators[0].error_code == 0:
             return
         await asyncio.sleep(0.05)
@@ -93,10 +113,13 @@ async def coordinator(connection: Connection, key: str, kind: int) -> None:
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds)
-    return {f"p{name}_ms": 1000 * ordered[min(int(len(ordered) * share), len(ordered) - 1)] for name, share in (("50", 0.5), ("99", 0.99), ("999", 0.999))}
+    return {
+        f"p{name}_ms": 1000 * ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+        for name, share in (("50", 0.5), ("99", 0.99), ("999", 0.999))
+    }
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------------------
 
 
 class Member:
@@ -107,9 +130,22 @@ class Member:
     async def join(self) -> None:
         """A whole rebalance, as often as another one comes between."""
         while True:
-            protocols = [JoinGroupRequest.Protocol(name="range", metadata=b"\0\1\0\0\0\1" + struct.pack(">H", len(self.topic)) + self.topic.encode() + b"\xff\xff\xff\xff")]
+            protocols = [
+                JoinGroupRequest.Protocol(
+                    name="range",
+                    metadata=b"\0\1\0\0\0\1"
+                    + struct.pack(">H", len(self.topic))
+                    + self.topic.encode()
+                    + b"\xff\xff\xff\xff",
+                )
+            ]
             request = JoinGroupRequest(
-                group_id=self.group, session_timeout_ms=SESSION_MS, rebalance_timeout_ms=SESSION_MS, member_id=self.member_id, protocol_type="consumer", protocols=protocols
+                group_id=self.group,
+                session_timeout_ms=SESSION_MS,
+                rebalance_timeout_ms=SESSION_MS,
+                member_id=self.member_id,
+                protocol_type="consumer",
+                protocols=protocols,
             )
             joined = await self.connection.call(JOIN_GROUP, 7, request)
             if joined.error_code == MEMBER_ID_REQUIRED:
@@ -121,9 +157,17 @@ class Member:
             if joined.error_code:
                 raise SystemExit(f"JoinGroup is answered error {joined.error_code}")
             self.member_id, self.generation = joined.member_id, joined.generation_id
-            shares = [SyncGroupRequest.Assignment(member_id=one.member_id, assignment=bytes(50)) for one in joined.members]  # only the leader is told the members
+            # only the leader is told the members
+            shares = [
+                SyncGroupRequest.Assignment(member_id=one.member_id, assignment=bytes(50)) for one in joined.members
+            ]
             request = SyncGroupRequest(
-                group_id=self.group, generation_id=self.generation, member_id=self.member_id, protocol_type="consumer", protocol_name="range", assignments=shares
+                group_id=self.group,
+                generation_id=self.generation,
+                member_id=self.member_id,
+                protocol_type="consumer",
+                protocol_name="range",
+                assignments=shares,
             )
             synced = await self.connection.call(SYNC_GROUP, 5, request)
             if synced.error_code == 0:
@@ -146,7 +190,13 @@ class Member:
                 raise SystemExit(f"Heartbeat is answered error {answer.error_code}")
 
     async def leave(self) -> None:
-        await self.connection.call(LEAVE_GROUP, 3, LeaveGroupRequest(group_id=self.group, members=[LeaveGroupRequest.MemberIdentity(member_id=self.member_id)]))
+        await self.connection.call(
+            LEAVE_GROUP,
+            3,
+            LeaveGroupRequest(
+                group_id=self.group, members=[LeaveGroupRequest.MemberIdentity(member_id=self.member_id)]
+            ),
+        )
 
 
 async def members(port: int, topic: str, members: int) -> dict:
@@ -157,7 +207,10 @@ async def members(port: int, topic: str, members: int) -> dict:
     began = time.monotonic()
     await asyncio.gather(*(one.join() for one in all_of_them))
     joined = time.monotonic() - began
-    left = [asyncio.ensure_future(one.join_after_heartbeat(HEARTBEAT_S * number / members)) for number, one in enumerate(all_of_them[1:])]
+    left = [
+        asyncio.ensure_future(one.join_after_heartbeat(HEARTBEAT_S * number / members))
+        for number, one in enumerate(all_of_them[1:])
+    ]
     await asyncio.sleep(2 * HEARTBEAT_S)
     began = time.monotonic()
     await all_of_them[0].leave()
@@ -166,10 +219,15 @@ async def members(port: int, topic: str, members: int) -> dict:
 
 
 async def heartbeats(port: int, topic: str, members: int, rate: int, seconds: float) -> dict:
-    """Groups of one member each, over a tenth as many connections: what a heartbeat costs does not depend on that."""
+    """Groups of one member each, over a tenth as many connections: what a heartbeat costs does not
+    depend on that.
+    """
     connections = [await Connection.dial(port) for _ in range(max(members // 10, 1))]
     await coordinator(connections[0], "x", 0)
-    all_of_them = [Member(connections[number % len(connections)], f"beats-{time.time_ns()}-{number}", topic) for number in range(members)]
+    all_of_them = [
+        Member(connections[number % len(connections)], f"beats-{time.time_ns()}-{number}", topic)
+        for number in range(members)
+    ]
     await asyncio.gather(*(one.join() for one in all_of_them))
     frames = [(one.connection, one.heartbeat()) for one in all_of_them]
     found: list[float] = []
@@ -194,11 +252,13 @@ async def heartbeats(port: int, topic: str, members: int, rate: int, seconds: fl
     return {"count": sent, "seconds": time.monotonic() - began, "errors": wrong, **percentiles(found)}
 
 
-# -- transactions ----------------------------------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------------------
 
 
 class TransactionalProducer:
-    """Ten records into three partitions, and the end: two requests, as a client of transactions v2 sends them. Of the encoded Produce only epoch and CRC change."""
+    """Ten records into three partitions, and the end: two requests, as a client of transactions v2
+    sends them. Of the encoded Produce only epoch and CRC change.
+    """
 
     def __init__(self, connection: Connection, name: str, topic: str) -> None:
         self.connection, self.name, self.topic = connection, name, topic
@@ -207,7 +267,9 @@ class TransactionalProducer:
     async def begin(self) -> None:
         await coordinator(self.connection, self.name, 1)
         while True:
-            answer = await self.connection.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=60_000))
+            answer = await self.connection.call(
+                INIT_PRODUCER_ID, 4, InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=60_000)
+            )
             if answer.error_code == 0:
                 break
             if answer.error_code not in NOT_YET:
@@ -224,16 +286,32 @@ class TransactionalProducer:
         batches = []
         for count in RECORDS:
             records = [Record(value=b"v" * 100, timestamp_ms=int(time.time() * 1000)) for _ in range(count)]
-            batches.append(encode_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True))
+            batches.append(
+                encode_batch(
+                    records, producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True
+                )
+            )
         data = [ProduceRequest.PartitionData(index=index, records=batch) for index, batch in enumerate(batches)]
-        request = ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=self.topic, partition_data=data)])
+        request = ProduceRequest(
+            transactional_id=self.name,
+            acks=-1,
+            timeout_ms=30_000,
+            topic_data=[ProduceRequest.TopicData(name=self.topic, partition_data=data)],
+        )
         self.produce = bytearray(framed(request, 12))
         self.places, end = [], 0
         for batch in batches:
             at = self.produce.index(batch, end)
             end = at + len(batch)
             self.places.append((at, len(batch)))
-        self.end = bytearray(framed(EndTxnRequest(transactional_id=self.name, producer_id=producer_id, producer_epoch=0x7A7A, committed=True), 5))
+        self.end = bytearray(
+            framed(
+                EndTxnRequest(
+                    transactional_id=self.name, producer_id=producer_id, producer_epoch=0x7A7A, committed=True
+                ),
+                5,
+            )
+        )
         self.end_epoch_at = self.end.index(struct.pack(">qh", producer_id, 0x7A7A)) + 8
 
     async def transaction(self) -> float:
@@ -261,8 +339,13 @@ class TransactionalProducer:
 
 
 async def transactions(port: int, topic: str, producers: int, rate: int, seconds: float, warm: float = 1.0) -> dict:
-    """`rate` in a second by all together; one whose producer is still busy begins when that is done, and `late_p99_ms` says how much that was."""
-    all_of_them = [TransactionalProducer(await Connection.dial(port), f"load-{time.time_ns()}-{number}", topic) for number in range(producers)]
+    """`rate` in a second by all together; one whose producer is still busy begins when that is
+    done, and `late_p99_ms` says how much that was.
+    """
+    all_of_them = [
+        TransactionalProducer(await Connection.dial(port), f"load-{time.time_ns()}-{number}", topic)
+        for number in range(producers)
+    ]
     await asyncio.gather(*(one.begin() for one in all_of_them))
     commits: list[float] = []
     whole: list[float] = []
@@ -291,9 +374,14 @@ async def transactions(port: int, topic: str, producers: int, rate: int, seconds
     await asyncio.gather(*(run(number, one) for number, one in enumerate(all_of_them)))
     taken = time.monotonic() - began
     return {
-        "count": len(commits), "all_count": int(rate * (warm + seconds)), "seconds": taken, "rate": rate * (warm + seconds) / taken, **percentiles(commits),
-        "whole_p99_ms": percentiles(whole)["p99_ms"], "late_p99_ms": percentiles(late)["p99_ms"],
-    }  # fmt: skip
+        "count": len(commits),
+        "all_count": int(rate * (warm + seconds)),
+        "seconds": taken,
+        "rate": rate * (warm + seconds) / taken,
+        **percentiles(commits),
+        "whole_p99_ms": percentiles(whole)["p99_ms"],
+        "late_p99_ms": percentiles(late)["p99_ms"],
+    }
 
 
 WAYS = {"members": members, "heartbeats": heartbeats, "transactions": transactions}
@@ -301,7 +389,13 @@ WAYS = {"members": members, "heartbeats": heartbeats, "transactions": transactio
 
 def main() -> int:
     words = dict(word.split("=", 1) for word in sys.argv[2:])
-    print(json.dumps(asyncio.run(WAYS[sys.argv[1]](**{name: value if name == "topic" else int(value) for name, value in words.items()}))))
+    print(
+        json.dumps(
+            asyncio.run(
+                WAYS[sys.argv[1]](**{name: value if name == "topic" else int(value) for name, value in words.items()})
+            )
+        )
+    )
     return 0
 
 

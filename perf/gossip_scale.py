@@ -1,7 +1,10 @@
-"""Gossip of up to a thousand hosts, by simulation with the real core: how long a failure takes to be known to all, and what a host sends, receives and computes meanwhile.
+"""Gossip of up to a thousand hosts, by simulation with the real core: how long a failure takes to
+be known to all, and what a host sends, receives and computes meanwhile.
 
-The model: every host has its own GossipCore with the settings of a broker; datagrams take DELAY_MS and are lost by chance; clocks drift; TCP exchanges take ROUND_TRIP_MS. All hosts
-know each other at the start (joining is the simulator's matter, tests/sim). Not in it: bandwidth, switches, garbage collection, other work of the controller's process.
+The model: every host has its own GossipCore with the settings of a broker; datagrams take DELAY_MS
+and are lost by chance; clocks drift; TCP exchanges take ROUND_TRIP_MS. All hosts know each other at
+the start (joining is the simulator's matter, tests/sim). Not in it: bandwidth, switches, garbage
+collection, other work of the controller's process.
 """
 
 from __future__ import annotations
@@ -13,7 +16,16 @@ from collections.abc import Callable
 
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
-from mqd.cluster.membership.gossip_events import DEAD, SUSPECT, MemberChanged, ProbeStream, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_events import (
+    DEAD,
+    SUSPECT,
+    MemberChanged,
+    ProbeStream,
+    Profile,
+    PushPull,
+    SendDatagram,
+    Settings,
+)
 from mqd.cluster.membership.gossip_messages import REFUTATIONS, Entry, Seal, State, encode
 
 DELAY_MS = (1, 5)
@@ -54,11 +66,24 @@ class Model:
         self.cpu_s = 0.0
         seal = Seal(b"a secret of this cluster, 32 bytes", "scale")
         for number in range(1, count + 1):
-            profile = Profile(number, number.to_bytes(16, "big"), f"10.0.{number >> 8}.{number & 255}", 9094, f"rack-{number % 40}", "1.0.0", 8, 16, 64 << 30, 4 << 40)
+            profile = Profile(
+                number,
+                number.to_bytes(16, "big"),
+                f"10.0.{number >> 8}.{number & 255}",
+                9094,
+                f"rack-{number % 40}",
+                "1.0.0",
+                8,
+                16,
+                64 << 30,
+                4 << 40,
+            )
             core = GossipCore(profile, seal, Settings(), random.Random(self.rng.getrandbits(64)), 1)
             host = Host(core, 1 + self.rng.uniform(-DRIFT, DRIFT))
             self.hosts[number] = self.of_name[profile.host] = host
-        everybody = State(-1, -1, [Entry(host.core.membership.own(), "alive", REFUTATIONS) for host in self.hosts.values()])
+        everybody = State(
+            -1, -1, [Entry(host.core.membership.own(), "alive", REFUTATIONS) for host in self.hosts.values()]
+        )
         self._state_bytes = len(encode(everybody))
         for number, host in self.hosts.items():
             core = host.core
@@ -85,7 +110,7 @@ class Model:
         self.killed[number] = self.now
         self.seen[number] = {}
 
-    # -- carrying out ------------------------------------------------------------------------------------------------------------
+    # -- carrying out ------------------------------------------------------------------------------
 
     def _set_timer(self, number: int, host: Host) -> None:
         when = int(host.core.due_ms / host.drift) + 1
@@ -153,15 +178,19 @@ class Model:
         elif effect.member.state == SUSPECT:
             self.false_suspicions += 1
 
-    # -- what is read off ----------------------------------------------------------------------------------------------------------
+    # -- what is read off --------------------------------------------------------------------------
 
     def known_ms(self) -> tuple[list[int], list[int]]:
-        """For each victim: when the last of the living suspected it (or had it for dead), and when the last had it for dead."""
+        """For each victim: when the last of the living suspected it (or had it for dead), and when
+        the last had it for dead.
+        """
         living = [number for number, host in self.hosts.items() if host.alive]
         suspected, dead = [], []
         for victim, by in self.seen.items():
             times = [by.get(number, [-1, -1]) for number in living]
-            assert all(one[1] >= 0 for one in times), f"{sum(one[1] < 0 for one in times)} hosts do not know that {victim} is dead"
+            assert all(one[1] >= 0 for one in times), (
+                f"{sum(one[1] < 0 for one in times)} hosts do not know that {victim} is dead"
+            )
             suspected.append(max(one[0] if one[0] >= 0 else one[1] for one in times))
             dead.append(max(one[1] for one in times))
         return suspected, dead
@@ -185,7 +214,9 @@ class Model:
 
 
 def failures(count: int, loss: float, victims: int, seed: int) -> dict:
-    """Hosts that fail one after the other; then one of those that live says who the controller is. Milliseconds; datagrams per host and second, of the living."""
+    """Hosts that fail one after the other; then one of those that live says who the controller is.
+    Milliseconds; datagrams per host and second, of the living.
+    """
     model = Model(count, loss, seed)
     model.run(SETTLE_MS)
     cpu_s, began = model.cpu_s, model.now
@@ -193,7 +224,8 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
     model.run(began + IDLE_MS)
     idle_mean, idle_most = model.rates(began, model.now)
     idle = {
-        "mean_per_s": idle_mean, "most_per_s": idle_most,
+        "mean_per_s": idle_mean,
+        "most_per_s": idle_most,
         "bytes_per_s": (sum(host.sent_bytes for host in model.hosts.values()) - bytes_before) / count * 1000 / IDLE_MS,
         "cpu_ms_per_s": (model.cpu_s - cpu_s) * 1e6 / count / IDLE_MS,
     }
@@ -205,9 +237,18 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
     model.run(model.now + FAILURE_WAIT_MS)
     suspected, dead = model.known_ms()
     return {
-        "hosts": count, "loss": loss, "suspected_by_all_ms": suspected, "dead_for_all_ms": dead, "idle": idle, "mean_per_s": mean, "most_per_s": most,
-        "exchange_bytes_per_s": model.exchange_bytes / count / (model.now / 1000), "false_suspicions": model.false_suspicions, "false_deaths": model.false_deaths,
-        "simulated_s": model.now / 1000, "controller_known_ms": [model.hint_ms(epoch) for epoch in range(1, 6)],
+        "hosts": count,
+        "loss": loss,
+        "suspected_by_all_ms": suspected,
+        "dead_for_all_ms": dead,
+        "idle": idle,
+        "mean_per_s": mean,
+        "most_per_s": most,
+        "exchange_bytes_per_s": model.exchange_bytes / count / (model.now / 1000),
+        "false_suspicions": model.false_suspicions,
+        "false_deaths": model.false_deaths,
+        "simulated_s": model.now / 1000,
+        "controller_known_ms": [model.hint_ms(epoch) for epoch in range(1, 6)],
     }
 
 
@@ -222,6 +263,13 @@ def at_once(count: int, loss: float, share: float, seed: int) -> dict:
     suspected, dead = model.known_ms()
     mean, most = model.rates(began, began + FAILURE_WAIT_MS)
     return {
-        "hosts": count, "loss": loss, "share": share, "suspected_by_all_ms": suspected, "dead_for_all_ms": dead, "mean_per_s": mean, "most_per_s": most,
-        "false_suspicions": model.false_suspicions, "false_deaths": model.false_deaths,
+        "hosts": count,
+        "loss": loss,
+        "share": share,
+        "suspected_by_all_ms": suspected,
+        "dead_for_all_ms": dead,
+        "mean_per_s": mean,
+        "most_per_s": most,
+        "false_suspicions": model.false_suspicions,
+        "false_deaths": model.false_deaths,
     }

@@ -21,7 +21,9 @@ WORKER_CPU = 0
 
 
 def client_cpu() -> int:
-    """The last CPU we may use; the worker's when there is only one (then rates mean little, CPU time still does)."""
+    """The last CPU we may use; the worker's when there is only one (then rates mean little, CPU
+    time still does).
+    """
     return max(os.sched_getaffinity(0))
 
 
@@ -40,27 +42,58 @@ def build() -> Path:
 
 @functools.cache
 def build_local() -> Path:
-    """The load generator through shared memory, with the C client in it, compiled if need be, once in a run. Raises LoadFailed."""
+    """The load generator through shared memory, with the C client in it, compiled if need be, once
+    in a run. Raises LoadFailed.
+    """
     program, native = BUILD / "local", ROOT / "native"
-    sources = [*sorted(LOCAL_SOURCES.glob("*.c")), *sorted((native / "client").glob("*.c")), *(native / name for name in LOCAL_PARTS)]
+    sources = [
+        *sorted(LOCAL_SOURCES.glob("*.c")),
+        *sorted((native / "client").glob("*.c")),
+        *(native / name for name in LOCAL_PARTS),
+    ]
     newest = max(path.stat().st_mtime for path in (*sources, *native.rglob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
-        # what the client has beyond a producer needs more of the core: sections that nothing reaches are left out, and with them what they refer to
-        _compile(program, ["-O3", "-DNDEBUG", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections", f"-I{native}"], sources, ["-Wl,--gc-sections", "-pthread"])
+        # what the client has beyond a producer needs more of the core: sections that nothing
+        # reaches are left out, and with them what they refer to
+        _compile(
+            program,
+            ["-O3", "-DNDEBUG", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections", f"-I{native}"],
+            sources,
+            ["-Wl,--gc-sections", "-pthread"],
+        )
     return program
 
 
 def _compile(program: Path, flags: list[str], sources: list[Path], link: list[str]) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    command = [compiler, "-std=gnu11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", *flags, "-o", str(program), *map(str, sources), *link]
+    command = [
+        compiler,
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        *flags,
+        "-o",
+        str(program),
+        *map(str, sources),
+        *link,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise LoadFailed(f"{compiler} cannot build the load generator:\n{done.stderr}")
 
 
 def _words(what: str, arguments: dict[str, object]) -> list[str]:
-    return ["taskset", "-c", str(client_cpu()), str(build()), what, *(f"{name}={value}" for name, value in arguments.items())]
+    return [
+        "taskset",
+        "-c",
+        str(client_cpu()),
+        str(build()),
+        what,
+        *(f"{name}={value}" for name, value in arguments.items()),
+    ]
 
 
 def run(what: str, *, timeout_s: float = 120, **arguments: object) -> dict:
@@ -77,7 +110,9 @@ def run(what: str, *, timeout_s: float = 120, **arguments: object) -> dict:
 @contextlib.contextmanager
 def parked(**arguments: object) -> Iterator[None]:
     """Caught-up consumers, for as long as the block runs."""
-    with subprocess.Popen(_words("parked", arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        _words("parked", arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise LoadFailed(f"load parked {arguments}: exit {process.wait()}")

@@ -1,8 +1,13 @@
-"""Load by the Python client, through shared memory or TCP: one command a run, one line of JSON. A process of its own, so that it can be pinned and its CPU time told apart.
+"""Load by the Python client, through shared memory or TCP: one command a run, one line of JSON. A
+process of its own, so that it can be pinned and its CPU time told apart.
 
-    python -m perf.local_load produce_batch  transport=shm bootstrap=127.0.0.1:9092 topic=t record=100 count=1000000 [form=array|list] [chunk=10000] [batch=65536] [acks=1]
-    python -m perf.local_load produce        transport=... bootstrap topic record count [batch acks linger_ms]
-    python -m perf.local_load consume_batch  transport=... bootstrap topic record count [chunk=65536]
+    python -m perf.local_load produce_batch  transport=shm bootstrap=127.0.0.1:9092 topic=t
+                                             record=100 count=1000000 [form=array|list]
+                                             [chunk=10000] [batch=65536] [acks=1]
+    python -m perf.local_load produce        transport=... bootstrap topic record count [batch acks
+                                             linger_ms]
+    python -m perf.local_load consume_batch  transport=... bootstrap topic record count
+                                             [chunk=65536]
     python -m perf.local_load consume        transport=... bootstrap topic record count [chunk=1000]      lists of messages; each one's value is taken
     python -m perf.local_load poll           transport=... bootstrap topic record count                   one message a call
     python -m perf.local_load round_trip     transport=... bootstrap topic record count                   produce, then flush: microseconds of each
@@ -41,17 +46,28 @@ def _client(arguments: _Arguments, **more: Any) -> dict[str, Any]:
 
 
 def _producer(arguments: _Arguments) -> Producer:
-    return Producer(_client(
-        arguments, acks=arguments.number("acks", 1), **{
-            "batch.size": arguments.number("batch", 65536), "linger.ms": arguments.number("linger_ms", 1), "queue.buffering.max.messages": 2_000_000,
-            "queue.buffering.max.kbytes": 1 << 20, "batch.num.messages": 100_000,
-        },
-    ))  # fmt: skip
+    return Producer(
+        _client(
+            arguments,
+            acks=arguments.number("acks", 1),
+            **{
+                "batch.size": arguments.number("batch", 65536),
+                "linger.ms": arguments.number("linger_ms", 1),
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+                "batch.num.messages": 100_000,
+            },
+        )
+    )
 
 
 def _values(record: int, count: int) -> numpy.ndarray:
     """Letters, neither all alike nor noise: uint8[count, record]."""
-    return (numpy.arange(record * count, dtype=numpy.uint64) * 2654435761 // 128 % 26 + 65).astype(numpy.uint8).reshape(count, record)
+    return (
+        (numpy.arange(record * count, dtype=numpy.uint64) * 2654435761 // 128 % 26 + 65)
+        .astype(numpy.uint8)
+        .reshape(count, record)
+    )
 
 
 def _failed(left: int) -> None:
@@ -88,7 +104,12 @@ def produce_batch(arguments: _Arguments) -> dict[str, Any]:
     while sent < count:
         sent += producer.produce_batch(arguments["topic"], values, partition=0)
     _failed(producer.flush(FOREVER_S))
-    return {"count": sent, "seconds": time.perf_counter() - began, "client_cpu_seconds": time.process_time() - cpu, "transport": producer.transport}
+    return {
+        "count": sent,
+        "seconds": time.perf_counter() - began,
+        "client_cpu_seconds": time.process_time() - cpu,
+        "transport": producer.transport,
+    }
 
 
 def produce(arguments: _Arguments) -> dict[str, Any]:
@@ -108,22 +129,36 @@ def produce(arguments: _Arguments) -> dict[str, Any]:
             poll(0.01)
         poll(0)
     _failed(producer.flush(FOREVER_S))
-    return {"count": sent, "seconds": time.perf_counter() - began, "client_cpu_seconds": time.process_time() - cpu, "transport": producer.transport}
+    return {
+        "count": sent,
+        "seconds": time.perf_counter() - began,
+        "client_cpu_seconds": time.process_time() - cpu,
+        "transport": producer.transport,
+    }
 
 
 def _consumer(arguments: _Arguments) -> Consumer:
-    consumer = Consumer(_client(
-        arguments, **{
-            "group.id": f"perf-{time.time_ns()}", "auto.offset.reset": "earliest", "enable.auto.commit": False, "fetch.message.max.bytes": 8 << 20, "fetch.max.bytes": 52428800,
-            "queued.max.messages.kbytes": 1 << 18,
-        },
-    ))  # fmt: skip
+    consumer = Consumer(
+        _client(
+            arguments,
+            **{
+                "group.id": f"perf-{time.time_ns()}",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "fetch.message.max.bytes": 8 << 20,
+                "fetch.max.bytes": 52428800,
+                "queued.max.messages.kbytes": 1 << 18,
+            },
+        )
+    )
     consumer.assign([TopicPartition(arguments["topic"], 0, arguments.number("offset", 0))])
     return consumer
 
 
 def _consuming(arguments: _Arguments, take: Callable[[Consumer], tuple[int, int]]) -> dict[str, Any]:
-    """`take` gives (records, bytes of their values). The first call, with what attaching costs, does not count."""
+    """`take` gives (records, bytes of their values). The first call, with what attaching costs,
+    does not count.
+    """
     record, count = arguments.number("record"), arguments.number("count")
     consumer = _consumer(arguments)
     first, size = take(consumer)
@@ -200,8 +235,14 @@ def idle(arguments: _Arguments) -> dict[str, Any]:
 
 
 WORK: dict[str, Callable[[_Arguments], dict[str, Any]]] = {
-    "produce_batch": produce_batch, "produce": produce, "consume_batch": consume_batch, "consume": consume, "poll": poll, "round_trip": round_trip, "idle": idle,
-}  # fmt: skip
+    "produce_batch": produce_batch,
+    "produce": produce,
+    "consume_batch": consume_batch,
+    "consume": consume,
+    "poll": poll,
+    "round_trip": round_trip,
+    "idle": idle,
+}
 
 
 def main(words: list[str]) -> None:

@@ -1,13 +1,19 @@
-"""What replication costs: `python -m perf.replication` fills its part of docs/scale.md. Three brokers of one worker each on this machine's loopback; some minutes.
+"""What replication costs: `python -m perf.replication` fills its part of docs/scale.md. Three
+brokers of one worker each on this machine's loopback; some minutes.
 
-A topic with one replica and one with three, acks=all, flush.on.ack=false, are written to in turns, through the same broker as their leader. CPU-µs are those of each broker's worker process, for a
-record of 1 KiB: the leader's against the unreplicated one's in the same turn, and the followers'. Then the time to the acknowledgement at parts of the highest rate: of the load generator, which costs
-next to nothing, and of librdkafka, which takes most of the machine.
+A topic with one replica and one with three, acks=all, flush.on.ack=false, are written to in turns,
+through the same broker as their leader. CPU-µs are those of each broker's worker process, for a
+record of 1 KiB: the leader's against the unreplicated one's in the same turn, and the followers'.
+Then the time to the acknowledgement at parts of the highest rate: of the load generator, which
+costs next to nothing, and of librdkafka, which takes most of the machine.
 
-* The workers share a CPU unless --cpus says otherwise, and with it its caches: the harder case, for each host of a real cluster has its own. Clients have the other one. So rates are this machine's, and
-  ratios are the measurement.
-* Three brokers fill three times as many pages as one. In a virtual machine whose host takes free pages back, a page costs several times more when it comes anew: that made a follower of 16 KiB batches
-  look five times as dear as it is. So before each run as much memory is touched as all copies take, and the first turn is thrown away.
+* The workers share a CPU unless --cpus says otherwise, and with it its caches: the harder case, for
+  each host of a real cluster has its own. Clients have the other one. So rates are this machine's,
+  and ratios are the measurement.
+* Three brokers fill three times as many pages as one. In a virtual machine whose host takes free
+  pages back, a page costs several times more when it comes anew: that made a follower of 16 KiB
+  batches look five times as dear as it is. So before each run as much memory is touched as all
+  copies take, and the first turn is thrown away.
 * How long workers waited for a CPU stands beside the latencies: what is beyond that is ours.
 """
 
@@ -61,7 +67,9 @@ class _Address(NamedTuple):
 
 
 class OnLoopback(Cluster):
-    """All on 127.0.0.1, which is where the load generator connects, with ports of their own; each worker on the CPU that is named for it."""
+    """All on 127.0.0.1, which is where the load generator connects, with ports of their own; each
+    worker on the CPU that is named for it.
+    """
 
     def __init__(self, directory: Path, cpus: list[str]) -> None:
         self._cpus = cpus
@@ -70,20 +78,34 @@ class OnLoopback(Cluster):
     def _member(self, node_id: int, name: str | None = None) -> Member:
         seeds = ",".join(f"127.0.0.1:{self._port_of(number) + 2}" for number in (1, 2, 3))
         config = {**self._config, "worker.cpus": self._cpus[node_id - 1]}
-        return Member(self._directory / (name or f"broker-{node_id}"), node_id, "127.0.0.1", self._port_of(node_id), seeds, self._workers, config)
+        return Member(
+            self._directory / (name or f"broker-{node_id}"),
+            node_id,
+            "127.0.0.1",
+            self._port_of(node_id),
+            seeds,
+            self._workers,
+            config,
+        )
 
     def _port_of(self, node_id: int) -> int:
         return self._port + 5000 + 10 * node_id
 
 
-# -- measuring -------------------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def _topic(member: Member, name: str, assignments: list[list[int]]) -> None:
     wanted = CreateTopicsRequest.Topic(
-        name=name, num_partitions=-1, replication_factor=-1, configs=[CreateTopicsRequest.Config(name="flush.on.ack", value="false")],
-        assignments=[CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes) for index, nodes in enumerate(assignments)],
-    )  # fmt: skip
+        name=name,
+        num_partitions=-1,
+        replication_factor=-1,
+        configs=[CreateTopicsRequest.Config(name="flush.on.ack", value="false")],
+        assignments=[
+            CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes)
+            for index, nodes in enumerate(assignments)
+        ],
+    )
     with KafkaConnection(member.address, member.port, timeout_s=60) as kafka:
         (result,) = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60_000)).topics
     if result.error_code:
@@ -99,7 +121,11 @@ def _touch(records: int, copies: int) -> None:
     wanted = int(records * LOAD.record_bytes * copies * TOUCH_MORE) >> 20
     touched = loading.run("warm", megabytes=wanted, milliseconds=TOUCH_LIMIT_MS)["bytes"] >> 20
     if touched < wanted:
-        print(f"only {touched} of {wanted} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next figures are too high", file=sys.stderr)
+        print(
+            f"only {touched} of {wanted} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next figures are"
+            " too high",
+            file=sys.stderr,
+        )
 
 
 def _begin(leader: Member, topic: str, words: dict[str, int]) -> None:
@@ -107,7 +133,14 @@ def _begin(leader: Member, topic: str, words: dict[str, int]) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            loading.run("produce", port=leader.port, topic=topic, acks=-1, milliseconds=5000, **{**words, "count": 64, "connections": 1, "depth": 8, "burst": 8})
+            loading.run(
+                "produce",
+                port=leader.port,
+                topic=topic,
+                acks=-1,
+                milliseconds=5000,
+                **{**words, "count": 64, "connections": 1, "depth": 8, "burst": 8},
+            )
             return
         except loading.LoadFailed:
             if time.monotonic() > deadline:
@@ -116,7 +149,9 @@ def _begin(leader: Member, topic: str, words: dict[str, int]) -> None:
 
 
 def _turn(leader: Member, pids: list[list[int]], words: dict[str, int], name: str) -> dict:
-    """CPU-µs for a record by role, records/s with three replicas, and how long each worker waited for a CPU meanwhile, as a share of what it ran."""
+    """CPU-µs for a record by role, records/s with three replicas, and how long each worker waited
+    for a CPU meanwhile, as a share of what it ran.
+    """
     spent: dict[str, list[CpuTime]] = {}
     seconds, records = 1.0, words["count"] * words["records"]
     for kind, nodes in (("alone", [1]), ("replicated", [1, 2, 3])):
@@ -125,7 +160,9 @@ def _turn(leader: Member, pids: list[list[int]], words: dict[str, int], name: st
         _begin(leader, topic, words)
         _touch(records, len(nodes))
         before = [cpu_time(one) for one in pids]
-        seconds = loading.run("produce", port=leader.port, topic=topic, acks=-1, milliseconds=60_000, **words)["seconds"]
+        seconds = loading.run("produce", port=leader.port, topic=topic, acks=-1, milliseconds=60_000, **words)[
+            "seconds"
+        ]
         spent[kind] = [cpu_time(one) - earlier for one, earlier in zip(pids, before, strict=True)]
         _drop(leader, topic)
     alone, led, *followed = (rounded(one.run_us / records) for one in (spent["alone"][0], *spent["replicated"]))
@@ -154,11 +191,19 @@ def _latencies(members: list[Member], pids: list[list[int]], turns: int) -> dict
     most = driver.produce(peer, "maximum", LOAD, records=5_000_000, milliseconds=MAXIMUM_MS)  # type: ignore[arg-type]
     _drop(members[0], "maximum")
     maximum = most["records"] / most["seconds"]
-    return {"maximum": rounded(maximum), "points": [_middle([turn(share, f"latency-{round(1 / share)}-{number}") for number in range(turns)]) for share in SHARES]}
+    return {
+        "maximum": rounded(maximum),
+        "points": [
+            _middle([turn(share, f"latency-{round(1 / share)}-{number}") for number in range(turns)])
+            for share in SHARES
+        ],
+    }
 
 
 def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) -> list[dict]:
-    """The load generator, at parts of the rate that it reached: it keeps its rate whatever the broker does, and times count from when a batch was due."""
+    """The load generator, at parts of the rate that it reached: it keeps its rate whatever the
+    broker does, and times count from when a batch was due.
+    """
     words = {name: WAYS[BATCHED][name] for name in ("batch", "records", "connections")}
 
     def turn(share: float, name: str) -> dict:
@@ -167,7 +212,16 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
         batches = round(maximum * share / BATCH_RECORDS)
         _touch(int(batches * BATCH_RECORDS * (PACED_MS + PACED_WARM_MS) / 1000), 3)
         with _Watched(pids) as spent:
-            told = loading.run("paced", port=leader.port, topic=name, rate=batches, milliseconds=PACED_MS, warm_milliseconds=PACED_WARM_MS, acks=-1, **words)
+            told = loading.run(
+                "paced",
+                port=leader.port,
+                topic=name,
+                rate=batches,
+                milliseconds=PACED_MS,
+                warm_milliseconds=PACED_WARM_MS,
+                acks=-1,
+                **words,
+            )
         _drop(leader, name)
         return _point(share, batches * BATCH_RECORDS, told, spent)
 
@@ -175,7 +229,9 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
 
 
 class _Watched:
-    """What all workers ran and waited within the block, as shares of one CPU: of the time that it took, which is longer than was planned where the rate was not kept."""
+    """What all workers ran and waited within the block, as shares of one CPU: of the time that it
+    took, which is longer than was planned where the rate was not kept.
+    """
 
     def __init__(self, pids: list[list[int]]) -> None:
         self._pids = [pid for one in pids for pid in one]
@@ -191,29 +247,49 @@ class _Watched:
 
 
 def _middle(points: list[dict]) -> dict:
-    """The turn whose p99 is the median, and all p99: one second in which the machine stood still spoils one turn of ten seconds, not the figure."""
+    """The turn whose p99 is the median, and all p99: one second in which the machine stood still
+    spoils one turn of ten seconds, not the figure.
+    """
     in_order = sorted(points, key=lambda point: point["p99_us"])
     return {**in_order[len(points) // 2], "all_p99_us": [point["p99_us"] for point in in_order]}
 
 
 def _point(share: float, rate: int, told: dict, spent: _Watched) -> dict:
     times = {name: told["acknowledged"][name] for name in ("p50_us", "p99_us", "p999_us")}
-    return {"share": share, "rate": rate, **times, "late_p99_us": told["late"]["p99_us"], "running": spent.running, "waiting": spent.waiting}
+    return {
+        "share": share,
+        "rate": rate,
+        **times,
+        "late_p99_us": told["late"]["p99_us"],
+        "running": spent.running,
+        "waiting": spent.waiting,
+    }
 
 
 def measure(directory: Path, turns: int, cpus: list[str], latency: bool) -> dict:
-    with tempfile.TemporaryDirectory(prefix="replication-", dir=directory) as logs, OnLoopback(Path(logs), cpus) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="replication-", dir=directory) as logs,
+        OnLoopback(Path(logs), cpus) as cluster,
+    ):
         members = list(cluster)
         pids = [member.pids("worker") for member in members]
-        found = {way: [_turn(members[0], pids, words, f"{number}-{words['records']}") for number in range(turns + 1)][1:] for way, words in WAYS.items()}
-        told = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "machine": machine(), "cpus": ",".join(cpus), "turns": found}
+        found = {
+            way: [_turn(members[0], pids, words, f"{number}-{words['records']}") for number in range(turns + 1)][1:]
+            for way, words in WAYS.items()
+        }
+        told = {
+            "date": datetime.datetime.now().isoformat(timespec="seconds"),
+            "machine": machine(),
+            "cpus": ",".join(cpus),
+            "turns": found,
+        }
         if latency:
             told["paced"] = _paced(members[0], pids, statistics.median(turn["rate"] for turn in found[BATCHED]), turns)
             told["latency"] = _latencies(members, pids, min(turns, 3))
         return told
 
 
-# -- telling ---------------------------------------------------------------------------------------------------------------------
+# -- telling ---------------------------------------------------------------------------------------
 
 
 def _follower(turn: dict) -> float:
@@ -221,17 +297,37 @@ def _follower(turn: dict) -> float:
 
 
 def summary(turns: list[dict]) -> Roles:
-    return Roles(statistics.median(turn["alone"] for turn in turns), statistics.median(turn["leader"] for turn in turns), statistics.median(map(_follower, turns)))
+    return Roles(
+        statistics.median(turn["alone"] for turn in turns),
+        statistics.median(turn["leader"] for turn in turns),
+        statistics.median(map(_follower, turns)),
+    )
 
 
 def _rows(way: str, turns: list[dict]) -> list[tuple[str, ...]]:
     def row(what: str, values: list[float], ratio: str = "", target: str = "") -> tuple[str, ...]:
-        return (f"{what}, {way}", number(statistics.median(values)), f"{number(min(values))}–{number(max(values))}", ratio, target)
+        return (
+            f"{what}, {way}",
+            number(statistics.median(values)),
+            f"{number(min(values))}–{number(max(values))}",
+            ratio,
+            target,
+        )
 
     found = [row("one replica", [turn["alone"] for turn in turns])]
-    for kind, what, values in (("leader", "leader", [turn["leader"] for turn in turns]), ("follower", "each follower", [_follower(turn) for turn in turns])):
+    for kind, what, values in (
+        ("leader", "leader", [turn["leader"] for turn in turns]),
+        ("follower", "each follower", [_follower(turn) for turn in turns]),
+    ):
         ratio = statistics.median(value / turn["alone"] for value, turn in zip(values, turns, strict=True))
-        found.append(row(f"three replicas: {what}", values, f"{ratio:.2f}", f"≤ {TARGETS[kind]}: {'reached' if ratio <= TARGETS[kind] else 'missed'}"))
+        found.append(
+            row(
+                f"three replicas: {what}",
+                values,
+                f"{ratio:.2f}",
+                f"≤ {TARGETS[kind]}: {'reached' if ratio <= TARGETS[kind] else 'missed'}",
+            )
+        )
     return [*found, row("three replicas: records/s", [turn["rate"] for turn in turns])]
 
 
@@ -244,9 +340,27 @@ def _points_table(points: list[dict]) -> str:
         p50, p99, p999, late = (number(point[name] / 1000) for name in ("p50_us", "p99_us", "p999_us", "late_p99_us"))
         if turns := point.get("all_p99_us"):
             p99 += f" ({number(turns[0] / 1000)}–{number(turns[-1] / 1000)})"
-        return (f"1/{round(1 / point['share'])}", number(point["rate"]), p50, p99, p999, late, _percent(point["running"]), _percent(point["waiting"]))
+        return (
+            f"1/{round(1 / point['share'])}",
+            number(point["rate"]),
+            p50,
+            p99,
+            p999,
+            late,
+            _percent(point["running"]),
+            _percent(point["waiting"]),
+        )
 
-    headings = ("of it", "records/s", "ms acknowledged, p50", "p99", "p99.9", "ms the client itself was late, p99", "workers ran, of one CPU", "workers waited for it")
+    headings = (
+        "of it",
+        "records/s",
+        "ms acknowledged, p50",
+        "p99",
+        "p99.9",
+        "ms the client itself was late, p99",
+        "workers ran, of one CPU",
+        "workers waited for it",
+    )
     return markdown_table(headings, map(row, points), right=range(1, 8))
 
 
@@ -254,11 +368,17 @@ def _latency_lines(result: dict) -> list[str]:
     half = next(point for point in result["paced"] if point["share"] == 1 / 2)
     reached = "reached" if half["p99_us"] <= LATENCY_TARGET_US else "missed"
     return [
-        f"The load generator, {BATCHED}, at parts of what it reached (target at 1/2: p99 ≤ 5 ms: {reached}); times count from when a batch was due. Of the turns that with the median p99, and all their p99:",
+        (
+            f"The load generator, {BATCHED}, at parts of what it reached (target at 1/2: p99 ≤ 5 ms: {reached}); times"
+            " count from when a batch was due. Of the turns that with the median p99, and all their p99:"
+        ),
         "",
         _points_table(result["paced"]),
         "",
-        f"librdkafka writes {number(result['latency']['maximum'])} records/s at most to six partitions that three brokers lead, on the same two cores. At parts of it, with a consumer reading along:",
+        (
+            f"librdkafka writes {number(result['latency']['maximum'])} records/s at most to six partitions that three"
+            " brokers lead, on the same two cores. At parts of it, with a consumer reading along:"
+        ),
         "",
         _points_table(result["latency"]["points"]),
         "",
@@ -267,8 +387,20 @@ def _latency_lines(result: dict) -> list[str]:
 
 def _model_rows(costs: model.Costs, figures: Figures) -> list[tuple[str, ...]]:
     def row(hosts: int, compression: float) -> tuple[str, ...]:
-        by_cores = [number(model.cores_rate(costs, figures, hosts=hosts, workers=workers, batch_records=BATCH_RECORDS, compression=compression)) for workers in WORKERS]
-        return (str(hosts), "not compressed" if compression == 1 else f"to {_percent(compression)}", *by_cores, number(model.network_rate(hosts, 3, compression)))
+        by_cores = [
+            number(
+                model.cores_rate(
+                    costs, figures, hosts=hosts, workers=workers, batch_records=BATCH_RECORDS, compression=compression
+                )
+            )
+            for workers in WORKERS
+        ]
+        return (
+            str(hosts),
+            "not compressed" if compression == 1 else f"to {_percent(compression)}",
+            *by_cores,
+            number(model.network_rate(hosts, 3, compression)),
+        )
 
     return [row(hosts, compression) for hosts in HOSTS for compression in COMPRESSIONS]
 
@@ -278,18 +410,43 @@ def block(result: dict, figures: Figures) -> str:
     costs = model.costs_from(summary(turns[SINGLE]), summary(turns[BATCHED]), BATCH_RECORDS)
     both = 2e6 / costs.record(3, BATCH_RECORDS, 1.0)
     waited = statistics.median(share for way in turns.values() for turn in way for share in turn["waited"])
-    return "\n".join([
-        f"{result['machine']['cpu']}, {result['machine']['cores']} cores; the workers of brokers 1, 2, 3 on CPU {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} turns. For each second that a worker ran it waited "
-        f"{waited:.2g} s for its CPU, of the others and of what else the machine did.",
-        "",
-        markdown_table(("CPU-µs for a record of 1 KiB", "median", "spread", "× the unreplicated one", "target"), [row for way in WAYS for row in _rows(way, turns[way])], right=(1, 2, 3, 4)),
-        "",
-        *(_latency_lines(result) if "latency" in result else ()),
-        f"A record with three replicas, in batches of {BATCH_RECORDS}, costs {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores, if brokers alone had them, carry {number(both)} records/s: "
-        f"**{both / SEED_RATE:.0%}** of {SEED_RATE:,}. With the load generator on one of them it was {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))}. By the model, records/s of a cluster:",
-        "",
-        markdown_table(("hosts", "records", *(f"{workers} worker core{'s' * (workers > 1)} a host" for workers in WORKERS), "10 Gbit/s a host"), _model_rows(costs, figures), right=range(2, 5)),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            (
+                f"{result['machine']['cpu']}, {result['machine']['cores']} cores; the workers of brokers 1, 2, 3 on CPU"
+                f" {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} turns. For each second"
+                f" that a worker ran it waited {waited:.2g} s for its CPU, of the others and of what else the machine"
+                " did."
+            ),
+            "",
+            markdown_table(
+                ("CPU-µs for a record of 1 KiB", "median", "spread", "× the unreplicated one", "target"),
+                [row for way in WAYS for row in _rows(way, turns[way])],
+                right=(1, 2, 3, 4),
+            ),
+            "",
+            *(_latency_lines(result) if "latency" in result else ()),
+            (
+                f"A record with three replicas, in batches of {BATCH_RECORDS}, costs"
+                f" {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores, if"
+                f" brokers alone had them, carry {number(both)} records/s: **{both / SEED_RATE:.0%}** of {SEED_RATE:,}."
+                " With the load generator on one of them it was"
+                f" {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))}. By the model, records/s of a"
+                " cluster:"
+            ),
+            "",
+            markdown_table(
+                (
+                    "hosts",
+                    "records",
+                    *(f"{workers} worker core{'s' * (workers > 1)} a host" for workers in WORKERS),
+                    "10 Gbit/s a host",
+                ),
+                _model_rows(costs, figures),
+                right=range(2, 5),
+            ),
+        ]
+    )
 
 
 def write(result: dict) -> None:
@@ -299,15 +456,36 @@ def write(result: dict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.replication", description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5, help="that count; one more is run")
-    parser.add_argument("--cpus", default="0,0,0", help="of the workers of brokers 1 (the leader), 2 and 3; the load generator has the last one")
-    parser.add_argument("--directory", type=Path, default=loading.BUILD, help="where the logs go; they are deleted at the end")
-    parser.add_argument("--no-latency", action="store_true", help="CPU time alone: where others work on the machine, latencies are theirs")
-    parser.add_argument("--page", action="store_true", help="only write docs/scale.md again, from perf/replication.json")
-    parser.add_argument("--keep", type=Path, default=RESULT, help="where the figures go; the page is written for the usual place alone")
+    parser.add_argument(
+        "--cpus",
+        default="0,0,0",
+        help="of the workers of brokers 1 (the leader), 2 and 3; the load generator has the last one",
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=loading.BUILD, help="where the logs go; they are deleted at the end"
+    )
+    parser.add_argument(
+        "--no-latency",
+        action="store_true",
+        help="CPU time alone: where others work on the machine, latencies are theirs",
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="only write docs/scale.md again, from perf/replication.json"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=RESULT, help="where the figures go; the page is written for the usual place alone"
+    )
     arguments = parser.parse_args()
     if not arguments.page:
         arguments.directory.mkdir(parents=True, exist_ok=True)
-        arguments.keep.write_text(json.dumps(measure(arguments.directory, arguments.turns, arguments.cpus.split(","), not arguments.no_latency), indent=1, ensure_ascii=False) + "\n")
+        arguments.keep.write_text(
+            json.dumps(
+                measure(arguments.directory, arguments.turns, arguments.cpus.split(","), not arguments.no_latency),
+                indent=1,
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
     result = json.loads(arguments.keep.read_text())
     print(block(result, shipped_figures()))
     if arguments.keep == RESULT:

@@ -1,10 +1,15 @@
-"""How many records per second a cluster carries, out of what a record costs the leader of its partition and each follower (`python -m perf.replication`). Arithmetic only.
+"""How many records per second a cluster carries, out of what a record costs the leader of its
+partition and each follower (`python -m perf.replication`). Arithmetic only.
 
-1. A batch costs something for itself and something for its bytes, a straight line through the two measured points: one record of 1 KiB a batch, and many. Brokers never open a batch, so
+1. A batch costs something for itself and something for its bytes, a straight line through the two
+   measured points: one record of 1 KiB a batch, and many. Brokers never open a batch, so
    compression takes away bytes and nothing else.
-2. A leader pays for each follower alike: what it costs beyond an unreplicated partition is divided among the followers that were there.
-3. Leaders and followers are spread evenly, so a record's cost is shared by all hosts. Workers of one host are worth less than their number, by the law of mqd.cli.sizing.
-4. Network: each copy arrives once and leaves its leader once for each follower. Readers are not in here: `mqd size` has them.
+2. A leader pays for each follower alike: what it costs beyond an unreplicated partition is divided
+   among the followers that were there.
+3. Leaders and followers are spread evenly, so a record's cost is shared by all hosts. Workers of
+   one host are worth less than their number, by the law of mqd.cli.sizing.
+4. Network: each copy arrives once and leaves its leader once for each follower. Readers are not in
+   here: `mqd size` has them.
 """
 
 from __future__ import annotations
@@ -19,7 +24,9 @@ NETWORK_BYTES_PER_S = 1.25e9  # of a host, each way
 
 
 class Roles(NamedTuple):
-    """CPU-µs for a record of 1 KiB: of the unreplicated partition's leader, of the replicated one's, of each follower."""
+    """CPU-µs for a record of 1 KiB: of the unreplicated partition's leader, of the replicated
+    one's, of each follower.
+    """
 
     alone: float
     leader: float
@@ -33,8 +40,15 @@ class Costs(NamedTuple):
     per_record: Roles
 
     def record(self, replicas: int, batch_records: int, compression: float) -> float:
-        """CPU-µs of all hosts together for one record. `compression`: bytes afterwards by bytes before."""
-        each = Roles(*(fixed / batch_records + per_record * compression for fixed, per_record in zip(self.fixed, self.per_record, strict=True)))
+        """CPU-µs of all hosts together for one record. `compression`: bytes afterwards by bytes
+        before.
+        """
+        each = Roles(
+            *(
+                fixed / batch_records + per_record * compression
+                for fixed, per_record in zip(self.fixed, self.per_record, strict=True)
+            )
+        )
         followers = replicas - 1
         return each.alone + (each.leader - each.alone) * followers / FOLLOWERS_MEASURED + each.follower * followers
 
@@ -50,10 +64,21 @@ def costs_from(single: Roles, batched: Roles, batch_records: int) -> Costs:
 
 
 def network_rate(hosts: int, replicas: int, compression: float, bytes_per_s: float = NETWORK_BYTES_PER_S) -> float:
-    """Records/s that hosts with so much bandwidth each way take in: from producers, and from leaders."""
+    """Records/s that hosts with so much bandwidth each way take in: from producers, and from
+    leaders.
+    """
     return bytes_per_s * hosts / (WIRE * RECORD_BYTES * compression * replicas)
 
 
-def cores_rate(costs: Costs, figures: Figures, *, hosts: int, workers: int = 1, replicas: int = 3, batch_records: int = 16, compression: float = 1.0) -> float:
+def cores_rate(
+    costs: Costs,
+    figures: Figures,
+    *,
+    hosts: int,
+    workers: int = 1,
+    replicas: int = 3,
+    batch_records: int = 16,
+    compression: float = 1.0,
+) -> float:
     """Records/s that so many hosts carry, each with so many workers that have a core each."""
     return 1e6 * hosts * speedup(figures, workers) / costs.record(replicas, batch_records, compression)

@@ -1,4 +1,6 @@
-"""Figures, verdicts, and where they are written: the table, perf/history.jsonl, README.md, docs/performance.md. Pure but for the files it is told to write."""
+"""Figures, verdicts, and where they are written: the table, perf/history.jsonl, README.md,
+docs/performance.md. Pure but for the files it is told to write.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ REACHED, MISSED = "reached", "missed"
 
 @dataclasses.dataclass
 class Figure:
-    """One measured thing: a value for each repetition. `target` with `at_least` False is the most it may be; None: for information."""
+    """One measured thing: a value for each repetition. `target` with `at_least` False is the most
+    it may be; None: for information.
+    """
 
     name: str
     unit: str
@@ -33,7 +37,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """"" when there is no target. The median decides."""
+        """ "" when there is no target. The median decides."""
         if self.target is None:
             return ""
         return REACHED if (self.median >= self.target if self.at_least else self.median <= self.target) else MISSED
@@ -43,7 +47,13 @@ class Figure:
         return "" if self.target is None else f"{'≥' if self.at_least else '≤'} {number(self.target)}"
 
     def to_json(self) -> dict[str, object]:
-        found: dict[str, object] = {"unit": self.unit, "median": rounded(self.median), "min": rounded(min(self.values)), "max": rounded(max(self.values)), "repetitions": len(self.values)}
+        found: dict[str, object] = {
+            "unit": self.unit,
+            "median": rounded(self.median),
+            "min": rounded(min(self.values)),
+            "max": rounded(max(self.values)),
+            "repetitions": len(self.values),
+        }
         if self.target is not None:
             found |= {"target": self.target, "at_least": self.at_least, "verdict": self.verdict}
         if self.note:
@@ -54,7 +64,9 @@ class Figure:
     def from_json(cls, name: str, found: dict) -> Figure:
         """With its median, minimum and maximum as the only values: what the tables show."""
         values = [found["min"], found["median"], found["max"]]
-        return cls(name, found["unit"], values, found.get("target"), found.get("at_least", False), found.get("note", ""))
+        return cls(
+            name, found["unit"], values, found.get("target"), found.get("at_least", False), found.get("note", "")
+        )
 
 
 def rounded(value: float) -> float:
@@ -80,14 +92,23 @@ HEADINGS = ("what", "figure", "spread", "unit", "target", "verdict")
 
 
 def rows(figures: Iterable[Figure]) -> list[tuple[str, ...]]:
-    return [(figure.name, number(figure.median), spread(figure), figure.unit, figure.target_text, figure.verdict) for figure in figures]
+    return [
+        (figure.name, number(figure.median), spread(figure), figure.unit, figure.target_text, figure.verdict)
+        for figure in figures
+    ]
 
 
 def plain_table(figures: Sequence[Figure]) -> str:
     lines = [HEADINGS, *rows(figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     right = {1, 2, 4}
-    text = ["  ".join(cell.rjust(width) if index in right else cell.ljust(width) for index, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in lines]
+    text = [
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
     text.insert(1, "  ".join("-" * width for width in widths))
     notes = [f"* {figure.name}: {figure.note}" for figure in figures if figure.note]
     return "\n".join(text + ([""] + notes if notes else []))
@@ -95,19 +116,32 @@ def plain_table(figures: Sequence[Figure]) -> str:
 
 def markdown_table(headings: Sequence[str], lines: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
     right = set(right)
-    out = ["| " + " | ".join(headings) + " |", "|" + "|".join(" ---: " if index in right else " --- " for index in range(len(headings))) + "|"]
+    out = [
+        "| " + " | ".join(headings) + " |",
+        "|" + "|".join(" ---: " if index in right else " --- " for index in range(len(headings))) + "|",
+    ]
     return "\n".join(out + ["| " + " | ".join(line) + " |" for line in lines])
 
 
-# -- history ---------------------------------------------------------------------------------------------------------------
+# -- history ---------------------------------------------------------------------------------------
 
 
 def history_line(date: str, commit: str, machine: dict, figures: Iterable[Figure]) -> str:
-    return json.dumps({"date": date, "commit": commit, "machine": machine, "figures": {figure.name: figure.to_json() for figure in figures}}, ensure_ascii=False)
+    return json.dumps(
+        {
+            "date": date,
+            "commit": commit,
+            "machine": machine,
+            "figures": {figure.name: figure.to_json() for figure in figures},
+        },
+        ensure_ascii=False,
+    )
 
 
 def last_run(history: Path) -> dict:
-    """The last of `make bench`: lines of another kind (that of `make bench-peers`) say so and are passed over. Raises ValueError when there is none."""
+    """The last of `make bench`: lines of another kind (that of `make bench-peers`) say so and are
+    passed over. Raises ValueError when there is none.
+    """
     lines = [json.loads(line) for line in history.read_text().splitlines() if line.strip()] if history.exists() else []
     found = [line for line in lines if "kind" not in line]
     if not found:
@@ -115,7 +149,7 @@ def last_run(history: Path) -> dict:
     return found[-1]
 
 
-# -- pages -----------------------------------------------------------------------------------------------------------------
+# -- pages -----------------------------------------------------------------------------------------
 
 
 def replace_block(text: str, name: str, block: str) -> str:
@@ -123,7 +157,9 @@ def replace_block(text: str, name: str, block: str) -> str:
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"the page needs one {begin} and, after it, one {end}")
-    return re.sub(re.escape(begin) + r".*?" + re.escape(end), lambda _: f"{begin}\n{block.strip()}\n{end}", text, flags=re.S)
+    return re.sub(
+        re.escape(begin) + r".*?" + re.escape(end), lambda _: f"{begin}\n{block.strip()}\n{end}", text, flags=re.S
+    )
 
 
 def readme_block(run: dict) -> str:
@@ -131,10 +167,21 @@ def readme_block(run: dict) -> str:
     figures = [Figure.from_json(name, found) for name, found in run["figures"].items()]
     judged = [figure for figure in figures if figure.target is not None]
     machine = run["machine"]
-    lines = [(figure.name, f"**{number(figure.median)}** {figure.unit}", spread(figure), figure.target_text, figure.verdict) for figure in judged]
-    table = markdown_table(("one worker core, unless said otherwise", "median", "spread", "target", ""), lines, right=(1, 2, 3))
+    lines = [
+        (figure.name, f"**{number(figure.median)}** {figure.unit}", spread(figure), figure.target_text, figure.verdict)
+        for figure in judged
+    ]
+    table = markdown_table(
+        ("one worker core, unless said otherwise", "median", "spread", "target", ""), lines, right=(1, 2, 3)
+    )
     missed = sum(figure.verdict == MISSED for figure in judged)
-    head = f"`make bench` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {run['date'][:10]}, commit {run['commit'][:10]}"
+    head = (
+        f"`make bench` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {run['date'][:10]},"
+        f" commit {run['commit'][:10]}"
+    )
     disk = run["figures"].get("fdatasync of 1 KiB, p50")
     tail = f"; the disk's fdatasync took {number(disk['median'])} µs (p50) in the same run" if disk else ""
-    return f"{head}{tail}. {len(judged) - missed} of {len(judged)} targets reached. CPU time is the kernel's accounting, all threads of the worker.\n\n{table}"
+    return (
+        f"{head}{tail}. {len(judged) - missed} of {len(judged)} targets reached. CPU time is the kernel's accounting,"
+        f" all threads of the worker.\n\n{table}"
+    )

@@ -9,6 +9,7 @@ from perf.loading import ROOT
 
 def commit() -> str:
     """Of the tree; ends in -dirty when files that matter differ from it."""
+
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
 

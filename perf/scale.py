@@ -1,10 +1,12 @@
-"""`python -m perf scale`: what a large cluster costs, by simulation with the real cores; fills docs/scale.md, perf/scale.json and docs/scale-*.svg.
+"""`python -m perf scale`: what a large cluster costs, by simulation with the real cores; fills
+docs/scale.md, perf/scale.json and docs/scale-*.svg.
 
     python -m perf scale gossip      up to 1,000 hosts that gossip (a quarter of an hour)
     python -m perf scale control     the metadata of up to a million partitions (some minutes, 3 GB of memory)
     python -m perf scale --page      only writes the page and the charts again, from perf/scale.json
 
-Simulated time is no wall time: what else runs on the machine changes nothing but the CPU figures, which are this machine's.
+Simulated time is no wall time: what else runs on the machine changes nothing but the CPU figures,
+which are this machine's.
 """
 
 from __future__ import annotations
@@ -28,7 +30,17 @@ PAGE = ROOT / "docs" / "scale.md"
 KNOWN_CHART = ROOT / "docs" / "scale-failure.svg"
 RATE_CHART = ROOT / "docs" / "scale-datagrams.svg"
 
-GOSSIP = ((3, 0.01, 2), (10, 0.01, 8), (30, 0.01, 20), (100, 0.01, 40), (300, 0.01, 40), (1000, 0.01, 40), (100, 0.05, 40), (1000, 0.05, 20))  # hosts, loss, failures
+# hosts, loss, failures
+GOSSIP = (
+    (3, 0.01, 2),
+    (10, 0.01, 8),
+    (30, 0.01, 20),
+    (100, 0.01, 40),
+    (300, 0.01, 40),
+    (1000, 0.01, 40),
+    (100, 0.05, 40),
+    (1000, 0.05, 20),
+)
 AT_ONCE = ((10, 0.01, 0.3), (100, 0.01, 0.1), (1000, 0.01, 0.1))  # hosts, loss, share
 SEED = 2026
 
@@ -55,7 +67,13 @@ def measure_gossip() -> dict:
 
 def _seconds(values: list[int], share: float | None = None) -> str:
     ordered = sorted(values)
-    value = ordered[-1] if share is None else median(ordered) if share == 0.5 else ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    value = (
+        ordered[-1]
+        if share is None
+        else median(ordered)
+        if share == 0.5
+        else ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    )
     return f"{value / 1000:.1f}"
 
 
@@ -63,41 +81,102 @@ def gossip_page(result: dict) -> str:
     found, facts = result["gossip"], result["machine"]
     known = [
         (
-            f"{one['hosts']:,}", f"{one['loss']:.0%}", str(len(one["dead_for_all_ms"])), _seconds(one["suspected_by_all_ms"], 0.5), _seconds(one["suspected_by_all_ms"]),
-            _seconds(one["dead_for_all_ms"], 0.5), _seconds(one["dead_for_all_ms"]), _seconds(one["controller_known_ms"]), f"{one['false_suspicions']} / {one['false_deaths']}",
+            f"{one['hosts']:,}",
+            f"{one['loss']:.0%}",
+            str(len(one["dead_for_all_ms"])),
+            _seconds(one["suspected_by_all_ms"], 0.5),
+            _seconds(one["suspected_by_all_ms"]),
+            _seconds(one["dead_for_all_ms"], 0.5),
+            _seconds(one["dead_for_all_ms"]),
+            _seconds(one["controller_known_ms"]),
+            f"{one['false_suspicions']} / {one['false_deaths']}",
         )
         for one in found["failures"]
-    ]  # fmt: skip
+    ]
     costs = [
         (
-            f"{one['hosts']:,}", f"{one['loss']:.0%}", number(one["idle"]["mean_per_s"]), str(one["idle"]["most_per_s"]), number(one["idle"]["bytes_per_s"] / 1000),
-            number(one["mean_per_s"]), str(one["most_per_s"]), number(one["exchange_bytes_per_s"] / 1000), number(one["idle"]["cpu_ms_per_s"]),
+            f"{one['hosts']:,}",
+            f"{one['loss']:.0%}",
+            number(one["idle"]["mean_per_s"]),
+            str(one["idle"]["most_per_s"]),
+            number(one["idle"]["bytes_per_s"] / 1000),
+            number(one["mean_per_s"]),
+            str(one["most_per_s"]),
+            number(one["exchange_bytes_per_s"] / 1000),
+            number(one["idle"]["cpu_ms_per_s"]),
         )
         for one in found["failures"]
-    ]  # fmt: skip
+    ]
     together = [
         (
-            f"{one['hosts']:,}", str(len(one["dead_for_all_ms"])), _seconds(one["suspected_by_all_ms"]), _seconds(one["dead_for_all_ms"], 0.5), _seconds(one["dead_for_all_ms"]),
-            number(one["mean_per_s"]), str(one["most_per_s"]), f"{one['false_suspicions']} / {one['false_deaths']}",
+            f"{one['hosts']:,}",
+            str(len(one["dead_for_all_ms"])),
+            _seconds(one["suspected_by_all_ms"]),
+            _seconds(one["dead_for_all_ms"], 0.5),
+            _seconds(one["dead_for_all_ms"]),
+            number(one["mean_per_s"]),
+            str(one["most_per_s"]),
+            f"{one['false_suspicions']} / {one['false_deaths']}",
         )
         for one in found["at_once"]
-    ]  # fmt: skip
-    return "\n\n".join((
-        f"Simulated with the broker's own code and settings; CPU time of one core of {facts['cpu']}, {result['gossip_date'][:10]}.",
-        "Seconds from the failure of a host until the last of all others knows:",
-        markdown_table(
-            ("hosts", "datagrams lost", "failures", "suspected, median", "longest", "dead, median", "longest", "a new controller, longest", "false suspicions / deaths"), known, right=range(9)
-        ),
-        f"![Seconds until all know of a failure, by hosts]({KNOWN_CHART.name})",
-        "What one host sends; while hosts fail, one fails every 2.5 s:",
-        markdown_table(
-            ("hosts", "datagrams lost", "datagrams/s, idle", "most in a second", "kB/s, idle", "datagrams/s, hosts fail", "most in a second", "states by TCP, kB/s", "CPU-ms/s, idle"), costs,
-            right=range(9),
-        ),
-        f"![Datagrams of a host per second, by hosts]({RATE_CHART.name})",
-        "Many at the same moment (a rack, a switch):",
-        markdown_table(("hosts", "of which fail", "suspected, longest", "dead, median", "dead, longest", "datagrams/s", "most in a second", "false suspicions / deaths"), together, right=range(8)),
-    ))
+    ]
+    return "\n\n".join(
+        (
+            (
+                f"Simulated with the broker's own code and settings; CPU time of one core of {facts['cpu']},"
+                f" {result['gossip_date'][:10]}."
+            ),
+            "Seconds from the failure of a host until the last of all others knows:",
+            markdown_table(
+                (
+                    "hosts",
+                    "datagrams lost",
+                    "failures",
+                    "suspected, median",
+                    "longest",
+                    "dead, median",
+                    "longest",
+                    "a new controller, longest",
+                    "false suspicions / deaths",
+                ),
+                known,
+                right=range(9),
+            ),
+            f"![Seconds until all know of a failure, by hosts]({KNOWN_CHART.name})",
+            "What one host sends; while hosts fail, one fails every 2.5 s:",
+            markdown_table(
+                (
+                    "hosts",
+                    "datagrams lost",
+                    "datagrams/s, idle",
+                    "most in a second",
+                    "kB/s, idle",
+                    "datagrams/s, hosts fail",
+                    "most in a second",
+                    "states by TCP, kB/s",
+                    "CPU-ms/s, idle",
+                ),
+                costs,
+                right=range(9),
+            ),
+            f"![Datagrams of a host per second, by hosts]({RATE_CHART.name})",
+            "Many at the same moment (a rack, a switch):",
+            markdown_table(
+                (
+                    "hosts",
+                    "of which fail",
+                    "suspected, longest",
+                    "dead, median",
+                    "dead, longest",
+                    "datagrams/s",
+                    "most in a second",
+                    "false suspicions / deaths",
+                ),
+                together,
+                right=range(8),
+            ),
+        )
+    )
 
 
 def _curves(found: dict) -> list[dict]:
@@ -112,19 +191,35 @@ def known_chart(result: dict) -> str:
         return Series(name, spread, [(point[0], point[2]) for point in spread])
 
     return line_chart(
-        "Until all know of a failed host", "hosts", "seconds", [series("suspected: the controller looks at once", "suspected_by_all_ms"), series("dead", "dead_for_all_ms")]
+        "Until all know of a failed host",
+        "hosts",
+        "seconds",
+        [series("suspected: the controller looks at once", "suspected_by_all_ms"), series("dead", "dead_for_all_ms")],
     )
 
 
 def rate_chart(result: dict) -> str:
     points = _curves(result["gossip"])
     return line_chart(
-        "Datagrams that one host sends", "hosts", "datagrams/s",
+        "Datagrams that one host sends",
+        "hosts",
+        "datagrams/s",
         [
-            Series("idle: mean, and the most of any host in any second", [(one["hosts"], one["idle"]["mean_per_s"], one["idle"]["mean_per_s"], one["idle"]["most_per_s"]) for one in points], [(one["hosts"], one["idle"]["mean_per_s"]) for one in points]),
-            Series("one host fails every 2.5 s", [(one["hosts"], one["mean_per_s"], one["mean_per_s"], one["most_per_s"]) for one in points], [(one["hosts"], one["mean_per_s"]) for one in points]),
+            Series(
+                "idle: mean, and the most of any host in any second",
+                [
+                    (one["hosts"], one["idle"]["mean_per_s"], one["idle"]["mean_per_s"], one["idle"]["most_per_s"])
+                    for one in points
+                ],
+                [(one["hosts"], one["idle"]["mean_per_s"]) for one in points],
+            ),
+            Series(
+                "one host fails every 2.5 s",
+                [(one["hosts"], one["mean_per_s"], one["mean_per_s"], one["most_per_s"]) for one in points],
+                [(one["hosts"], one["mean_per_s"]) for one in points],
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def write(result: dict) -> None:
@@ -140,7 +235,7 @@ def write(result: dict) -> None:
     PAGE.write_text(text)
 
 
-# -- the control plane -----------------------------------------------------------------------------------------------------------
+# -- the control plane -----------------------------------------------------------------------------
 
 
 def measure_control() -> dict:
@@ -168,35 +263,77 @@ def control_page(result: dict) -> str:
     found, facts = result["control"], result["machine"]
     catch_up = found["catch_up"]
     beats = [
-        (f"{one['hosts']:,}", f"{one['partitions']:,}", number(one["heartbeat_us"]), number(one["heartbeats_ms_per_s"]), number(one["tick_ms"])) for one in found["heartbeats"]
+        (
+            f"{one['hosts']:,}",
+            f"{one['partitions']:,}",
+            number(one["heartbeat_us"]),
+            number(one["heartbeats_ms_per_s"]),
+            number(one["tick_ms"]),
+        )
+        for one in found["heartbeats"]
     ]
-    return "\n\n".join((
-        f"CPU seconds of one core of {facts['cpu']}, {result['control_date'][:10]}; medians of {control_scale.REPETITIONS}.",
-        f"**A broker that knows nothing** gets the whole metadata, hosts = partitions ÷ 1,000 (at least 10). The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition, "
-        f"so 200,000 partitions are {next(one for one in catch_up if one['partitions'] == 200_000)['snapshot_bytes'] / 1e6:.0f} MB.",
-        _steps(catch_up, ("partitions",), [f"{one['partitions']:,}" for one in catch_up]),
-        f"![CPU seconds to catch up, by partitions]({CATCH_UP_CHART.name})",
-        "**Hosts are fenced at once** (a rack, a switch); their leaderships go to others in one batch of the log.",
-        _steps(found["failover"], ("leaders that move, of partitions",), [f"{one['leaders']:,} of {one['partitions']:,}" for one in found["failover"]]),
-        f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition. A subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about "
-        f"{int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,} partitions a host's processes cannot take an image whole: that is the limit of a cluster today, "
-        "and what a million partitions need is an image in parts.",
-        f"The batch of {found['failover'][1]['leaders']:,} leaders has {found['failover'][1]['record_bytes'] / 1e6:.1f} MB in the log and {found['failover'][1]['news_bytes'] / 1e6:.1f} MB as news to each process.",
-        "**The active controller in rest**: every host's heartbeat once a second, and the upkeep that looks over all partitions once a second.",
-        markdown_table(("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "upkeep, CPU-ms/s"), beats, right=range(5)),
-    ))
+    return "\n\n".join(
+        (
+            (
+                f"CPU seconds of one core of {facts['cpu']}, {result['control_date'][:10]}; medians of"
+                f" {control_scale.REPETITIONS}."
+            ),
+            (
+                "**A broker that knows nothing** gets the whole metadata, hosts = partitions ÷ 1,000 (at least 10)."
+                f" The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes a"
+                " partition, so 200,000 partitions are"
+                f" {next(one for one in catch_up if one['partitions'] == 200_000)['snapshot_bytes'] / 1e6:.0f} MB."
+            ),
+            _steps(catch_up, ("partitions",), [f"{one['partitions']:,}" for one in catch_up]),
+            f"![CPU seconds to catch up, by partitions]({CATCH_UP_CHART.name})",
+            "**Hosts are fenced at once** (a rack, a switch); their leaderships go to others in one batch of the log.",
+            _steps(
+                found["failover"],
+                ("leaders that move, of partitions",),
+                [f"{one['leaders']:,} of {one['partitions']:,}" for one in found["failover"]],
+            ),
+            (
+                f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition. A"
+                f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
+                f" {int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,}"
+                " partitions a host's processes cannot take an image whole: that is the limit of a cluster today, and"
+                " what a million partitions need is an image in parts."
+            ),
+            (
+                f"The batch of {found['failover'][1]['leaders']:,} leaders has"
+                f" {found['failover'][1]['record_bytes'] / 1e6:.1f} MB in the log and"
+                f" {found['failover'][1]['news_bytes'] / 1e6:.1f} MB as news to each process."
+            ),
+            (
+                "**The active controller in rest**: every host's heartbeat once a second, and the upkeep that looks"
+                " over all partitions once a second."
+            ),
+            markdown_table(
+                ("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "upkeep, CPU-ms/s"),
+                beats,
+                right=range(5),
+            ),
+        )
+    )
 
 
 def catch_up_chart(result: dict) -> str:
     curve = [(one["partitions"], one["total_s"]) for one in result["control"]["catch_up"]]
-    return line_chart("A broker takes over the whole metadata", "partitions", "CPU seconds", [Series("all steps", [(x, y, y, y) for x, y in curve], curve)])
+    return line_chart(
+        "A broker takes over the whole metadata",
+        "partitions",
+        "CPU seconds",
+        [Series("all steps", [(x, y, y, y) for x, y in curve], curve)],
+    )
 
 
 PARTS: dict[str, Callable[[], dict]] = {"gossip": measure_gossip, "control": measure_control}
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m perf scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all unless told")
     parser.add_argument("--page", action="store_true", help="only write the page and the charts again")
     arguments = parser.parse_args(words)
@@ -204,7 +341,11 @@ def main(words: list[str]) -> int:
     for part in [] if arguments.page else arguments.parts or list(PARTS):
         found = PARTS[part]()
         result = json.loads(RESULT.read_text()) if RESULT.exists() else {}  # another part may have run beside
-        result |= {part: found, f"{part}_date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine()}
+        result |= {
+            part: found,
+            f"{part}_date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+        }
         write(result)
     write(result)
     return 0

@@ -1,13 +1,19 @@
-"""`python -m perf scaling`: how records/s and CPU grow with workers and with clients, and what the Universal Scalability Law makes of it.
+"""`python -m perf scaling`: how records/s and CPU grow with workers and with clients, and what the
+Universal Scalability Law makes of it.
 
 Two questions, each with a curve of its own:
 
-* **Clients**: connections with one batch in flight each, 1 to 16 of them, against one worker. Rates are what a clock says; the law fits them.
-* **Workers**: as much as they can take, from 16 connections. A machine of few cores cannot run many workers and their clients at once, so a clock says little; the kernel's
-  accounting says what a record costs when n workers share the partitions (n - 1 of n batches arrive at a worker that does not own theirs). n ÷ that cost is what n workers would do
-  with cores of their own. It holds everything that grows with the number of workers but what cores do to each other: shared caches, memory bandwidth.
+* **Clients**: connections with one batch in flight each, 1 to 16 of them, against one worker. Rates
+  are what a clock says; the law fits them.
+* **Workers**: as much as they can take, from 16 connections. A machine of few cores cannot run many
+  workers and their clients at once, so a clock says little; the kernel's accounting says what a
+  record costs when n workers share the partitions (n - 1 of n batches arrive at a worker that does
+  not own theirs). n ÷ that cost is what n workers would do with cores of their own. It holds
+  everything that grows with the number of workers but what cores do to each other: shared caches,
+  memory bandwidth.
 
-Points with more workers than cores are in the second curve only, and marked. Everything is taken in turns within one run, several times.
+Points with more workers than cores are in the second curve only, and marked. Everything is taken in
+turns within one run, several times.
 """
 
 from __future__ import annotations
@@ -40,7 +46,9 @@ CHART = loading.ROOT / "docs" / "scaling.svg"
 
 
 def worker_counts(cores: int) -> list[int]:
-    """1, 2, 3, 4, then by powers of two up to the cores: at least up to 4, so that the law has more points than parameters."""
+    """1, 2, 3, 4, then by powers of two up to the cores: at least up to 4, so that the law has more
+    points than parameters.
+    """
     return sorted({1, 2, 3, 4, *(count for count in (8, 16, 32, 64, cores) if count <= cores)})
 
 
@@ -56,16 +64,34 @@ def _worker_cpus(workers: int) -> str:
     return ",".join(str(cpu) for cpu in allowed[:workers]) if workers <= len(allowed) else ""
 
 
-def _load(broker: Measured, topic: str, clients: int, arguments: Mapping[str, int], cpus: Sequence[int]) -> tuple[dict[str, float], CpuTime]:
-    """`clients` connections from as many load generators as there are CPUs for them. Raises LoadFailed."""
+def _load(
+    broker: Measured, topic: str, clients: int, arguments: Mapping[str, int], cpus: Sequence[int]
+) -> tuple[dict[str, float], CpuTime]:
+    """`clients` connections from as many load generators as there are CPUs for them. Raises
+    LoadFailed.
+    """
     programs = min(clients, len(cpus))
     shares = [clients // programs + (index < clients % programs) for index in range(programs)]
     before = cpu_time(broker.worker_pids)
     started = []
     for index, share in enumerate(shares):
-        words = {**arguments, "count": arguments["count"] // programs, "connections": share, "shift": index * (PARTITIONS // programs), "topic": topic, "partitions": PARTITIONS}
+        words = {
+            **arguments,
+            "count": arguments["count"] // programs,
+            "connections": share,
+            "shift": index * (PARTITIONS // programs),
+            "topic": topic,
+            "partitions": PARTITIONS,
+        }
         words |= {"batch": BATCH_BYTES, "records": RECORDS, "acks": 1, "port": broker.port}
-        command = ["taskset", "-c", str(cpus[index]), str(loading.build()), "produce", *(f"{name}={value}" for name, value in words.items())]
+        command = [
+            "taskset",
+            "-c",
+            str(cpus[index]),
+            str(loading.build()),
+            "produce",
+            *(f"{name}={value}" for name, value in words.items()),
+        ]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     results = []
     for process in started:
@@ -77,8 +103,11 @@ def _load(broker: Measured, topic: str, clients: int, arguments: Mapping[str, in
     records = sum(result["count"] for result in results) * RECORDS
     seconds = max(result["seconds"] for result in results)
     figures = {
-        "records_per_s": records / seconds, "cpu_us_per_record": spent.run_us / records, "client_cpu_us_per_record": sum(r["client_cpu_seconds"] for r in results) * 1e6 / records,
-        "worker_cores": spent.run_ns / 1e9 / seconds, "seconds": seconds,
+        "records_per_s": records / seconds,
+        "cpu_us_per_record": spent.run_us / records,
+        "client_cpu_us_per_record": sum(r["client_cpu_seconds"] for r in results) * 1e6 / records,
+        "worker_cores": spent.run_ns / 1e9 / seconds,
+        "seconds": seconds,
     }
     return figures, spent
 
@@ -89,7 +118,9 @@ def measure(bench: Bench) -> dict:
     found: dict[str, dict[str, dict[str, list[float]]]] = {"clients": {}, "workers": {}}
     memory: dict[str, int] = {}
 
-    def sample(curve: str, count: int, broker: Measured, clients: int, arguments: Mapping[str, int], cpus: Sequence[int]) -> None:
+    def sample(
+        curve: str, count: int, broker: Measured, clients: int, arguments: Mapping[str, int], cpus: Sequence[int]
+    ) -> None:
         topic = broker.topic(f"{curve}-{bench.serial()}", PARTITIONS, flush_on_ack="false")
         bench.settle(WARM_MEGABYTES)
 
@@ -109,18 +140,25 @@ def measure(bench: Bench) -> dict:
     counts = worker_counts(cores)
     for _ in bench.repeat("scaling by workers", REPETITIONS):
         for workers in counts:
-            broker = bench.brokers.get(f"scaling-{workers}", workers=workers, config={"worker.cpus": _worker_cpus(workers)})
+            broker = bench.brokers.get(
+                f"scaling-{workers}", workers=workers, config={"worker.cpus": _worker_cpus(workers)}
+            )
             sample("workers", workers, broker, CLIENTS[-1], FULL, _client_cpus(workers))
     for workers in counts:
         memory[str(workers)] = pss_bytes(bench.brokers.get(f"scaling-{workers}").pids())
         bench.brokers.drop(f"scaling-{workers}")
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"}, "cores": cores, "batch_bytes": BATCH_BYTES, "records_per_batch": RECORDS,
-        "curves": found, "memory_bytes_by_workers": memory,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"},
+        "cores": cores,
+        "batch_bytes": BATCH_BYTES,
+        "records_per_batch": RECORDS,
+        "curves": found,
+        "memory_bytes_by_workers": memory,
     }
 
 
-# -- what is made of it -----------------------------------------------------------------------------------------------------
+# -- what is made of it ----------------------------------------------------------------------------
 
 
 def by_clients(result: dict) -> dict[int, list[float]]:
@@ -129,13 +167,21 @@ def by_clients(result: dict) -> dict[int, list[float]]:
 
 def by_workers(result: dict) -> dict[int, list[float]]:
     """Records/s that so many workers would do with cores of their own."""
-    return {int(count): [int(count) * 1e6 / cost for cost in values["cpu_us_per_record"]] for count, values in result["curves"]["workers"].items()}
+    return {
+        int(count): [int(count) * 1e6 / cost for cost in values["cpu_us_per_record"]]
+        for count, values in result["curves"]["workers"].items()
+    }
 
 
 def memory_of(result: dict) -> tuple[int, int]:
-    """Bytes of a broker without workers, and of each worker, by least squares over the brokers measured."""
+    """Bytes of a broker without workers, and of each worker, by least squares over the brokers
+    measured.
+    """
     points = sorted((int(count), size) for count, size in result["memory_bytes_by_workers"].items())
-    mean_count, mean_size = sum(count for count, _ in points) / len(points), sum(size for _, size in points) / len(points)
+    mean_count, mean_size = (
+        sum(count for count, _ in points) / len(points),
+        sum(size for _, size in points) / len(points),
+    )
     spread = sum((count - mean_count) ** 2 for count, _ in points)
     each = sum((count - mean_count) * (size - mean_size) for count, size in points) / spread if spread else 0.0
     return round(max(0.0, mean_size - each * mean_count)), round(max(0.0, each))
@@ -151,7 +197,14 @@ def _fit_lines(title: str, fit: usl.Fit) -> tuple[str, ...]:
         return f"{number(getattr(fit, name))} ({number(interval.low)}–{number(interval.high)})"
 
     peak = "none" if fit.peak == float("inf") else number(fit.peak)
-    return title, ranged("rate"), ranged("contention"), ranged("coherency") if fit.told > 2 else "not told", f"{100 * fit.error:.1f} %", peak
+    return (
+        title,
+        ranged("rate"),
+        ranged("contention"),
+        ranged("coherency") if fit.told > 2 else "not told",
+        f"{100 * fit.error:.1f} %",
+        peak,
+    )
 
 
 def page(result: dict) -> str:
@@ -160,41 +213,99 @@ def page(result: dict) -> str:
     lines = []
     for count, values in result["curves"]["clients"].items():
         rates = values["records_per_s"]
-        lines.append((count, number(median(rates)), _between(rates), number(clients.at(int(count))), number(100 * median(values["worker_cores"])), number(median(values["cpu_us_per_record"]))))
-    of_clients = markdown_table(("clients", "records/s", "spread", "the law says", "worker, % of a core", "CPU-µs a record"), lines, right=range(6))
+        lines.append(
+            (
+                count,
+                number(median(rates)),
+                _between(rates),
+                number(clients.at(int(count))),
+                number(100 * median(values["worker_cores"])),
+                number(median(values["cpu_us_per_record"])),
+            )
+        )
+    of_clients = markdown_table(
+        ("clients", "records/s", "spread", "the law says", "worker, % of a core", "CPU-µs a record"),
+        lines,
+        right=range(6),
+    )
     lines = []
     for count, values in result["curves"]["workers"].items():
         alone = by_workers(result)[int(count)]
         mark = "" if int(count) <= cores else " *"
-        lines.append((
-            count + mark, number(median(values["cpu_us_per_record"])), number(median(alone)), _between(alone), number(workers.at(int(count))),
-            number(median(values["records_per_s"])), number(result["memory_bytes_by_workers"][count] / 1e6),
-        ))
+        lines.append(
+            (
+                count + mark,
+                number(median(values["cpu_us_per_record"])),
+                number(median(alone)),
+                _between(alone),
+                number(workers.at(int(count))),
+                number(median(values["records_per_s"])),
+                number(result["memory_bytes_by_workers"][count] / 1e6),
+            )
+        )
     of_workers = markdown_table(
-        ("workers", "CPU-µs a record", "records/s with cores of their own", "spread", "the law says", "records/s here", "memory, MB"), lines, right=range(7),
+        (
+            "workers",
+            "CPU-µs a record",
+            "records/s with cores of their own",
+            "spread",
+            "the law says",
+            "records/s here",
+            "memory, MB",
+        ),
+        lines,
+        right=range(7),
     )
     fits = markdown_table(
-        ("", "records/s of one (95 %)", "contention (95 %)", "coherency (95 %)", "error", "most at"), [_fit_lines("clients of one worker", clients), _fit_lines("workers", workers)], right=range(1, 6),
+        ("", "records/s of one (95 %)", "contention (95 %)", "coherency (95 %)", "error", "most at"),
+        [_fit_lines("clients of one worker", clients), _fit_lines("workers", workers)],
+        right=range(1, 6),
     )
     further = [count for count in (4, 8, 16, 32) if count > cores]
     guesses = []
     for count in further:
         interval = workers.interval_at(count)
-        guesses.append((str(count), number(workers.at(count)), f"{number(interval.low)}–{number(interval.high)}", number(workers.at(count) / workers.at(1))))
-    guessed = markdown_table(("workers, each with a core", "records/s", "95 %", "times one worker"), guesses, right=range(4))
+        guesses.append(
+            (
+                str(count),
+                number(workers.at(count)),
+                f"{number(interval.low)}–{number(interval.high)}",
+                number(workers.at(count) / workers.at(1)),
+            )
+        )
+    guessed = markdown_table(
+        ("workers, each with a core", "records/s", "95 %", "times one worker"), guesses, right=range(4)
+    )
     facts = result["machine"]
     repetitions = max(len(values["records_per_s"]) for values in result["curves"]["clients"].values())
-    return "\n\n".join((
-        f"{cores} cores of {facts['cpu']}, Linux {facts['kernel']}, {result['date'][:10]}; {repetitions} repetitions, medians. Records of 1 KiB, {result['records_per_batch']} in a batch, "
-        f"{PARTITIONS} partitions, acks=1, `flush.on.ack=false`. Disturbed by other programs: {facts['disturbed']} measurements in which workers had CPUs of their own.",
-        "Clients with one batch in flight each, against one worker on a core of its own:", of_clients,
-        "Workers that are given as much as they can take. The third column is what counts: n ÷ the CPU time of a record. The clock's rate beside it is this machine's, where "
-        f"the clients need cores too.{' `*`: more workers than cores; their CPU time also holds the switching between them.' if max(map(int, result['curves']['workers'])) > cores else ''}", of_workers,
-        "The law, fitted: X(n) = rate · n ÷ (1 + contention · (n - 1) + coherency · n · (n - 1)).", fits,
-        f"![Records per second by clients and by workers]({CHART.name})",
-        f"Continued to machines that were **not** measured. {cores} cores cannot show what many do to each other's caches and memory, so take it as an upper end, and run `python -m perf scaling` on the machine in question.",
-        guessed,
-    ))
+    return "\n\n".join(
+        (
+            (
+                f"{cores} cores of {facts['cpu']}, Linux {facts['kernel']}, {result['date'][:10]}; {repetitions}"
+                f" repetitions, medians. Records of 1 KiB, {result['records_per_batch']} in a batch, {PARTITIONS}"
+                f" partitions, acks=1, `flush.on.ack=false`. Disturbed by other programs: {facts['disturbed']}"
+                " measurements in which workers had CPUs of their own."
+            ),
+            "Clients with one batch in flight each, against one worker on a core of its own:",
+            of_clients,
+            (
+                "Workers that are given as much as they can take. The third column is what counts: n ÷ the CPU time of"
+                " a record. The clock's rate beside it is this machine's, where "
+                "the clients need cores"
+                f" too.{' `*`: more workers than cores; their CPU time also holds the switching between them.' if max(map(int, result['curves']['workers'])) > cores else ''}"
+            ),
+            of_workers,
+            "The law, fitted: X(n) = rate · n ÷ (1 + contention · (n - 1) + coherency · n · (n - 1)).",
+            fits,
+            f"![Records per second by clients and by workers]({CHART.name})",
+            (
+                f"Continued to machines that were **not** measured. {cores} cores cannot show what many do to each"
+                " other's caches and memory, so take it as an upper end, and run `python -m perf scaling` on the"
+                " machine in question."
+            ),
+            guessed,
+        )
+    )
 
 
 def _points(measured: Mapping[int, Sequence[float]]) -> list[tuple[float, float, float, float]]:
@@ -210,11 +321,25 @@ def chart(result: dict) -> str:
 
     largest = max(by_workers(result))
     return line_chart(
-        "Records of 1 KiB per second", "clients, or workers with a core each", "records/s",
+        "Records of 1 KiB per second",
+        "clients, or workers with a core each",
+        "records/s",
         [
-            Series("clients of one worker: measured, and the law", _points(by_clients(result)), [(n, clients.at(n)) for n in steps(most)]),
-            Series("workers with cores of their own: from CPU time, and the law", _points(by_workers(result)), [(n, workers.at(n)) for n in steps(largest)]),
-            Series("the same, continued", curve=[(n, workers.at(n)) for n in steps(2 * largest) if n >= largest], dashed=True),
+            Series(
+                "clients of one worker: measured, and the law",
+                _points(by_clients(result)),
+                [(n, clients.at(n)) for n in steps(most)],
+            ),
+            Series(
+                "workers with cores of their own: from CPU time, and the law",
+                _points(by_workers(result)),
+                [(n, workers.at(n)) for n in steps(largest)],
+            ),
+            Series(
+                "the same, continued",
+                curve=[(n, workers.at(n)) for n in steps(2 * largest) if n >= largest],
+                dashed=True,
+            ),
         ],
     )
 

@@ -1,4 +1,6 @@
-"""The costs that `mqd size` reckons with, out of what was measured: mqd/cli/sizing.json. Pure but for the files it is told to read and write."""
+"""The costs that `mqd size` reckons with, out of what was measured: mqd/cli/sizing.json. Pure but
+for the files it is told to read and write.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"
 
 
 def figures(run: dict, scaled: dict) -> Figures:
-    """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is missing. Noise does not make larger batches cheaper, nor a
-    difference negative; of the scalability law the careful end counts, at CAREFUL_AT workers: whoever buys by it has too much rather than too little."""
+    """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is
+    missing. Noise does not make larger batches cheaper, nor a difference negative; of the
+    scalability law the careful end counts, at CAREFUL_AT workers: whoever buys by it has too much
+    rather than too little.
+    """
+
     def of(name: str) -> float:
         return run["figures"][name]["median"]
 
@@ -33,12 +39,18 @@ def figures(run: dict, scaled: dict) -> Figures:
     broker, worker = scaling.memory_of(scaled)
     size, small = APPEND_SMALL
     return Figures(
-        source=f"make bench, commit {run['commit'][:10]}, one worker core of {machine['cpu']}, Linux {machine['kernel']}, io_uring; scaling: {scaled['cores']} cores, {scaled['date'][:10]}",
+        source=(
+            f"make bench, commit {run['commit'][:10]}, one worker core of {machine['cpu']}, Linux {machine['kernel']},"
+            f" io_uring; scaling: {scaled['cores']} cores, {scaled['date'][:10]}"
+        ),
         date=run["date"][:10],
         append_cpu_us=growing({size: rounded(1e6 / of(small)), **{at: of(name) for at, name in APPEND.items()}}),
         forward_cpu_us=growing({at: of(name) for at, name in FORWARD.items()}),
         fetch_cpu_us=growing({at: of(name) for at, name in FETCH.items()}),
-        broker_memory_bytes=broker, worker_memory_bytes=worker, contention=rounded(contention), coherency=rounded(coherency),
+        broker_memory_bytes=broker,
+        worker_memory_bytes=worker,
+        contention=rounded(contention),
+        coherency=rounded(coherency),
         workers_measured=max(count for count in scaling.by_workers(scaled) if count <= scaled["cores"]),
     )
 
@@ -46,7 +58,11 @@ def figures(run: dict, scaled: dict) -> Figures:
 def spelled(found: Figures) -> str:
     """As the file is kept: one field on a line."""
     fields = {name: getattr(found, name) for name in found.__struct_fields__}
-    return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()) + "\n}\n"
+    return (
+        "{\n"
+        + ",\n".join(f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
+        + "\n}\n"
+    )
 
 
 def write(run: dict, scaled: Path, target: Path = SHIPPED) -> None:

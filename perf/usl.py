@@ -1,11 +1,16 @@
-"""The Universal Scalability Law, fitted by least squares: X(n) = rate n / (1 + contention (n - 1) + coherency n (n - 1)).
+"""The Universal Scalability Law, fitted by least squares: X(n) = rate n / (1 + contention (n - 1) +
+coherency n (n - 1)).
 
-`rate` is what one does, `contention` the part of the work that waits for a shared thing, `coherency` what each pays to agree with each other one. n / X(n) is linear in
-1 / rate, contention / rate and coherency / rate, so that no iteration and no starting point is needed; errors count relative to what was measured. Neither coefficient
-may be negative: the best of the four fits with none, one or both of them left out counts. (N. Gunther, Guerrilla Capacity Planning, 2007.)
+`rate` is what one does, `contention` the part of the work that waits for a shared thing,
+`coherency` what each pays to agree with each other one. n / X(n) is linear in 1 / rate, contention
+/ rate and coherency / rate, so that no iteration and no starting point is needed; errors count
+relative to what was measured. Neither coefficient may be negative: the best of the four fits with
+none, one or both of them left out counts. (N. Gunther, Guerrilla Capacity Planning, 2007.)
 
-Intervals come from drawing the repetitions of each n anew, with replacement, and fitting again: they tell how far chance could have moved the fit, not whether the law holds
-beyond the largest n. With two different n, coherency cannot be told from contention and is taken to be 0; with one, both are.
+Intervals come from drawing the repetitions of each n anew, with replacement, and fitting again:
+they tell how far chance could have moved the fit, not whether the law holds beyond the largest n.
+With two different n, coherency cannot be told from contention and is taken to be 0; with one, both
+are.
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """`told` is how many of the three parameters the data can tell apart. `error`: root mean square of the relative errors."""
+    """`told` is how many of the three parameters the data can tell apart. `error`: root mean square
+    of the relative errors.
+    """
 
     rate: float
     contention: float
@@ -50,14 +57,23 @@ class Fit:
         return _interval([sample[index] for sample in self.samples] or [getattr(self, name)], confidence)
 
     def careful(self, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Contention and coherency of the fit that gains least by n among all but the worst few drawn: one pair that goes together, where both upper ends would be worse than any fit."""
-        drawn = sorted((law(n, 1.0, contention, coherency), contention, coherency) for _, contention, coherency in self.samples or [(self.rate, self.contention, self.coherency)])
+        """Contention and coherency of the fit that gains least by n among all but the worst few
+        drawn: one pair that goes together, where both upper ends would be worse than any fit.
+        """
+        drawn = sorted(
+            (law(n, 1.0, contention, coherency), contention, coherency)
+            for _, contention, coherency in self.samples or [(self.rate, self.contention, self.coherency)]
+        )
         return drawn[int((1 - confidence) / 2 * len(drawn))][1:]
 
     @property
     def peak(self) -> float:
         """The n with the largest X; infinite when more is always more."""
-        return math.sqrt((1 - self.contention) / self.coherency) if self.coherency > 0 and self.contention < 1 else math.inf
+        return (
+            math.sqrt((1 - self.contention) / self.coherency)
+            if self.coherency > 0 and self.contention < 1
+            else math.inf
+        )
 
 
 def law(n: float, rate: float, contention: float, coherency: float) -> float:
@@ -70,7 +86,9 @@ def _interval(values: Sequence[float], confidence: float) -> Interval:
 
 
 def fit(points: Mapping[int, Sequence[float]], resamples: int = RESAMPLES, seed: int = 1) -> Fit:
-    """`points`: by n, what was reached in each repetition (any rate above 0). ValueError when there is nothing to fit."""
+    """`points`: by n, what was reached in each repetition (any rate above 0). ValueError when there
+    is nothing to fit.
+    """
     measured = {n: numpy.asarray(values, float) for n, values in sorted(points.items())}
     if not measured or any(n < 1 or not len(values) or values.min() <= 0 for n, values in measured.items()):
         raise ValueError("each n from 1 on needs at least one rate above 0")
@@ -87,7 +105,9 @@ def _solve(measured: Mapping[int, numpy.ndarray], told: int) -> tuple[tuple[floa
     # rows scaled by x / n: the residual is the relative error of n / x
     columns = numpy.stack([numpy.ones_like(n), n - 1, n * (n - 1)], axis=1) * (x / n)[:, None]
     best: tuple[float, tuple[float, float, float]] | None = None
-    for kept in itertools.chain.from_iterable(itertools.combinations(range(1, told), size) for size in range(told - 1, -1, -1)):
+    for kept in itertools.chain.from_iterable(
+        itertools.combinations(range(1, told), size) for size in range(told - 1, -1, -1)
+    ):
         chosen = [0, *kept]
         solution = numpy.linalg.lstsq(columns[:, chosen], numpy.ones_like(n), rcond=None)[0]
         if solution.min() < 0 or solution[0] <= 0:

@@ -29,9 +29,17 @@ class BrokerFailed(AssertionError):
 
 
 class Broker:
-    """One broker. `data_dir` survives stop() and kill_all(), so start() again is a restart on the same data and port."""
+    """One broker. `data_dir` survives stop() and kill_all(), so start() again is a restart on the
+    same data and port.
+    """
 
-    def __init__(self, data_dir: Path, workers: int = 2, config: dict[str, str] | None = None, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        workers: int = 2,
+        config: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.data_dir = Path(data_dir)
         self.workers = workers
         self.config = dict(config or {})
@@ -47,7 +55,19 @@ class Broker:
 
     def command(self) -> list[str]:
         settings = [word for name, value in self.config.items() for word in ("--set", f"{name}={value}")]
-        return [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(self.data_dir), "--port", str(self.port), "--workers", str(self.workers), *settings]
+        return [
+            sys.executable,
+            "-m",
+            "mqd.cli.main",
+            "up",
+            "--data-dir",
+            str(self.data_dir),
+            "--port",
+            str(self.port),
+            "--workers",
+            str(self.workers),
+            *settings,
+        ]
 
     def start(self) -> Broker:
         began = time.monotonic()
@@ -55,7 +75,12 @@ class Broker:
         # Errors go to a file: a pipe that nobody reads would stop the broker when it is full.
         with open(self.data_dir / "up.stderr", "w") as errors:
             self.process = subprocess.Popen(
-                self.command(), stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **self.environment}, start_new_session=True
+                self.command(),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
             )
         assert self.process.stdout is not None
         while not self.ready_line.startswith("mqd ready"):
@@ -71,7 +96,9 @@ class Broker:
         return self
 
     def status(self) -> dict:
-        """What `mqd status --format json` prints, without a process for each look: tests look hundreds of times."""
+        """What `mqd status --format json` prints, without a process for each look: tests look
+        hundreds of times.
+        """
         return status.ask(self.data_dir)
 
     def pids(self, role: str) -> list[int]:
@@ -102,11 +129,14 @@ class Broker:
         return self._forget()
 
     def kill_all(self) -> None:
-        """kill -9 of every process of the broker at once, supervisord included: what a power button does to processes."""
+        """kill -9 of every process of the broker at once, supervisord included: what a power button
+        does to processes.
+        """
         if self.process is None:
             return
         pids = [self.process.pid, *self._children()]
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none has the time to see another's end, and to end well because of it
+        # stopped first: none has the time to see another's end, and to end well because of it
+        for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)

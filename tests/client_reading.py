@@ -1,4 +1,6 @@
-"""What a topic holds, read by confluent_kafka: the other opinion, where mqd's own clients are under test."""
+"""What a topic holds, read by confluent_kafka: the other opinion, where mqd's own clients are under
+test.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,22 @@ import confluent_kafka
 from tests.broker import Broker
 
 
-def read_all(broker: Broker, topic: str, count: int, isolation: str = "read_committed", seconds: float = 20) -> list[confluent_kafka.Message]:
-    """All partitions from their beginning up to `count` records, and nothing more is there then. AssertionError when fewer come."""
-    consumer = confluent_kafka.Consumer({
-        "bootstrap.servers": broker.bootstrap, "group.id": f"read-{topic}", "enable.auto.commit": False, "auto.offset.reset": "earliest", "isolation.level": isolation,
-        "enable.partition.eof": True,
-    })  # fmt: skip
+def read_all(
+    broker: Broker, topic: str, count: int, isolation: str = "read_committed", seconds: float = 20
+) -> list[confluent_kafka.Message]:
+    """All partitions from their beginning up to `count` records, and nothing more is there then.
+    AssertionError when fewer come.
+    """
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": f"read-{topic}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+        }
+    )
     partitions = list(consumer.list_topics(topic, 10).topics[topic].partitions)
     consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in partitions])
     found: list[confluent_kafka.Message] = []

@@ -1,4 +1,6 @@
-"""Several real brokers as one cluster on loopback, each with an address of its own: no port is ever taken."""
+"""Several real brokers as one cluster on loopback, each with an address of its own: no port is ever
+taken.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,27 @@ _serial = itertools.count()
 
 
 class Member(Broker):
-    """One broker of a cluster; start() returns when it serves, which the first time takes the other seeds too."""
+    """One broker of a cluster; start() returns when it serves, which the first time takes the other
+    seeds too.
+    """
 
-    def __init__(self, data_dir: Path, node_id: int, address: str, port: int, seeds: str, workers: int, config: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        node_id: int,
+        address: str,
+        port: int,
+        seeds: str,
+        workers: int,
+        config: dict[str, str] | None = None,
+    ) -> None:
         own = {
-            "listeners": f"PLAINTEXT://{address}:{port}", "inter.broker.listener": f"{address}:{port + 1}", "controller.listener": f"{address}:{port + 2}",
-            "node.id": str(node_id), "cluster.seeds": seeds,
-        }  # fmt: skip
+            "listeners": f"PLAINTEXT://{address}:{port}",
+            "inter.broker.listener": f"{address}:{port + 1}",
+            "controller.listener": f"{address}:{port + 2}",
+            "node.id": str(node_id),
+            "cluster.seeds": seeds,
+        }
         super().__init__(data_dir, workers, own | (config or {}))
         self.node_id = node_id
         self.address = address
@@ -32,7 +48,9 @@ class Member(Broker):
 
 
 class Cluster:
-    """`brokers` by node id, from 1. Addresses 127.P.P.1, ... of this process's number P, ports of this cluster: processes and clusters never meet."""
+    """`brokers` by node id, from 1. Addresses 127.P.P.1, ... of this process's number P, ports of
+    this cluster: processes and clusters never meet.
+    """
 
     def __init__(self, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None) -> None:
         pid, self._port = os.getpid() & 0xFFFF, 20_000 + 10 * next(_serial)
@@ -42,7 +60,15 @@ class Cluster:
         self.brokers: dict[int, Member] = {node_id: self._member(node_id) for node_id in range(1, count + 1)}
 
     def _member(self, node_id: int, name: str | None = None) -> Member:
-        return Member(self._directory / (name or f"broker-{node_id}"), node_id, f"{self._network}.{node_id}", self._port, self._seeds, self._workers, self._config)
+        return Member(
+            self._directory / (name or f"broker-{node_id}"),
+            node_id,
+            f"{self._network}.{node_id}",
+            self._port,
+            self._seeds,
+            self._workers,
+            self._config,
+        )
 
     @property
     def bootstrap(self) -> str:

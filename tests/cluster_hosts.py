@@ -1,4 +1,6 @@
-"""Some hosts of one cluster on this machine: each a broker as `mqd up` starts it, on loopback addresses of its own."""
+"""Some hosts of one cluster on this machine: each a broker as `mqd up` starts it, on loopback
+addresses of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from mqd.cli.kafka_request import Broker as Client
 from mqd.protocol.messages import DescribeQuorumRequest, MetadataRequest
 from tests.broker import Broker, BrokerFailed
 
-QUICK = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300", "controller.quorum.fetch.timeout.ms": "1000"}
+QUICK = {
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "1000",
+}
 
 
 def free_ports(count: int) -> list[int]:
@@ -33,14 +39,31 @@ def free_ports(count: int) -> list[int]:
 class Host(Broker):
     """One host: node N has the address 127.0.0.N."""
 
-    def __init__(self, directory: Path, node_id: int, ports: tuple[int, int, int], seeds: str, workers: int = 1, config: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        node_id: int,
+        ports: tuple[int, int, int],
+        seeds: str,
+        workers: int = 1,
+        config: dict[str, str] | None = None,
+    ) -> None:
         self.node_id = node_id
         self.address = f"127.0.0.{node_id}"
         self.controller_port = ports[2]
-        super().__init__(directory / f"node-{node_id}", workers, {
-            **QUICK, **(config or {}), "node.id": str(node_id), "cluster.seeds": seeds,
-            "listeners": f"PLAINTEXT://{self.address}:{ports[0]}", "inter.broker.listener": f"{self.address}:{ports[1]}", "controller.listener": f"{self.address}:{ports[2]}",
-        })  # fmt: skip
+        super().__init__(
+            directory / f"node-{node_id}",
+            workers,
+            {
+                **QUICK,
+                **(config or {}),
+                "node.id": str(node_id),
+                "cluster.seeds": seeds,
+                "listeners": f"PLAINTEXT://{self.address}:{ports[0]}",
+                "inter.broker.listener": f"{self.address}:{ports[1]}",
+                "controller.listener": f"{self.address}:{ports[2]}",
+            },
+        )
         self.port = ports[0]
 
     @property
@@ -49,7 +72,17 @@ class Host(Broker):
 
     def quorum(self) -> Any:
         """The answer to DescribeQuorum; None while nobody answers it."""
-        return self._ask(55, DescribeQuorumRequest(topics=[DescribeQuorumRequest.TopicData(topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])]))
+        return self._ask(
+            55,
+            DescribeQuorumRequest(
+                topics=[
+                    DescribeQuorumRequest.TopicData(
+                        topic_name="__cluster_metadata",
+                        partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)],
+                    )
+                ]
+            ),
+        )
 
     def metadata(self, topics: Iterable[str] | None = ()) -> Any:
         """The answer to Metadata; None while nobody answers."""
@@ -70,7 +103,14 @@ class Host(Broker):
 class Cluster:
     """`with Cluster(tmp_path, 3) as cluster:` hosts 1 to 3 are its seeds and ready."""
 
-    def __init__(self, directory: Path, count: int, seeds: int | None = None, config: dict[str, str] | None = None, workers: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        count: int,
+        seeds: int | None = None,
+        config: dict[str, str] | None = None,
+        workers: int = 1,
+    ) -> None:
         self.directory = directory
         ports = free_ports(3 * 8)
         self._ports = [tuple(ports[3 * number : 3 * number + 3]) for number in range(8)]
@@ -116,7 +156,10 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline:
-                raise BrokerFailed(f"not within {seconds:.0f} s: {what}\n" + "\n".join(f"===== node {host.node_id}\n{host.logs(15)}" for host in self.hosts))
+                raise BrokerFailed(
+                    f"not within {seconds:.0f} s: {what}\n"
+                    + "\n".join(f"===== node {host.node_id}\n{host.logs(15)}" for host in self.hosts)
+                )
             time.sleep(0.02)  # polls other processes; nothing here can be waited for
         return found
 

@@ -16,7 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Whoever started us with nohup or in a shell's background had these ignored, and the brokers under test would inherit that: ctrl-C would not end them."""
+    """Whoever started us with nohup or in a shell's background had these ignored, and the brokers
+    under test would inherit that: ctrl-C would not end them.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -36,14 +38,18 @@ def io_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def shared_broker(io_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker of two workers per I/O backend, for tests that need no state of their own beyond their topics."""
+    """One broker of two workers per I/O backend, for tests that need no state of their own beyond
+    their topics.
+    """
     with Broker(tmp_path_factory.mktemp(f"broker-{io_backend}"), config={"io.backend": io_backend}) as broker:
         yield broker
 
 
 @pytest.fixture
 def start_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
-    """start_broker(workers=2, config={...}) -> a running Broker of its own; all are stopped at the end."""
+    """start_broker(workers=2, config={...}) -> a running Broker of its own; all are stopped at the
+    end.
+    """
     brokers: list[Broker] = []
 
     def start(name: str = "data", **options) -> Broker:

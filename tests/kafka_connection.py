@@ -1,4 +1,5 @@
-"""A small blocking connection that speaks Kafka frames, for tests and benches: it hides nothing and repairs nothing.
+"""A small blocking connection that speaks Kafka frames, for tests and benches: it hides nothing and
+repairs nothing.
 
     with KafkaConnection("127.0.0.1", 9092) as kafka:
         topics = kafka.call(3, 12, MetadataRequest())           # one request, its response
@@ -37,12 +38,15 @@ class Response:
 
 
 class KafkaConnection:
-    def __init__(self, host: str = "127.0.0.1", port: int = 9092, *, client_id: str | None = "test", timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 9092, *, client_id: str | None = "test", timeout_s: float = 10.0
+    ) -> None:
         self.client_id = client_id
         self.socket = socket.create_connection((host, port), timeout=timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next_correlation_id = 1
-        self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()  # (correlation id, api key, version), in order sent
+        # (correlation id, api key, version), in order sent
+        self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()
         self._received = bytearray()
 
     @classmethod
@@ -58,10 +62,12 @@ class KafkaConnection:
     def close(self) -> None:
         self.socket.close()
 
-    # -- requests -----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def send(self, api_key: int, version: int, request: object | None = None, *, expect_response: bool = True) -> int:
-        """Sends one request (None: all defaults); returns its correlation id. `expect_response=False` for Produce with acks=0."""
+        """Sends one request (None: all defaults); returns its correlation id.
+        `expect_response=False` for Produce with acks=0.
+        """
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1
         body = message_class(api_key, "Request")() if request is None else request
@@ -72,7 +78,9 @@ class KafkaConnection:
         return correlation_id
 
     def receive(self) -> Response:
-        """The response to the oldest request not yet answered. AssertionError when another correlation id arrives: replies leave in order."""
+        """The response to the oldest request not yet answered. AssertionError when another
+        correlation id arrives: replies leave in order.
+        """
         if not self._waiting:
             raise AssertionError("no request is waiting for a response")
         expected, api_key, version = self._waiting.popleft()
@@ -87,7 +95,7 @@ class KafkaConnection:
         self.send(api_key, version, request)
         return self.receive().body
 
-    # -- bytes ---------------------------------------------------------------------------------------------------------------
+    # -- bytes -------------------------------------------------------------------------------------
 
     def send_raw(self, data: bytes) -> None:
         """Bytes as they are: length words are the caller's."""
@@ -100,14 +108,18 @@ class KafkaConnection:
         self.send_raw(with_length(frame))
 
     def receive_frame(self) -> bytes:
-        """One frame, without its length word. ConnectionEnded at the connection's end, TimeoutError after timeout_s."""
+        """One frame, without its length word. ConnectionEnded at the connection's end, TimeoutError
+        after timeout_s.
+        """
         (size,) = struct.unpack(">i", self._receive_exactly(4))
         if not 0 <= size <= FRAME_BYTES_MAX:
             raise AssertionError(f"the broker announces a frame of {size} bytes")
         return self._receive_exactly(size)
 
     def is_closed_by_peer(self) -> bool:
-        """Waits (at most timeout_s) for the end of the connection: True when it ends, False when bytes or nothing come."""
+        """Waits (at most timeout_s) for the end of the connection: True when it ends, False when
+        bytes or nothing come.
+        """
         if self._received:
             return False
         try:

@@ -1,7 +1,9 @@
-"""A Kafka connection through shared memory, in plain Python, for tests: like tests/kafka_connection.py it hides nothing and repairs nothing.
+"""A Kafka connection through shared memory, in plain Python, for tests: like
+tests/kafka_connection.py it hides nothing and repairs nothing.
 
-It speaks the layout of native/shm/local_layout.h by itself, so that broker and client library are not tested by each other alone. Not made for speed: it wakes the worker
-with every submission and polls for replies.
+It speaks the layout of native/shm/local_layout.h by itself, so that broker and client library are
+not tested by each other alone. Not made for speed: it wakes the worker with every submission and
+polls for replies.
 """
 
 from __future__ import annotations
@@ -36,10 +38,24 @@ class Refused(Exception):
 
 
 def hello(
-    client_id: bytes = b"test", submission_count: int = 64, data_bytes: int = 1 << 20, reply_bytes: int = 1 << 16, magic: int = MAGIC, version: int = VERSION,
+    client_id: bytes = b"test",
+    submission_count: int = 64,
+    data_bytes: int = 1 << 20,
+    reply_bytes: int = 1 << 16,
+    magic: int = MAGIC,
+    version: int = VERSION,
     abi_hash: int | None = None,
 ) -> bytes:
-    return HELLO.pack(magic, version, submission_count, native.local_abi_hash() if abi_hash is None else abi_hash, data_bytes, reply_bytes, 0, client_id)
+    return HELLO.pack(
+        magic,
+        version,
+        submission_count,
+        native.local_abi_hash() if abi_hash is None else abi_hash,
+        data_bytes,
+        reply_bytes,
+        0,
+        client_id,
+    )
 
 
 def connect(path: str | Path, timeout_s: float = 10.0) -> socket.socket:
@@ -52,7 +68,14 @@ def connect(path: str | Path, timeout_s: float = 10.0) -> socket.socket:
 class LocalConnection(KafkaConnection):
     """Attached. `memory` is the whole memfd, writable; `control` the control segment, read-only."""
 
-    def __init__(self, path: str | Path, *, client_id: str | None = "test", timeout_s: float = 10.0, greeting: bytes | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        client_id: str | None = "test",
+        timeout_s: float = 10.0,
+        greeting: bytes | None = None,
+    ) -> None:
         self.client_id = client_id
         self.timeout_s = timeout_s
         self.socket = connect(path, timeout_s)
@@ -76,9 +99,26 @@ class LocalConnection(KafkaConnection):
             raise Refused(error, reason.split(b"\0")[0].decode())
         self.memory_fd, self.to_worker, self.to_client, self.control_fd = self.fds
         self.memory = mmap.mmap(self.memory_fd, total_bytes)
-        (magic, version, worker, abi_hash, self.total_bytes, self.submissions_offset, self.replies_offset, self.data_offset, self.data_bytes, self.submission_count,
-         self.reply_bytes) = HEADER.unpack_from(self.memory)
-        assert (magic, version, worker, abi_hash, self.total_bytes) == (MAGIC, VERSION, self.worker, native.local_abi_hash(), total_bytes)
+        (
+            magic,
+            version,
+            worker,
+            abi_hash,
+            self.total_bytes,
+            self.submissions_offset,
+            self.replies_offset,
+            self.data_offset,
+            self.data_bytes,
+            self.submission_count,
+            self.reply_bytes,
+        ) = HEADER.unpack_from(self.memory)
+        assert (magic, version, worker, abi_hash, self.total_bytes) == (
+            MAGIC,
+            VERSION,
+            self.worker,
+            native.local_abi_hash(),
+            total_bytes,
+        )
 
     def close(self) -> None:
         if hasattr(self, "memory") and not self.memory.closed:
@@ -87,7 +127,7 @@ class LocalConnection(KafkaConnection):
                 os.close(fd)
         self.socket.close()
 
-    # -- words -------------------------------------------------------------------------------------------------------------
+    # -- words -------------------------------------------------------------------------------------
 
     def word(self, at: int) -> int:
         return struct.unpack_from("<Q", self.memory, at)[0]
@@ -98,21 +138,30 @@ class LocalConnection(KafkaConnection):
     def wake_worker(self) -> None:
         os.eventfd_write(self.to_worker, 1)
 
-    # -- frames ------------------------------------------------------------------------------------------------------------
+    # -- frames ------------------------------------------------------------------------------------
 
     def submit(self, offset: int, size_bytes: int) -> None:
         """Says that a request lies there; true or not."""
         tail = self.word(SUBMISSION_TAIL)
-        struct.pack_into("<QII", self.memory, self.submissions_offset + tail % self.submission_count * 16, offset, size_bytes, 0)
+        struct.pack_into(
+            "<QII", self.memory, self.submissions_offset + tail % self.submission_count * 16, offset, size_bytes, 0
+        )
         self.set_word(SUBMISSION_TAIL, tail + 1)
         self.wake_worker()
 
     def send_raw(self, data: bytes) -> None:
-        """One whole frame, with its length word; laid where no earlier one that is not taken yet can be."""
+        """One whole frame, with its length word; laid where no earlier one that is not taken yet
+        can be.
+        """
         frame = data[4:]
-        self.wait(lambda: self.word(SUBMISSION_TAIL) - self.word(SUBMISSION_HEAD) < self.submission_count, "room for a submission")
+        self.wait(
+            lambda: self.word(SUBMISSION_TAIL) - self.word(SUBMISSION_HEAD) < self.submission_count,
+            "room for a submission",
+        )
         if self._data_at + len(frame) > self.data_bytes:
-            self.wait(lambda: self.word(SUBMISSION_TAIL) == self.word(SUBMISSION_HEAD), "everything submitted to be taken")
+            self.wait(
+                lambda: self.word(SUBMISSION_TAIL) == self.word(SUBMISSION_HEAD), "everything submitted to be taken"
+            )
             self._data_at = 0
         self.memory[self.data_offset + self._data_at : self.data_offset + self._data_at + len(frame)] = frame
         at, self._data_at = self._data_at, self._data_at + len(frame)
@@ -140,7 +189,9 @@ class LocalConnection(KafkaConnection):
         assert 0 <= tail - head <= self.reply_bytes
         at = head % self.reply_bytes
         first = min(count, self.reply_bytes - at)
-        data = bytes(self.memory[self.replies_offset + at : self.replies_offset + at + first]) + bytes(self.memory[self.replies_offset : self.replies_offset + count - first])
+        data = bytes(self.memory[self.replies_offset + at : self.replies_offset + at + first]) + bytes(
+            self.memory[self.replies_offset : self.replies_offset + count - first]
+        )
         self.set_word(REPLY_HEAD, head + count)
         if struct.unpack_from("<I", self.memory, WANTS_ROOM)[0]:
             self.wake_worker()
@@ -158,7 +209,7 @@ class LocalConnection(KafkaConnection):
         del self._received[: 4 + size_bytes]
         return frame
 
-    # -- questions ---------------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
 
     def ask_nowait(self, topic_id: bytes, partition_index: int, offset: int, number: int = 7, kind: int = 1) -> None:
         self.socket.send(ASK.pack(kind, number, topic_id, partition_index, 0, offset))
@@ -167,10 +218,23 @@ class LocalConnection(KafkaConnection):
         packet, fds, _, _ = socket.recv_fds(self.socket, 4096, 4)
         if not packet:
             raise ConnectionEnded("the worker ended the attachment instead of answering")
-        names = ("kind", "number", "error", "slot", "base_offset", "next_base_offset", "segments_generation", "position", "size_bytes", "map_bytes")
+        names = (
+            "kind",
+            "number",
+            "error",
+            "slot",
+            "base_offset",
+            "next_base_offset",
+            "segments_generation",
+            "position",
+            "size_bytes",
+            "map_bytes",
+        )
         assert len(packet) == SEGMENT.size and len(fds) <= 1
         return dict(zip(names, SEGMENT.unpack(packet), strict=False)), fds[0] if fds else None
 
-    def ask(self, topic_id: bytes, partition_index: int, offset: int, number: int = 7) -> tuple[dict[str, int], int | None]:
+    def ask(
+        self, topic_id: bytes, partition_index: int, offset: int, number: int = 7
+    ) -> tuple[dict[str, int], int | None]:
         self.ask_nowait(topic_id, partition_index, offset, number)
         return self.answer()

@@ -1,11 +1,16 @@
-"""`make test`: the core's own tests and pytest's quick tier; what failed is run once more, alone, by fresh brokers, and named.
+"""`make test`: the core's own tests and pytest's quick tier; what failed is run once more, alone,
+by fresh brokers, and named.
 
-Two runs beside each other, since tests with brokers wait more than they compute: those of our own processes under attack (crash, interaction, and what is not named here), and at a lower
-priority `make native-test` and then BESIDE: what starts no broker, and other people's clients and Spark, who are patient. What the second says is shown when the first is done. With arguments
-there is one run of pytest, with them.
+Two runs beside each other, since tests with brokers wait more than they compute: those of our own
+processes under attack (crash, interaction, and what is not named here), and at a lower priority
+`make native-test` and then BESIDE: what starts no broker, and other people's clients and Spark, who
+are patient. What the second says is shown when the first is done. With arguments there is one run
+of pytest, with them.
 
-Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may lose a race against its own time limit. A test that fails twice,
-or is one of more than AGAIN_MAX, fails the run; so does a test of the core. One that passes the second time is printed as such, so that it is looked into; the slow tiers have no second try.
+Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may
+lose a race against its own time limit. A test that fails twice, or is one of more than AGAIN_MAX,
+fails the run; so does a test of the core. One that passes the second time is printed as such, so
+that it is looked into; the slow tiers have no second try.
 """
 
 from __future__ import annotations
@@ -41,7 +46,9 @@ def failed_of(cache: Path) -> list[str]:
 
 
 def the_second() -> int:
-    """The second run, in a process of its own: pytest's status, and CORE_FAILED more when the core's own tests fail."""
+    """The second run, in a process of its own: pytest's status, and CORE_FAILED more when the
+    core's own tests fail.
+    """
     core = subprocess.run(["make", "--no-print-directory", "-C", "native/tests", "check"]).returncode
     status = run(BESIDE_CACHE, *BESIDE)
     return status + (CORE_FAILED if core else 0)
@@ -49,7 +56,9 @@ def the_second() -> int:
 
 @contextlib.contextmanager
 def beside() -> Iterator[list[int]]:
-    """Has the second run under way while the block runs, then shows what it said. Gives a list that holds its status afterwards."""
+    """Has the second run under way while the block runs, then shows what it said. Gives a list that
+    holds its status afterwards.
+    """
     statuses: list[int] = []
     with tempfile.TemporaryFile("w+") as said:
         command = ["nice", "-n", str(BESIDE_NICE), sys.executable, "-m", "tests.run_quick", THE_SECOND]
@@ -66,7 +75,12 @@ def beside() -> Iterator[list[int]]:
 
 
 def again(cache: Path, failed: list[str], *arguments: str) -> int:
-    print(f"\n{len(failed)} failed and {'is' if len(failed) == 1 else 'are'} run once more, alone:", *failed, sep="\n  ", flush=True)
+    print(
+        f"\n{len(failed)} failed and {'is' if len(failed) == 1 else 'are'} run once more, alone:",
+        *failed,
+        sep="\n  ",
+        flush=True,
+    )
     status = run(cache, "--last-failed", "--last-failed-no-failures=none", *arguments)
     if status == 0:
         print("\npassed the second time, to be looked into:", *failed, sep="\n  ", flush=True)
@@ -88,9 +102,17 @@ def main(arguments: list[str]) -> int:
     hopeless = [status for cache, status in runs.items() if status and not failed[cache]]
     if hopeless or sum(map(len, failed.values())) > AGAIN_MAX:
         return hopeless[0] if hopeless else 1
-    ended = [again(cache, names, *(arguments or (BESIDE if cache == BESIDE_CACHE else ()))) for cache, names in failed.items() if names]
+    ended = [
+        again(cache, names, *(arguments or (BESIDE if cache == BESIDE_CACHE else ())))
+        for cache, names in failed.items()
+        if names
+    ]
     if core_failed:
-        print("\nthe core's own tests failed, see above; they have no second try: what fails there now and then is a race of ours", flush=True)
+        print(
+            "\nthe core's own tests failed, see above; they have no second try: what fails there now and then is a race"
+            " of ours",
+            flush=True,
+        )
     return max([*ended, CORE_FAILED if core_failed else 0])
 
 

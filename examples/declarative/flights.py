@@ -1,6 +1,9 @@
-"""A pipeline in Spark's declarative form: the flights of a topic into a table of Parquet; from there those that can be read on to a topic, and the others, as they were and with the reason, to the dead letters.
+"""A pipeline in Spark's declarative form: the flights of a topic into a table of Parquet; from
+there those that can be read on to a topic, and the others, as they were and with the reason, to the
+dead letters.
 
-It says what there is to be. `spark-pipelines run` finds out what is missing, adds it, and ends; the next run goes on where this one ended. docs/spark.md, "Declarative", has the commands.
+It says what there is to be. `spark-pipelines run` finds out what is missing, adds it, and ends; the
+next run goes on where this one ended. docs/spark.md, "Declarative", has the commands.
 """
 
 import os
@@ -12,19 +15,32 @@ from pyspark.sql import functions as f
 spark = SparkSession.active()
 BOOTSTRAP = os.environ.get("MQD_BOOTSTRAP", "127.0.0.1:9092")
 
-FLIGHT = "carrier STRING, origin STRING, dep_delay INT, broken STRING"  # `broken`: the text of a value that is no such JSON
+# `broken`: the text of a value that is no such JSON
+FLIGHT = "carrier STRING, origin STRING, dep_delay INT, broken STRING"
 
 
 @dp.table(comment="The topic as it is: key, value, place, time and headers of each record.")
 def flight_records() -> DataFrame:
-    reader = spark.readStream.format("mqd").option("kafka.bootstrap.servers", BOOTSTRAP).option("groupId", "flights-declarative")
-    reader = reader.option("kafka.isolation.level", "read_committed")  # without what a sink's failed attempts left in the log
-    return reader.option("subscribe", "flights").option("startingOffsets", "earliest").option("includeHeaders", "true").load()
+    reader = (
+        spark.readStream.format("mqd")
+        .option("kafka.bootstrap.servers", BOOTSTRAP)
+        .option("groupId", "flights-declarative")
+    )
+    # without what a sink's failed attempts left in the log
+    reader = reader.option("kafka.isolation.level", "read_committed")
+    return (
+        reader.option("subscribe", "flights")
+        .option("startingOffsets", "earliest")
+        .option("includeHeaders", "true")
+        .load()
+    )
 
 
 def read_flights() -> DataFrame:
     """The table's records with `flight`, what their values say."""
-    flight = f.from_json(f.col("value").cast("string"), FLIGHT, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "broken"})
+    flight = f.from_json(
+        f.col("value").cast("string"), FLIGHT, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "broken"}
+    )
     return spark.readStream.table("flight_records").withColumn("flight", flight)
 
 
@@ -45,7 +61,18 @@ def to_good() -> DataFrame:
 
 @dp.append_flow(target="dead")
 def to_dead() -> DataFrame:
-    reason = f.when(f.col("flight.broken").isNotNull(), f.lit("the value is not JSON of a flight")).otherwise(f.lit("no origin"))
-    place = f.concat_ws("", "topic", f.lit("-"), f.col("partition").cast("string"), f.lit("@"), f.col("offset").cast("string"))
-    headers = f.concat(f.coalesce("headers", f.array().cast("array<struct<key:string,value:binary>>")), f.array(header("mqd.reason", reason), header("mqd.from", place)))
-    return read_flights().where("flight.broken IS NOT NULL OR flight.origin IS NULL").select("key", "value", "timestamp", headers.alias("headers"))
+    reason = f.when(f.col("flight.broken").isNotNull(), f.lit("the value is not JSON of a flight")).otherwise(
+        f.lit("no origin")
+    )
+    place = f.concat_ws(
+        "", "topic", f.lit("-"), f.col("partition").cast("string"), f.lit("@"), f.col("offset").cast("string")
+    )
+    headers = f.concat(
+        f.coalesce("headers", f.array().cast("array<struct<key:string,value:binary>>")),
+        f.array(header("mqd.reason", reason), header("mqd.from", place)),
+    )
+    return (
+        read_flights()
+        .where("flight.broken IS NOT NULL OR flight.origin IS NULL")
+        .select("key", "value", "timestamp", headers.alias("headers"))
+    )

@@ -1,7 +1,9 @@
-"""`python -m mqd.acceptor`: accepts connections, answers what the reactors do not. The data directory comes from MQD_DATA_DIR.
+"""`python -m mqd.acceptor`: accepts connections, answers what the reactors do not. The data
+directory comes from MQD_DATA_DIR.
 
-Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 1 otherwise; then supervisord starts it again. Nothing is lost by a restart:
-the keeper holds the listening sockets, the workers the connections and the requests not yet answered.
+Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 1
+otherwise; then supervisord starts it again. Nothing is lost by a restart: the keeper holds the
+listening sockets, the workers the connections and the requests not yet answered.
 """
 
 import asyncio
@@ -66,7 +68,14 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     broker.quotas = native.Quotas(client.control)
     metrics = Metrics(broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir)
     link = Link(
-        broker, client.control, client.endpoint, client.eventfds[client.endpoint_index], client.arena, client.arenas, client.welcome.worker_count, metrics
+        broker,
+        client.control,
+        client.endpoint,
+        client.eventfds[client.endpoint_index],
+        client.arena,
+        client.arenas,
+        client.welcome.worker_count,
+        metrics,
     )
     metrics.watch_arena(lambda: link.arena_extents)
     coordinators = coordinate(broker, link, client.generation)
@@ -123,7 +132,11 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         local.start(loop)
         client.ready(f"metrics_port={port}")
         watchdog.start(loop, "acceptor")
-        log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
+        log.info(
+            "acceptor serves",
+            listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
+            metrics_port=port,
+        )
         await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
     if between is not None and peers is not None and relays is not None:
@@ -159,7 +172,9 @@ def main() -> int:
 
 
 async def _until_the_end(client: KeeperClient, places: paths.Layout) -> None:
-    """Threads that a disk or a name server holds up are waited for by nobody: the loop's end, and the interpreter's, would wait for them."""
+    """Threads that a disk or a name server holds up are waited for by nobody: the loop's end, and
+    the interpreter's, would wait for them.
+    """
     status = 1
     try:
         status = await run(client, places)

@@ -1,11 +1,14 @@
 """Connections: accepted here, handed to the worker with the fewest.
 
-With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id uint16, flags uint16 (1: a local client, then the rest is as in
-mqd/acceptor/local/clients.py), peer address 16 bytes, peer port uint16, local
-port uint16, local address 16 bytes, padding. IPv4 addresses are mapped (::ffff:a.b.c.d).
+With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id
+uint16, flags uint16 (1: a local client, then the rest is as in mqd/acceptor/local/clients.py), peer
+address 16 bytes, peer port uint16, local port uint16, local address 16 bytes, padding. IPv4
+addresses are mapped (::ffff:a.b.c.d).
 
-Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in the kernel's
-queue. Out of descriptors (EMFILE), or whatever else keeps the kernel from giving a connection out: accepting pauses for PAUSE_S, existing connections go on.
+Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections
+wait here and accepting pauses; clients then wait in the kernel's queue. Out of descriptors
+(EMFILE), or whatever else keeps the kernel from giving a connection out: accepting pauses for
+PAUSE_S, existing connections go on.
 """
 
 import asyncio
@@ -25,7 +28,8 @@ BATCH_COUNT = 64
 PAUSE_S = 0.1
 PENDING_FORGET_S = 0.05  # by then a live worker has counted what it was handed
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)  # the client left before it was served
+# the client left before it was served
+_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
 
 log = logging.get("acceptor.accepting")
 assert PACKET.size == 64
@@ -91,7 +95,7 @@ class Acceptor:
             for listener in self._listeners:
                 self._loop.remove_reader(listener.fileno())
 
-    # -- accepting ---------------------------------------------------------------------------------------------------------
+    # -- accepting ---------------------------------------------------------------------------------
 
     def _on_readable(self, listener_id: int, listener: socket.socket) -> None:
         for _ in range(BATCH_COUNT):
@@ -118,7 +122,9 @@ class Acceptor:
 
     def _take(self, connection: socket.socket, listener_id: int, peer: tuple) -> None:
         try:
-            connection.setblocking(False)  # the flag goes with the socket: a worker's sendfile must never wait for a client that does not read
+            # the flag goes with the socket: a worker's sendfile must never wait for a client that
+            # does not read
+            connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             message = packet(listener_id, peer, connection.getsockname())
         except OSError:
@@ -135,20 +141,27 @@ class Acceptor:
                 self._pause()
             self._watch_full()
 
-    # -- handing over ------------------------------------------------------------------------------------------------------
+    # -- handing over ------------------------------------------------------------------------------
 
     def _order(self) -> list[int]:
-        """Workers, the least loaded first; those that do not run come last: the keeper holds their sockets for the successor."""
+        """Workers, the least loaded first; those that do not run come last: the keeper holds their
+        sockets for the successor.
+        """
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
             self._handed = [0] * len(self._handoffs)
             self._handed_s = now
-        return sorted(range(len(self._handoffs)), key=lambda worker: (not self._running(worker), self._connection_count(worker) + self._handed[worker]))
+        return sorted(
+            range(len(self._handoffs)),
+            key=lambda worker: (not self._running(worker), self._connection_count(worker) + self._handed[worker]),
+        )
 
     def _hand_over(self, connection: socket.socket, message: bytes) -> bool:
         for worker in self._order():
             try:
-                socket.send_fds(self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                socket.send_fds(
+                    self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                )
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
@@ -176,7 +189,9 @@ class Acceptor:
     def _on_writable(self, worker: int) -> None:
         before = len(self._waiting)
         self._hand_over_waiting()
-        if len(self._waiting) == before:  # writable, and yet nothing goes: not the buffer's fault, so the event would come again at once
+        # writable, and yet nothing goes: not the buffer's fault, so the event would come again at
+        # once
+        if len(self._waiting) == before:
             for other in list(self._writers):
                 self._unwatch(other)
             assert self._loop is not None

@@ -1,4 +1,6 @@
-"""What the handlers share: configuration, metadata, the way to the controller, the partition table, and where clients can reach this broker."""
+"""What the handlers share: configuration, metadata, the way to the controller, the partition table,
+and where clients can reach this broker.
+"""
 
 import asyncio
 import time
@@ -60,15 +62,28 @@ class NoQuotas:
 
 
 class Controller(Protocol):
-    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer: ...
+    async def request(
+        self, change: messages.Change, timeout_ms: int, validate_only: bool = False
+    ) -> messages.Answer: ...
 
 
 class Address:
-    """Where one client is connected; decides what it is told to connect to. One that came by shared memory is told the first listener's address."""
+    """Where one client is connected; decides what it is told to connect to. One that came by shared
+    memory is told the first listener's address.
+    """
 
     __slots__ = ("listener_id", "local_ip", "local_port", "peer_ip", "uid", "pid", "peer_node")
 
-    def __init__(self, listener_id: int = 0, local_ip: str = "", local_port: int = 0, peer_ip: str = "", uid: int = -1, pid: int = 0, peer_node: int = -1) -> None:
+    def __init__(
+        self,
+        listener_id: int = 0,
+        local_ip: str = "",
+        local_port: int = 0,
+        peer_ip: str = "",
+        uid: int = -1,
+        pid: int = 0,
+        peer_node: int = -1,
+    ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # who it is; "": not known (IPv6)
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
@@ -116,11 +131,15 @@ class Broker:
         """Of the first listener."""
         return self.listeners[0][2]
 
-    # -- addresses ---------------------------------------------------------------------------------------------------------
+    # -- addresses ---------------------------------------------------------------------------------
 
     def advertised(self, address: Address) -> tuple[str, int]:
-        """advertised.listeners where it names the client's listener; else the address the client itself reached."""
-        name, host, port = self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
+        """advertised.listeners where it names the client's listener; else the address the client
+        itself reached.
+        """
+        name, host, port = (
+            self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
+        )
         told = self._advertised.get(name)
         if told is not None:
             return told.host, told.port
@@ -129,9 +148,15 @@ class Broker:
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
 
     def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
-        """(node id, host, port, rack) of every broker that is not fenced, as this client can reach them; this one in any case."""
+        """(node id, host, port, rack) of every broker that is not fenced, as this client can reach
+        them; this one in any case.
+        """
         host, port = self.advertised(address)
-        others = [(broker.node_id, broker.host, broker.port, broker.rack) for broker in self.metadata.brokers.values() if broker.node_id != self.node_id and not broker.fenced]
+        others = [
+            (broker.node_id, broker.host, broker.port, broker.rack)
+            for broker in self.metadata.brokers.values()
+            if broker.node_id != self.node_id and not broker.fenced
+        ]
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
     def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
@@ -141,7 +166,7 @@ class Broker:
         broker = self.metadata.brokers.get(node_id)
         return (broker.host, broker.port) if broker is not None and not broker.fenced else None
 
-    # -- configuration -----------------------------------------------------------------------------------------------------
+    # -- configuration -----------------------------------------------------------------------------
 
     def broker_value(self, name: str) -> configuration.Value | None:
         return configuration.broker_value(self.effective(), name)
@@ -149,7 +174,7 @@ class Broker:
     def effective(self) -> dict[str, str]:
         return configuration.broker_effective(self.config, self.metadata.broker_config)
 
-    # -- partitions --------------------------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def may_lead(self) -> bool:
         """Past its lease another host may have been told to lead what this one leads."""
@@ -157,15 +182,23 @@ class Broker:
         return deadline_ns == INT64_MAX or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < deadline_ns
 
     def view(self, partition: messages.PartitionImage) -> SlotView | None:
-        """What the owner publishes of a partition that this host leads; None while another host does, or it is not served (its log is being opened, its directory is offline,
-        its owner has not yet heard that it leads), or this host has lost its lease."""
+        """What the owner publishes of a partition that this host leads; None while another host
+        does, or it is not served (its log is being opened, its directory is offline, its owner has
+        not yet heard that it leads), or this host has lost its lease.
+        """
         view = self.replica_view(partition) if partition.leader == self.node_id else None
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
 
     async def flushed(self, named: Iterable[tuple[str, int]]) -> None:
-        """Returns when what these partitions, (topic, index), held at the call is on this host's disk, where flush.on.ack promises that; after Flushes.WAIT_S at the latest.
-        Look-ups await it before they read view(), so that a client finds what was acknowledged before it asked."""
-        partitions = [partition for name, index in named if (partition := self.partition_of(name, index)) is not None and self.view(partition) is not None]
+        """Returns when what these partitions, (topic, index), held at the call is on this host's
+        disk, where flush.on.ack promises that; after Flushes.WAIT_S at the latest. Look-ups await
+        it before they read view(), so that a client finds what was acknowledged before it asked.
+        """
+        partitions = [
+            partition
+            for name, index in named
+            if (partition := self.partition_of(name, index)) is not None and self.view(partition) is not None
+        ]
         await self.flushes.wait(partition.slot for partition in partitions)
 
     def replica_view(self, partition: messages.PartitionImage) -> SlotView | None:
@@ -202,7 +235,9 @@ class Context:
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
         self.address = address
-        self.cacheable = False  # set by a handler whose answer depends on the request's bytes and the metadata version alone, while this host has its lease
+        # set by a handler whose answer depends on the request's bytes and the metadata version
+        # alone, while this host has its lease
+        self.cacheable = False
 
 
 class CloseConnection(Exception):

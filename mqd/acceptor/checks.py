@@ -1,9 +1,13 @@
-"""What workers ask before they write a batch (CHECK, native/server/check.c): may these partitions be written in this transaction; has every record of this batch a key?
+"""What workers ask before they write a batch (CHECK, native/server/check.c): may these partitions
+be written in this transaction; has every record of this batch a key?
 
-Transactions are the coordinator's to answer. A compressed batch for a compacted topic, or with record.validation=all, is decompressed on a thread, its records are walked natively, and what has no key is
-named (KIP-467). The batch lies in the worker's arena, lent until it is answered; if that worker dies meanwhile, nobody hears what was read.
+Transactions are the coordinator's to answer. A compressed batch for a compacted topic, or with
+record.validation=all, is decompressed on a thread, its records are walked natively, and what has no
+key is named (KIP-467). The batch lies in the worker's arena, lent until it is answered; if that
+worker dies meanwhile, nobody hears what was read.
 
-Bounds: THREADS at a time, each of at most DECOMPRESSED_BYTES_MAX; who waits for them is bounded by what workers may lend.
+Bounds: THREADS at a time, each of at most DECOMPRESSED_BYTES_MAX; who waits for them is bounded by
+what workers may lend.
 """
 
 import asyncio
@@ -18,7 +22,8 @@ from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, decode_batch_header
 
 ADDS_SINCE_PRODUCE = 12  # KIP-890: a Produce of transactions v2 adds its partitions itself
-# As Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit comes while the markers are still being written.
+# As Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
+# comes while the markers are still being written.
 CONCURRENT_RETRY_S = 0.02
 CONCURRENT_RETRY_MAX_S = 0.1
 THREADS = 2
@@ -37,12 +42,16 @@ class Answer(NamedTuple):
 
 class Transactions(Protocol):
     async def check(self, payload: bytes) -> list[int] | int:
-        """The payload of a CHECK: an error code for each partition, or one for all, as a Produce of that version is to hear it."""
+        """The payload of a CHECK: an error code for each partition, or one for all, as a Produce of
+        that version is to hear it.
+        """
         ...
 
 
 class Checks:
-    """`transactions` None: there is no coordinator, and every transactional batch is refused in a way that is final."""
+    """`transactions` None: there is no coordinator, and every transactional batch is refused in a
+    way that is final.
+    """
 
     def __init__(self, transactions: Transactions | None = None) -> None:
         self.transactions = transactions
@@ -51,7 +60,7 @@ class Checks:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # -- transactions ------------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     async def transaction(self, payload: bytes, version: int) -> Answer:
         if self.transactions is None:
@@ -60,7 +69,11 @@ class Checks:
         until = loop.time() + CONCURRENT_RETRY_MAX_S
         while True:
             errors = await self.transactions.check(payload)
-            concurrent = errors == ErrorCode.CONCURRENT_TRANSACTIONS if isinstance(errors, int) else ErrorCode.CONCURRENT_TRANSACTIONS in errors
+            concurrent = (
+                errors == ErrorCode.CONCURRENT_TRANSACTIONS
+                if isinstance(errors, int)
+                else ErrorCode.CONCURRENT_TRANSACTIONS in errors
+            )
             if not concurrent or version < ADDS_SINCE_PRODUCE or loop.time() + CONCURRENT_RETRY_S > until:
                 break
             await asyncio.sleep(CONCURRENT_RETRY_S)
@@ -68,10 +81,12 @@ class Checks:
             return Answer(errors) if errors else Answer(int(ErrorCode.NOT_ENOUGH_REPLICAS))
         return Answer(0, struct.pack(f"={len(errors)}h", *errors))
 
-    # -- records -----------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     async def records(self, batch: memoryview | bytes, keyed: bool) -> Answer:
-        """`batch`: one whole record batch whose checksum and header are right; nothing is known of its records. `keyed`: each needs a key."""
+        """`batch`: one whole record batch whose checksum and header are right; nothing is known of
+        its records. `keyed`: each needs a key.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch, keyed)
 
 
@@ -88,4 +103,7 @@ def look_at_records(batch: memoryview | bytes, keyed: bool = True) -> Answer:
         return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
     if not unkeyed_count or not keyed:
         return Answer(0)
-    return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed))
+    return Answer(
+        int(ErrorCode.INVALID_RECORD),
+        _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed),
+    )

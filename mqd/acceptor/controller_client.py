@@ -2,9 +2,10 @@
 
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
-The controller may be restarted at any time. A change that was under way then has an unknown outcome: it is answered with REQUEST_TIMED_OUT, never with a definite
-failure. One that could not be sent is sent when the controller is back, or times out likewise.
-Bounds: REQUESTS_MAX changes under way, more are refused; one message of MESSAGE_BYTES_MAX.
+The controller may be restarted at any time. A change that was under way then has an unknown
+outcome: it is answered with REQUEST_TIMED_OUT, never with a definite failure. One that could not be
+sent is sent when the controller is back, or times out likewise. Bounds: REQUESTS_MAX changes under
+way, more are refused; one message of MESSAGE_BYTES_MAX.
 """
 
 import asyncio
@@ -27,9 +28,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
 Metadata = (
-    messages.Image | messages.TopicPut | messages.PartitionsPut | messages.TopicRemoved | messages.BrokersPut | messages.BrokerConfigPut | messages.GroupConfigPut
-    | messages.SettingsPut | messages.Several
-)  # fmt: skip
+    messages.Image
+    | messages.TopicPut
+    | messages.PartitionsPut
+    | messages.TopicRemoved
+    | messages.BrokersPut
+    | messages.BrokerConfigPut
+    | messages.GroupConfigPut
+    | messages.SettingsPut
+    | messages.Several
+)
 
 
 class _NoMessage(Exception):
@@ -41,7 +49,9 @@ class MetadataFault(Exception):
 
 
 class ControllerClient:
-    """`on_metadata` is called in order with everything that is not an Answer, before any later answer is delivered."""
+    """`on_metadata` is called in order with everything that is not an Answer, before any later
+    answer is delivered.
+    """
 
     def __init__(self, path: Path, generation: int, on_metadata: Callable[[Metadata], None]) -> None:
         self._path = path
@@ -68,7 +78,11 @@ class ControllerClient:
             return await asyncio.wait_for(answered, max(timeout_ms, 1) / 1000)
         except TimeoutError:
             never_sent = self._unsent.pop(request_id, None) is not None
-            text = "The controller cannot be reached; nothing was changed." if never_sent else "The controller has not answered in time; the change may still take effect."
+            text = (
+                "The controller cannot be reached; nothing was changed."
+                if never_sent
+                else "The controller has not answered in time; the change may still take effect."
+            )
             return messages.Answer(request_id, ErrorCode.REQUEST_TIMED_OUT, text)
         finally:
             self._sent.pop(request_id, None)
@@ -119,7 +133,9 @@ class ControllerClient:
                 self._send_waiting()
 
     def _take(self, message: Metadata) -> None:
-        """Raises MetadataFault, which ends run(): the fault would come again with the next connection."""
+        """Raises MetadataFault, which ends run(): the fault would come again with the next
+        connection.
+        """
         try:
             self._on_metadata(message)
         except Exception as error:

@@ -1,6 +1,8 @@
-"""The coordinators of this broker: the log they append to, and one Coordinator for groups and one for transactional ids.
+"""The coordinators of this broker: the log they append to, and one Coordinator for groups and one
+for transactional ids.
 
-Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`, `.log.append(...)`, `.write_marker(...)`.
+Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`,
+`.log.append(...)`, `.write_marker(...)`.
 """
 
 import asyncio
@@ -32,7 +34,9 @@ log = logging.get("acceptor.coordinators")
 
 
 class SteadyClock:
-    """Milliseconds since 1970 as they were at the start, counted on by the monotonic clock: timers and ages do not jump when somebody sets the wall clock."""
+    """Milliseconds since 1970 as they were at the start, counted on by the monotonic clock: timers
+    and ages do not jump when somebody sets the wall clock.
+    """
 
     def __init__(self) -> None:
         self._base_ns = time.time_ns() - time.monotonic_ns()
@@ -56,7 +60,11 @@ class BrokerPartitions:
         if image.owner == OWNER_NONE:
             raise AppendError(ErrorCode.KAFKA_STORAGE_ERROR)
         view = self._broker.view(image)
-        if view is None or view.owner != image.owner or view.owner_generation != self._broker.table.endpoint_generation(view.owner):
+        if (
+            view is None
+            or view.owner != image.owner
+            or view.owner_generation != self._broker.table.endpoint_generation(view.owner)
+        ):
             raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return Served(image.slot, view.owner, view.owner_generation, view.leader_epoch)
 
@@ -75,7 +83,11 @@ class InternalPartitions:
     def source(self, partition: int) -> Source | None:
         image = self._broker.partition_of(self._topic.name, partition)
         view = self._broker.view(image) if image is not None else None
-        if view is None or view.state != SlotState.ONLINE or view.owner_generation != self._broker.table.endpoint_generation(view.owner):
+        if (
+            view is None
+            or view.state != SlotState.ONLINE
+            or view.owner_generation != self._broker.table.endpoint_generation(view.owner)
+        ):
             return None
         if view.leader_epoch > image.leader_epoch:
             return None  # the worker was told first: the metadata have yet to say who led it meanwhile
@@ -86,7 +98,9 @@ class InternalPartitions:
         if image is None:
             raise OSError(f"partition {partition} of {self._topic.name} is gone")
         path = self._broker.path_of(self._topic.name, image)
-        return await self._broker.disks.load(image.log_dir, partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}"))
+        return await self._broker.disks.load(
+            image.log_dir, partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}")
+        )
 
     def is_elsewhere(self, partition: int) -> bool:
         image = self._broker.partition_of(self._topic.name, partition)
@@ -97,10 +111,14 @@ class InternalPartitions:
 
     async def create(self) -> bool:
         config = self._broker.effective()
-        change = messages.CreateTopic(self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config)))
+        change = messages.CreateTopic(
+            self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config))
+        )
         answer = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
         if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
-            log.warning("an internal topic cannot be created", topic=self._topic.name, reason=answer.message, error=answer.error)
+            log.warning(
+                "an internal topic cannot be created", topic=self._topic.name, reason=answer.message, error=answer.error
+            )
         return self.count() > 0
 
 
@@ -108,17 +126,32 @@ class Coordinators:
     """`transaction_cores` None: transactional ids are not coordinated here."""
 
     def __init__(
-        self, broker: Broker, sender: Sender, generation: int, transaction_cores: Cores | None = None, carry_out: Callable[[str, Effect, int], None] | None = None
+        self,
+        broker: Broker,
+        sender: Sender,
+        generation: int,
+        transaction_cores: Cores | None = None,
+        carry_out: Callable[[str, Effect, int], None] | None = None,
     ) -> None:
         self.clock = SteadyClock()
         self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
         self.groups = Coordinator(
-            GROUPS, GroupCores(self._make_group), InternalPartitions(broker, CONSUMER_OFFSETS), self.log, self.clock.now_ms, after_load=self._gone_before
+            GROUPS,
+            GroupCores(self._make_group),
+            InternalPartitions(broker, CONSUMER_OFFSETS),
+            self.log,
+            self.clock.now_ms,
+            after_load=self._gone_before,
         )
         self.transactions: Coordinator | None = None
         if transaction_cores is not None:
             self.transactions = Coordinator(
-                TRANSACTION_STATE.name, transaction_cores, InternalPartitions(broker, TRANSACTION_STATE), self.log, self.clock.now_ms, carry_out
+                TRANSACTION_STATE.name,
+                transaction_cores,
+                InternalPartitions(broker, TRANSACTION_STATE),
+                self.log,
+                self.clock.now_ms,
+                carry_out,
             )
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)
@@ -148,7 +181,7 @@ class Coordinators:
             coordinator.stop()
         self.log.close()
 
-    # -- what happens around -------------------------------------------------------------------------------------------------
+    # -- what happens around -----------------------------------------------------------------------
 
     def on_worker_death(self, worker: int) -> None:
         self.log.on_owner_death(worker)
@@ -175,10 +208,14 @@ class Coordinators:
         """Partitions of internal topics may have come, gone, or moved to another host."""
         if isinstance(message, messages.PartitionsPut):
             return self._broker.metadata.names.get(message.topic_id) in (GROUPS, TRANSACTION_STATE.name)
-        return isinstance(message, messages.Image) or (isinstance(message, messages.TopicPut) and message.topic.internal)
+        return isinstance(message, messages.Image) or (
+            isinstance(message, messages.TopicPut) and message.topic.internal
+        )
 
     def _forget_gone(self) -> None:
-        """Offsets of topics and partitions that are gone go too (Kafka does the same). One that was made anew meanwhile begins without them."""
+        """Offsets of topics and partitions that are gone go too (Kafka does the same). One that was
+        made anew meanwhile begins without them.
+        """
         if not self._gone:
             return
         event = PartitionsGone(self._gone)
@@ -186,8 +223,12 @@ class Coordinators:
         self.groups.post_all(event, lambda core: core.offsets.names_any(event.left.keys()))
 
     def _gone_before(self, core: Core) -> PartitionsGone | None:
-        """What went while no coordinator heard of it. Whoever wrote the offsets knew those partitions before this host was told to lead its log, so this host knows them too, unless it says that
-        it does not (withheld), or they are gone. What was made anew under its name meanwhile looks as if it had been there all the time: no record of an offset says of which topic it was."""
+        """What went while no coordinator heard of it. Whoever wrote the offsets knew those
+        partitions before this host was told to lead its log, so this host knows them too, unless it
+        says that it does not (withheld), or they are gone. What was made anew under its name
+        meanwhile looks as if it had been there all the time: no record of an offset says of which
+        topic it was.
+        """
         assert isinstance(core, Group)
         metadata, left = self._broker.metadata, {}
         for name, end in core.offsets.ends().items():
@@ -200,14 +241,20 @@ class Coordinators:
         log.info("committed offsets of partitions that are gone are removed", group=core.group_id, topics=sorted(left))
         return PartitionsGone(left)
 
-    # -- transactions ----------------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
-    async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool) -> None:
-        """Ends a producer's transaction in one partition; in __consumer_offsets the groups' pending offsets with it. Raises AppendError or CoordinatorError."""
+    async def write_marker(
+        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool
+    ) -> None:
+        """Ends a producer's transaction in one partition; in __consumer_offsets the groups' pending
+        offsets with it. Raises AppendError or CoordinatorError.
+        """
         if topic == GROUPS:
             await self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit)
         else:
-            await self.log.write_marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self.clock.now_ms())
+            await self.log.write_marker(
+                topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self.clock.now_ms()
+            )
 
 
 def classic_settings(broker: Broker) -> ClassicSettings:

@@ -1,6 +1,8 @@
-"""Reads of log directories by the acceptor: for requests, and for coordinators that load. A directory that hangs holds up nobody who asks for another one.
+"""Reads of log directories by the acceptor: for requests, and for coordinators that load. A
+directory that hangs holds up nobody who asks for another one.
 
-Bounds: READS_AT_ONCE and LOADS_AT_ONCE threads of each directory; LOADS_IN_ALL loads at a time, for they take turns with the event loop at running Python. Others wait, for as long as something is
+Bounds: READS_AT_ONCE and LOADS_AT_ONCE threads of each directory; LOADS_IN_ALL loads at a time, for
+they take turns with the event loop at running Python. Others wait, for as long as something is
 heard of the directory. A thread in a file system that hangs stays until that answers, and counts.
 
 Concurrency: the event loop's thread; the work runs in threads that nobody waits for at the end.
@@ -39,7 +41,9 @@ class _Directory:
         self._waiting: dict[_Work, None] = {}
 
     async def ask(self, work: Callable[[UnderWay], T]) -> T:
-        """Raises TimeoutError: it has taken no step for SILENT_S, or none of those has before which it waits."""
+        """Raises TimeoutError: it has taken no step for SILENT_S, or none of those has before which
+        it waits.
+        """
         mine = _Work(work)
         self._waiting[mine] = None
         self._start()
@@ -93,7 +97,9 @@ class Disks:
         return await self._reads[log_dir].ask(lambda _: work(*arguments))
 
     async def load(self, log_dir: int, work: Callable[[UnderWay], T]) -> T:
-        """The same of long work, which says when it has got on and when it needs the directory no more. It waits for others' turn for as long as they get on."""
+        """The same of long work, which says when it has got on and when it needs the directory no
+        more. It waits for others' turn for as long as they get on.
+        """
         turn, threads = self._loads[log_dir]
         async with turn, self._slots:  # of one that hangs no more than its turns keep others waiting, and not for long
             return await threads.ask(work)

@@ -1,7 +1,9 @@
 """From a request's frame to its handler and back to bytes.
 
-The table names every API that is answered, by the reactor or here, with the module that answers it here; a module is imported when first asked for. What is
-not in the table is not advertised. An unknown API or version ends the connection (ApiVersions excepted, which says error 35 in a body of version 0, KIP-511).
+The table names every API that is answered, by the reactor or here, with the module that answers it
+here; a module is imported when first asked for. What is not in the table is not advertised. An
+unknown API or version ends the connection (ApiVersions excepted, which says error 35 in a body of
+version 0, KIP-511).
 """
 
 import time
@@ -83,7 +85,9 @@ _loaded: dict[int, Handler] = {}
 
 
 class Outcome(NamedTuple):
-    """`body` None: the request is done, nothing is to be sent. `close`: why the connection must end instead."""
+    """`body` None: the request is done, nothing is to be sent. `close`: why the connection must end
+    instead.
+    """
 
     body: bytes | None
     cacheable: bool = False
@@ -91,7 +95,9 @@ class Outcome(NamedTuple):
 
 
 class RequestMalformed(Exception):
-    """The frame is no request of its API and version. Not a ProtocolError, which encoding our own answer raises too."""
+    """The frame is no request of its API and version. Not a ProtocolError, which encoding our own
+    answer raises too.
+    """
 
 
 class Observer(Protocol):
@@ -105,8 +111,12 @@ def handler_of(api_key: int) -> Handler:
     return handler
 
 
-async def answer(broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None) -> Outcome:
-    """Never raises but for cancellation. What is no request ends its connection, with the reason; a fault of ours is in the log, and answered with UNKNOWN_SERVER_ERROR."""
+async def answer(
+    broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None
+) -> Outcome:
+    """Never raises but for cancellation. What is no request ends its connection, with the reason; a
+    fault of ours is in the log, and answered with UNKNOWN_SERVER_ERROR.
+    """
     began = time.perf_counter()
     api, failed = "unknown", True
     header: RequestHeader | None = None
@@ -133,11 +143,15 @@ async def answer(broker: Broker, address: Address, frame: bytes, connection: int
             observer.observe(api, time.perf_counter() - began, failed)
 
 
-async def _handled(broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began: float) -> Outcome:
+async def _handled(
+    broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began: float
+) -> Outcome:
     context = Context(broker, address)
     handler = handler_of(header.api_key)
     if broker.relaying is not None:
-        elsewhere = await broker.relaying.answer(address, header, request, frame, lambda part: handler(context, header, part))
+        elsewhere = await broker.relaying.answer(
+            address, header, request, frame, lambda part: handler(context, header, part)
+        )
         if elsewhere is not None:
             return Outcome(elsewhere if isinstance(elsewhere, bytes) else _encode(header, elsewhere))
     handling = handler(context, header, request)
@@ -163,9 +177,11 @@ def _failed(header: RequestHeader | None, request: object) -> Outcome:
 
 
 def _decode(frame: bytes) -> tuple[RequestHeader, object]:
-    """What follows a whole message is ignored, as Kafka does: librdkafka 2.x puts three bytes behind a Metadata request (9+) for all topics.
+    """What follows a whole message is ignored, as Kafka does: librdkafka 2.x puts three bytes
+    behind a Metadata request (9+) for all topics.
 
-    Raises UnsupportedVersion, RequestMalformed."""
+    Raises UnsupportedVersion, RequestMalformed.
+    """
     try:
         try:
             return decode_request(frame)
@@ -178,7 +194,9 @@ def _decode(frame: bytes) -> tuple[RequestHeader, object]:
 
 
 def _encode(header: RequestHeader, response: object) -> bytes:
-    """Messages quote what the client wrote, which may be as long as a string can be: then they are cut."""
+    """Messages quote what the client wrote, which may be as long as a string can be: then they are
+    cut.
+    """
     try:
         return encode_response(header, response)
     except ProtocolError:

@@ -1,6 +1,8 @@
-"""The answer to a request whose handler failed by a fault of ours: UNKNOWN_SERVER_ERROR wherever the response has room for an error, as Kafka's getErrorResponse.
+"""The answer to a request whose handler failed by a fault of ours: UNKNOWN_SERVER_ERROR wherever
+the response has room for an error, as Kafka's getErrorResponse.
 
-A response with an error of its own says it there. One without says it for each thing that was asked for: its arrays are filled from the request's, by the schema. Pure functions.
+A response with an error of its own says it there. One without says it for each thing that was asked
+for: its arrays are filled from the request's, by the schema. Pure functions.
 """
 
 from __future__ import annotations
@@ -32,11 +34,16 @@ def _is_error(field: Field) -> bool:
 
 
 def _tells_errors(struct: Struct, version: int) -> bool:
-    return any(_is_error(field) or (field.struct is not None and _tells_errors(field.struct, version)) for field in _fields(struct, version))
+    return any(
+        _is_error(field) or (field.struct is not None and _tells_errors(field.struct, version))
+        for field in _fields(struct, version)
+    )
 
 
 def _fail(response: object, request: object, version: int) -> bool:
-    """Fills in `response`, which answers `request` (each a message, or an element of one of its arrays). Whether an error is in it now."""
+    """Fills in `response`, which answers `request` (each a message, or an element of one of its
+    arrays). Whether an error is in it now.
+    """
     fields = {field.name: field for field in _fields(owner_of(type(response))[1], version)}
     found = False
     for field in filter(_is_error, fields.values()):
@@ -53,7 +60,9 @@ def _fail(response: object, request: object, version: int) -> bool:
 
 
 def _elements(response: object, field: Field, request: object, version: int) -> list[object]:
-    """One for each element of the request's array that this one answers: the one of its name, or, where it tells errors, the first."""
+    """One for each element of the request's array that this one answers: the one of its name, or,
+    where it tells errors, the first.
+    """
     if not isinstance(request, msgspec.Struct):
         return []
     asked = [one for one in _fields(owner_of(type(request))[1], version) if one.is_array and getattr(request, one.name)]
@@ -78,7 +87,9 @@ def _class_of(response: object, field: Field) -> type:
 
 def _name(answer: object, element: object, source: Field, version: int) -> bool:
     """What the answer is about, as the request called it. False: they have nothing in common."""
-    own = [field for field in _fields(owner_of(type(answer))[1], version) if not field.is_array and field.struct is None]
+    own = [
+        field for field in _fields(owner_of(type(answer))[1], version) if not field.is_array and field.struct is None
+    ]
     if all(field.name.startswith("error_") for field in own):
         return True  # it names nothing: answers are in the order of what was asked (ACLs)
     if isinstance(element, msgspec.Struct):

@@ -1,7 +1,9 @@
-"""Look-ups that wait for a flush: what was appended before they came is to be on disk, and so below the high watermark, before they are answered.
+"""Look-ups that wait for a flush: what was appended before they came is to be on disk, and so below
+the high watermark, before they are answered.
 
-What native/server/look_up.c is for ListOffsets (latest), for all that the acceptor answers. Waits for this host's flush alone, never for followers, and for WAIT_S at most:
-when a disk hangs, the answer is what is known.
+What native/server/look_up.c is for ListOffsets (latest), for all that the acceptor answers. Waits
+for this host's flush alone, never for followers, and for WAIT_S at most: when a disk hangs, the
+answer is what is known.
 
 Concurrency: one event loop.
 """
@@ -46,8 +48,14 @@ class Flushes:
             self.told(slot)
 
     async def wait(self, slots: Iterable[int]) -> None:
-        """Until all that the partitions in these slots held at the call is flushed; the ends are those of the call, so flushes that run side by side are waited for once."""
-        awaited = [(slot, view.log_end_offset) for slot in slots if (view := self._view(slot)) is not None and unflushed(view, view.log_end_offset)]
+        """Until all that the partitions in these slots held at the call is flushed; the ends are
+        those of the call, so flushes that run side by side are waited for once.
+        """
+        awaited = [
+            (slot, view.log_end_offset)
+            for slot in slots
+            if (view := self._view(slot)) is not None and unflushed(view, view.log_end_offset)
+        ]
         if not awaited:
             return
         try:

@@ -1,4 +1,6 @@
-"""What this broker's consumer groups see of the cluster: mqd/coordinator/group/consumer/cluster.py over the acceptor's metadata. A partition is seen when every worker serves it."""
+"""What this broker's consumer groups see of the cluster: mqd/coordinator/group/consumer/cluster.py
+over the acceptor's metadata. A partition is seen when every worker serves it.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +36,9 @@ class BrokerCluster:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the feature group.version is in force: without it nobody may speak the consumer protocol."""
+        """Whether the feature group.version is in force: without it nobody may speak the consumer
+        protocol.
+        """
         metadata = self._broker.metadata
         if self._features_version != metadata.features_version:
             self._features_version = metadata.features_version
@@ -79,7 +83,9 @@ class BrokerCluster:
         return known[2]
 
     def _adapt(self) -> None:
-        """Heartbeats come as often as the members' number lets them: together at most a thousand a second."""
+        """Heartbeats come as often as the members' number lets them: together at most a thousand a
+        second.
+        """
         self._counted_s = time.monotonic()
         interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_ms, self._count_members()))
         if interval_ms != self._defaults.heartbeat_interval_ms:
@@ -99,5 +105,10 @@ def consumer_settings(broker: Broker) -> ConsumerSettings:
 
 
 def _overridden(settings: ConsumerSettings, config: Mapping[str, str]) -> ConsumerSettings:
-    names = {"consumer.session.timeout.ms": "session_timeout_ms", "consumer.heartbeat.interval.ms": "heartbeat_interval_ms"}
-    return msgspec.structs.replace(settings, **{names[name]: int(value) for name, value in config.items() if name in names})
+    names = {
+        "consumer.session.timeout.ms": "session_timeout_ms",
+        "consumer.heartbeat.interval.ms": "heartbeat_interval_ms",
+    }
+    return msgspec.structs.replace(
+        settings, **{names[name]: int(value) for name, value in config.items() if name in names}
+    )

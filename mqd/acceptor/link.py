@@ -1,20 +1,29 @@
-"""The acceptor's end of the links: request frames in from the workers; responses, and what coordinators append, out through the own arena.
+"""The acceptor's end of the links: request frames in from the workers; responses, and what
+coordinators append, out through the own arena.
 
-A request's frame lies in the sending worker's arena until the response to its token was sent; it is copied when it is taken. A response goes into this process's arena,
-in pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset.
-A check (mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered.
-A batch that a coordinator appends goes to the partition's owner the same way, whole; its bytes come back by RELEASE, or by PRODUCED if that comes first.
+A request's frame lies in the sending worker's arena until the response to its token was sent; it is
+copied when it is taken. A response goes into this process's arena, in pieces of at most
+PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset. A check
+(mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered. A batch that
+a coordinator appends goes to the partition's owner the same way, whole; its bytes come back by
+RELEASE, or by PRODUCED if that comes first.
 
 Invariants
-    K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that names no piece under way is not ours (it was meant for a predecessor)
+    K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that
+        names no piece under way is not ours (it was meant for a predecessor)
     K2  the pieces of one response leave in order, and nothing else with that token between them
-    K3  what came from a process that has died since is not answered, and what it was lent is taken back; a JoinGroup or SyncGroup that came from it waits no longer
-    K4  a request names the acceptor that is asked; one that lay in a ring when that one died is not carried out: its worker asks again, and its bytes may be others by now
-    K5  batches to one worker leave in the order in which they were given; tokens of batches have bit 63, those of requests have not
-Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (16384 each), and what
-mqd/coordinator/log.py lets a coordinator have under way.
+    K3  what came from a process that has died since is not answered, and what it was lent is taken
+        back; a JoinGroup or SyncGroup that came from it waits no longer
+    K4  a request names the acceptor that is asked; one that lay in a ring when that one died is not
+        carried out: its worker asks again, and its bytes may be others by now
+    K5  batches to one worker leave in the order in which they were given; tokens of batches have
+        bit 63, those of requests have not
+Bounds: the arena and the rings; what does not fit waits here, at most one response for each request
+that the workers have under way (16384 each), and what mqd/coordinator/log.py lets a coordinator
+have under way.
 
-Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd. A worker's death is a reason to look, too (K4 of native/shm/link.c).
+Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd. A
+worker's death is a reason to look, too (K4 of native/shm/link.c).
 """
 
 import asyncio
@@ -42,8 +51,12 @@ EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
 RETRY_S = 0.005
 LISTENER_LOCAL = 0xFFFF  # MQD_LISTENER_LOCAL
-PARK_S = 0.05  # what is not answered after one to two of these takes long: it gives its place in the worker's arena back
-WAIT_FOR_MEMBERS = frozenset({11, 14})  # JoinGroup, SyncGroup: may wait for minutes, and need not when their client has gone (MQD_LINK_ABANDON)
+# what is not answered after one to two of these takes long: it gives its place in the worker's
+# arena back
+PARK_S = 0.05
+# JoinGroup, SyncGroup: may wait for minutes, and need not when their client has gone
+# (MQD_LINK_ABANDON)
+WAIT_FOR_MEMBERS = frozenset({11, 14})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 
@@ -79,7 +92,9 @@ class Appends(Protocol):
 
 
 def _address(descriptor: Descriptor) -> Address:
-    """Where the client is connected. Addresses lie as in a sockaddr; a local client's uid and pid stand in their place."""
+    """Where the client is connected. Addresses lie as in a sockaddr; a local client's uid and pid
+    stand in their place.
+    """
     if descriptor.a == LISTENER_LOCAL:
         return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=descriptor.c >> 32 & 0xFFFFFFFF, pid=descriptor.slot)
     local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
@@ -114,19 +129,21 @@ class Link:
         self._lent_batches: list[dict[int, int]] = [{} for _ in range(worker_count)]  # by worker: token -> offset
         self.appends: Appends | None = None
         self.checks: Checks | None = None
-        self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]  # by worker: token -> who asked
+        # by worker: token -> who asked
+        self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._described = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._young: list[_Asked] = []  # came since the last look,
         self._older: list[_Asked] = []  # or before it
-        self._parked: list[dict[int, _Asked]] = [{} for _ in range(worker_count)]  # by worker: token -> what takes long, and may be given up
+        # by worker: token -> what takes long, and may be given up
+        self._parked: list[dict[int, _Asked]] = [{} for _ in range(worker_count)]
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._flush: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # -- the loop ----------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -202,13 +219,18 @@ class Link:
         else:
             log.warning("a worker sent what the acceptor does not take", worker=sender, kind=descriptor.kind)
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _on_request(self, worker: int, descriptor: Descriptor) -> None:
         frames = self._frames[worker]
         end = descriptor.offset + descriptor.size_bytes
         if frames is None or end > len(frames):
-            log.error("a worker named bytes outside its arena", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes)
+            log.error(
+                "a worker named bytes outside its arena",
+                worker=worker,
+                offset=descriptor.offset,
+                size_bytes=descriptor.size_bytes,
+            )
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
         frame = bytes(frames[descriptor.offset : end])
@@ -216,12 +238,22 @@ class Link:
         task = self._loop.create_task(self._answer(worker, descriptor, frame))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._young.append(_Asked(task, worker, descriptor.token, descriptor.generation, int.from_bytes(frame[:2], "big") in WAIT_FOR_MEMBERS))
+        self._young.append(
+            _Asked(
+                task,
+                worker,
+                descriptor.token,
+                descriptor.generation,
+                int.from_bytes(frame[:2], "big") in WAIT_FOR_MEMBERS,
+            )
+        )
         if self._park is None:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
     def _on_park(self) -> None:
-        """Requests that wait for something else than this process (a JoinGroup for other members) must not keep the worker's arena from the others."""
+        """Requests that wait for something else than this process (a JoinGroup for other members)
+        must not keep the worker's arena from the others.
+        """
         for asked in self._older:
             if asked.task.done():
                 continue
@@ -239,7 +271,9 @@ class Link:
         self._endpoint.flush()
 
     def _on_abandon(self, worker: int, token: int) -> None:
-        """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: what it has changed stays, nobody waits for the answer."""
+        """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: what it
+        has changed stays, nobody waits for the answer.
+        """
         asked = self._parked[worker].get(token)
         if asked is not None:
             asked.task.cancel()
@@ -270,17 +304,24 @@ class Link:
         pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
         for number, piece in enumerate(pieces):
             last = number + 1 == len(pieces)
-            self._put(worker, _Piece(token, piece, DescriptorKind.RESPONSE, flags if last else native.RESPONSE_MORE, version))
+            self._put(
+                worker, _Piece(token, piece, DescriptorKind.RESPONSE, flags if last else native.RESPONSE_MORE, version)
+            )
 
-    # -- checks ------------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def _on_check(self, worker: int, descriptor: Descriptor) -> None:
         """Something to be asked before a batch is written. The payload is lent until CHECKED."""
         frames = self._frames[worker]
         end = descriptor.offset + descriptor.size_bytes
         if frames is None or end > len(frames) or self.checks is None:
-            log.error("a check cannot be read", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes)
-            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CHECKED, 0, 0, error=int(ErrorCode.NOT_ENOUGH_REPLICAS)))
+            log.error(
+                "a check cannot be read", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes
+            )
+            self._put(
+                worker,
+                _Piece(descriptor.token, b"", DescriptorKind.CHECKED, 0, 0, error=int(ErrorCode.NOT_ENOUGH_REPLICAS)),
+            )
             return
         payload = frames[descriptor.offset : end]
         if descriptor.flags == native.CHECK_TRANSACTION:
@@ -304,7 +345,7 @@ class Link:
         self._send_waiting()
         self._endpoint.flush()
 
-    # -- responses ---------------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _put(self, worker: int, piece: _Piece) -> None:
         self._waiting[worker].append(piece)
@@ -317,7 +358,8 @@ class Link:
                 waiting.popleft()
             blocked |= bool(waiting)
         if blocked and self._retry is None and self._loop is not None:
-            # A full ring sends no notice when it has room again; a full arena does (RELEASE), but its pieces may all be another worker's.
+            # A full ring sends no notice when it has room again; a full arena does (RELEASE), but
+            # its pieces may all be another worker's.
             self._retry = self._loop.call_later(RETRY_S, self._on_retry)
 
     def _on_retry(self) -> None:
@@ -328,7 +370,15 @@ class Link:
     def _send(self, worker: int, piece: _Piece) -> bool:
         if self._endpoint.free_count(worker) == 0:
             return False
-        descriptor = Descriptor(kind=piece.kind, flags=piece.flags, slot=piece.slot, token=piece.token, a=piece.a, c=piece.c, size_bytes=len(piece.data))
+        descriptor = Descriptor(
+            kind=piece.kind,
+            flags=piece.flags,
+            slot=piece.slot,
+            token=piece.token,
+            a=piece.a,
+            c=piece.c,
+            size_bytes=len(piece.data),
+        )
         descriptor.error = piece.error
         if not piece.data:
             descriptor.offset = piece.offset
@@ -374,13 +424,17 @@ class Link:
             if asked.generation != self._control.endpoint_generation(worker):
                 asked.task.cancel()
         if self._loop is not None and self._turn is None:
-            self._on_turn()  # it may have died between taking the flag that says that we sleep and waking us: nobody else would
+            # it may have died between taking the flag that says that we sleep and waking us: nobody
+            # else would
+            self._on_turn()
 
-    # -- producers of a partition --------------------------------------------------------------------------------------------
+    # -- producers of a partition ------------------------------------------------------------------
 
     async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]:
-        """What the partition in this slot knows of its producers: (error code, views). The owner's death is answered with NOT_LEADER_OR_FOLLOWER, no room for the
-        answer with REQUEST_TIMED_OUT; how long to wait is the caller's."""
+        """What the partition in this slot knows of its producers: (error code, views). The owner's
+        death is answered with NOT_LEADER_OR_FOLLOWER, no room for the answer with
+        REQUEST_TIMED_OUT; how long to wait is the caller's.
+        """
         assert self._loop is not None
         self._described += 1
         token = DESCRIBE_TOKENS | self._described
@@ -400,19 +454,31 @@ class Link:
             frames = self._frames[worker]
             end = descriptor.offset + descriptor.size_bytes
             if frames is None or end > len(frames):
-                log.error("a worker named bytes outside its arena", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes)
+                log.error(
+                    "a worker named bytes outside its arena",
+                    worker=worker,
+                    offset=descriptor.offset,
+                    size_bytes=descriptor.size_bytes,
+                )
                 error = int(ErrorCode.UNKNOWN_SERVER_ERROR)
             else:
                 payload = bytes(frames[descriptor.offset : end])
-            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.RELEASE, 0, 0, descriptor.slot, offset=descriptor.offset))
+            self._put(
+                worker,
+                _Piece(descriptor.token, b"", DescriptorKind.RELEASE, 0, 0, descriptor.slot, offset=descriptor.offset),
+            )
         asked = self._descriptions[worker].get(descriptor.token)
         if asked is not None and not asked.done():
             asked.set_result((error, payload))
 
-    # -- batches of coordinators -----------------------------------------------------------------------------------------------
+    # -- batches of coordinators -------------------------------------------------------------------
 
-    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
-        """Queues one record batch for the worker that owns the slot; the outcome comes to `appends`. All that is given in one turn of the loop leaves together."""
+    def send_batch(
+        self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
+    ) -> None:
+        """Queues one record batch for the worker that owns the slot; the outcome comes to
+        `appends`. All that is given in one turn of the loop leaves together.
+        """
         self._put(owner, _Piece(token, batch, DescriptorKind.PRODUCE, flags, leader_epoch, slot, owner_generation))
         self._flush_soon()
 

@@ -1,4 +1,6 @@
-"""What the acceptor knows of the cluster: the controller's last image with every change since applied to it. Sans-I/O."""
+"""What the acceptor knows of the cluster: the controller's last image with every change since
+applied to it. Sans-I/O.
+"""
 
 import bisect
 from collections.abc import Iterable
@@ -10,8 +12,10 @@ from mqd.cluster.metadata.records import RETIRE_HIDDEN
 
 
 class Metadata:
-    """`version` is that of the newest message. A partition is `visible` when every worker has applied the version that brought it: before, a client that was told
-    of it could meet a worker that has never heard of it."""
+    """`version` is that of the newest message. A partition is `visible` when every worker has
+    applied the version that brought it: before, a client that was told of it could meet a worker
+    that has never heard of it.
+    """
 
     def __init__(self) -> None:
         self.version = -1  # -1: no image yet
@@ -26,12 +30,17 @@ class Metadata:
         self.client_quotas: list[messages.ClientQuota] = []
         self.features: dict[str, int] = {}  # what was set; mqd.cluster.metadata.features.levels() adds the rest
         self.features_version = 0  # of the message that changed them last
-        self.withheld: frozenset[str] = frozenset()  # topics that exist, though this host's processes are not told of them, or not of all their partitions
+        # topics that exist, though this host's processes are not told of them, or not of all their
+        # partitions
+        self.withheld: frozenset[str] = frozenset()
         self._node_id = -1  # of this host
-        self._elsewhere: dict[tuple[str, int], int] = {}  # partition of an internal topic -> the newest leader epoch that another host leads, or may have led, since take_elsewhere()
+        # partition of an internal topic -> the newest leader epoch that another host leads, or may
+        # have led, since take_elsewhere()
+        self._elsewhere: dict[tuple[str, int], int] = {}
         self._gone: dict[str, int] = {}  # topic -> partitions that it has kept, since take_gone()
         self._sorted: list[str] | None = None
-        self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
+        # topic id -> (partitions from this index on, version), while it matters
+        self._visible_from: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
         """What is no metadata (answers, commands) changes nothing."""
@@ -72,13 +81,17 @@ class Metadata:
         self.version = message.version
 
     def take_gone(self) -> dict[str, int]:
-        """Topics that are gone (0), and how many partitions those have kept that have lost some: since the last time. One that was made anew, or has got more since, is among them."""
+        """Topics that are gone (0), and how many partitions those have kept that have lost some:
+        since the last time. One that was made anew, or has got more since, is among them.
+        """
         gone, self._gone = self._gone, {}
         return gone
 
     def take_elsewhere(self) -> dict[tuple[str, int], int]:
-        """Partitions of internal topics, by name and index, that another host leads or may have led since the last time, and its newest leader epoch. One that this host leads again is among them,
-        also when both came in one message."""
+        """Partitions of internal topics, by name and index, that another host leads or may have led
+        since the last time, and its newest leader epoch. One that this host leads again is among
+        them, also when both came in one message.
+        """
         elsewhere, self._elsewhere = self._elsewhere, {}
         return elsewhere
 
@@ -111,7 +124,9 @@ class Metadata:
         for topic in image.topics:
             self._note_elsewhere(self.topics.get(topic.name, topic), topic.partitions)
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
-        self._visible_from = {topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known}
+        self._visible_from = {
+            topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known
+        }
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
         self.brokers = {broker.node_id: broker for broker in image.brokers}
         self.topics = told
@@ -149,18 +164,29 @@ class Metadata:
         self.topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
 
     def successor_of(self, name: str, index: int) -> int:
-        """The partition that has taken the records of one that was retired and is gone; -1: it is there, or waits for a slot of this host, or nobody knows of it, or that it was retired."""
+        """The partition that has taken the records of one that was retired and is gone; -1: it is
+        there, or waits for a slot of this host, or nobody knows of it, or that it was retired.
+        """
         topic = self.topics.get(name)
-        if topic is None or name in self.withheld or not topic.first_leader_epoch or not 0 < topic.partition_count <= index:
+        if (
+            topic is None
+            or name in self.withheld
+            or not topic.first_leader_epoch
+            or not 0 < topic.partition_count <= index
+        ):
             return -1
         return index % topic.partition_count
 
     def may_exist(self, name: str, index: int) -> bool:
-        """The partition, or one that has taken its records. What waits for slots of this host is led by others."""
+        """The partition, or one that has taken its records. What waits for slots of this host is
+        led by others.
+        """
         topic = self.topics.get(name)
         if name in self.withheld:
             return True
-        return topic is not None and (index < topic.partition_count or topic.partition_count < 0 or topic.first_leader_epoch > 0)
+        return topic is not None and (
+            index < topic.partition_count or topic.partition_count < 0 or topic.first_leader_epoch > 0
+        )
 
     def is_alive(self, node_id: int) -> bool:
         """A broker that clients may be sent to."""
@@ -173,9 +199,15 @@ class Metadata:
         return len(self.brokers) <= 1
 
     def shown(self, topic: messages.TopicImage) -> list[messages.PartitionImage]:
-        """The partitions that clients are told of: not those that are hidden, the last ones, which empty themselves."""
+        """The partitions that clients are told of: not those that are hidden, the last ones, which
+        empty themselves.
+        """
         partitions = topic.partitions
-        return partitions if not partitions or partitions[-1].retiring < RETIRE_HIDDEN else [partition for partition in partitions if partition.retiring < RETIRE_HIDDEN]
+        return (
+            partitions
+            if not partitions or partitions[-1].retiring < RETIRE_HIDDEN
+            else [partition for partition in partitions if partition.retiring < RETIRE_HIDDEN]
+        )
 
     def visible_count(self, topic: messages.TopicImage, applied_version: int) -> int:
         """How many of the topic's partitions (they are the first ones) every worker knows."""

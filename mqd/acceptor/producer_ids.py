@@ -1,5 +1,7 @@
-"""Producer ids for idempotent and transactional producers, in blocks from the controller, which has a block on disk before it gives it away: an id is never given
-twice, whatever restarts; the rest of a block is lost with the acceptor. All who find none left wait for one request, and hear of its error together.
+"""Producer ids for idempotent and transactional producers, in blocks from the controller, which has
+a block on disk before it gives it away: an id is never given twice, whatever restarts; the rest of
+a block is lost with the acceptor. All who find none left wait for one request, and hear of its
+error together.
 """
 
 import asyncio
@@ -19,7 +21,8 @@ async def allocate(broker: Broker) -> tuple[int, int]:
         if block.asking is None:
             block.asking = asyncio.get_running_loop().create_task(_ask(broker))
         if await asyncio.shield(block.asking):
-            # Whatever it was, the producer may ask again: an id is not a decision that could be made twice.
+            # Whatever it was, the producer may ask again: an id is not a decision that could be
+            # made twice.
             return -1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     block.next += 1
     return block.next - 1, 0

@@ -1,7 +1,9 @@
-"""What a host is asked before partitions of a topic are retired: is a transaction open on one of them? And before others are added in their place: is one still open that wrote to those that
-are gone? Only the leaders know.
+"""What a host is asked before partitions of a topic are retired: is a transaction open on one of
+them? And before others are added in their place: is one still open that wrote to those that are
+gone? Only the leaders know.
 
-A transaction that begins between the answer and the first step of a retirement is ended normally: docs/decisions/2026-11-21-retired-partitions.md. None writes to a partition that is gone.
+A transaction that begins between the answer and the first step of a retirement is ended normally:
+docs/decisions/2026-11-21-retired-partitions.md. None writes to a partition that is gone.
 """
 
 import asyncio
@@ -16,14 +18,21 @@ from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import RETIRE_NOT
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
-from mqd.protocol.messages import CreatePartitionsResponse, DescribeProducersRequest, DescribeProducersResponse, ListTransactionsRequest, ListTransactionsResponse
+from mqd.protocol.messages import (
+    CreatePartitionsResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
 from mqd.protocol.redirected import origin_of
 
 TIMEOUT_S = 10.0
 DESCRIBE_VERSION = 0
 WAY_OUT = (
-    "Bring back a host that has its records (mqd topic describe shows who), and try again. If they are lost for good, let it begin empty: move it to hosts in service"
-    " (mqd topic reassign --no-wait), and elect a leader (kafka-leader-election.sh --election-type unclean)."
+    "Bring back a host that has its records (mqd topic describe shows who), and try again. If they are lost for good,"
+    " let it begin empty: move it to hosts in service (mqd topic reassign --no-wait), and elect a leader"
+    " (kafka-leader-election.sh --election-type unclean)."
 )
 Retirement = CreatePartitionsResponse.Retirement
 
@@ -45,17 +54,35 @@ def first_retired(topic: messages.TopicImage) -> int:
 
 
 def described(broker: Broker, topic: messages.TopicImage) -> Retirement:
-    """`step`: 0 none goes (or they are gone), 1 they are drawing near to those that take their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers act by it."""
+    """`step`: 0 none goes (or they are gone), 1 they are drawing near to those that take their
+    records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers act by it.
+    """
     applied = broker.table.metadata_version >= broker.metadata.version
     going = topic.partitions[first_retired(topic) :]
-    retired = [CreatePartitionsResponse.Retired(partition_index=one.index, redirect_index=one.redirect, leader_id=one.leader, leader_epoch=one.leader_epoch) for one in going]
-    return Retirement(step=going[-1].retiring - RETIRE_NOT + 1 if going else 0, applied=applied, remaining=len(topic.partitions) - len(going), retired=retired)
+    retired = [
+        CreatePartitionsResponse.Retired(
+            partition_index=one.index, redirect_index=one.redirect, leader_id=one.leader, leader_epoch=one.leader_epoch
+        )
+        for one in going
+    ]
+    return Retirement(
+        step=going[-1].retiring - RETIRE_NOT + 1 if going else 0,
+        applied=applied,
+        remaining=len(topic.partitions) - len(going),
+        retired=retired,
+    )
 
 
 async def refusal(context: Context, header: RequestHeader, change: messages.RetirePartitions) -> tuple[int, str] | None:
-    """(error code, why) when a transaction is open on a partition that would be retired, or that cannot be told. What else speaks against it the controller says."""
+    """(error code, why) when a transaction is open on a partition that would be retired, or that
+    cannot be told. What else speaks against it the controller says.
+    """
     topic = context.broker.metadata.topics.get(change.name)
-    if topic is None or not 0 < change.partition_count < len(topic.partitions) or first_retired(topic) < len(topic.partitions):
+    if (
+        topic is None
+        or not 0 < change.partition_count < len(topic.partitions)
+        or first_retired(topic) < len(topic.partitions)
+    ):
         return None
     try:
         found = await _open_on(context, header, topic, change.partition_count)
@@ -64,15 +91,24 @@ async def refusal(context: Context, header: RequestHeader, change: messages.Reti
     return await _refused(context, header, change.name, min(found), "retire the partitions then") if found else None
 
 
-async def refusal_to_add(context: Context, header: RequestHeader, change: messages.AddPartitions) -> tuple[int, str] | None:
-    """(error code, why) when a transaction is open that wrote to a partition which is gone, or that cannot be told. Its marker goes where the records went, as long as there is no partition of
-    that index, and as many as there were then; else readers of committed records would wait for it for ever. The controller refuses when others are gone than those that are known here
-    (AddPartitions.first_leader_epoch)."""
+async def refusal_to_add(
+    context: Context, header: RequestHeader, change: messages.AddPartitions
+) -> tuple[int, str] | None:
+    """(error code, why) when a transaction is open that wrote to a partition which is gone, or that
+    cannot be told. Its marker goes where the records went, as long as there is no partition of that
+    index, and as many as there were then; else readers of committed records would wait for it for
+    ever. The controller refuses when others are gone than those that are known here
+    (AddPartitions.first_leader_epoch).
+    """
     topic = context.broker.metadata.topics.get(change.name)
     if topic is None or not topic.first_leader_epoch or change.partition_count <= len(topic.partitions):
         return None
     try:
-        found = [one for one in await _open_on(context, header, topic, 0) if origin_of(one.producer_id)[1] >= len(topic.partitions)]
+        found = [
+            one
+            for one in await _open_on(context, header, topic, 0)
+            if origin_of(one.producer_id)[1] >= len(topic.partitions)
+        ]
     except _Unknown as error:
         return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
     return await _refused(context, header, change.name, min(found), "add partitions then") if found else None
@@ -81,22 +117,43 @@ async def refusal_to_add(context: Context, header: RequestHeader, change: messag
 async def _refused(context: Context, header: RequestHeader, topic: str, found: Open, then: str) -> tuple[int, str]:
     producer_id, sent_to = origin_of(found.producer_id)
     name = await _transactional_id(context, header, producer_id)
-    whose = f"transactional id '{name}', producer id {producer_id}" if name is not None else f"producer id {producer_id}, whose transactional id no coordinator knows"
+    whose = (
+        f"transactional id '{name}', producer id {producer_id}"
+        if name is not None
+        else f"producer id {producer_id}, whose transactional id no coordinator knows"
+    )
     also = f" (sent to the former partition {sent_to})" if sent_to >= 0 else ""
-    return int(ErrorCode.CONCURRENT_TRANSACTIONS), f"A transaction is open on partition {found.partition} of {topic}{also}: {whose}. Wait until it ends, or abort it (mqd txn abort), and {then}."
+    return (
+        int(ErrorCode.CONCURRENT_TRANSACTIONS),
+        (
+            f"A transaction is open on partition {found.partition} of {topic}{also}: {whose}. Wait until it ends, or"
+            f" abort it (mqd txn abort), and {then}."
+        ),
+    )
 
 
 async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> list[Open]:
-    """Raises _Unknown: also of a partition that is lost for good nobody but an operator can say that it is, and not only late. A leader that was elected uncleanly says what is open on what is left."""
+    """Raises _Unknown: also of a partition that is lost for good nobody but an operator can say
+    that it is, and not only late. A leader that was elected uncleanly says what is open on what is
+    left.
+    """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):
         told = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
-        raise _Unknown(f"This broker has room for {told} only, and cannot tell whether a transaction is open on the others; ask another broker.")
+        raise _Unknown(
+            f"This broker has room for {told} only, and cannot tell whether a transaction is open on the others; ask"
+            " another broker."
+        )
     for partition in topic.partitions[first:]:
         if partition.leader < 0:
-            raise _Unknown(f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is open on it. {WAY_OUT}")
+            raise _Unknown(
+                f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is"
+                f" open on it. {WAY_OUT}"
+            )
         by_leader.setdefault(partition.leader, []).append(partition.index)
-    answers = await asyncio.gather(*(_ask(context, header, node, topic.name, indexes) for node, indexes in by_leader.items()))
+    answers = await asyncio.gather(
+        *(_ask(context, header, node, topic.name, indexes) for node, indexes in by_leader.items())
+    )
     return [one for answer in answers for one in answer]
 
 
@@ -109,15 +166,27 @@ async def _ask(context: Context, header: RequestHeader, node: int, name: str, in
         try:
             response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)  # type: ignore[assignment]
         except PeerError as error:
-            raise _Unknown(f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked whether a transaction is open on it ({error}); try again.") from error
+            raise _Unknown(
+                f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked whether a transaction is"
+                f" open on it ({error}); try again."
+            ) from error
     if not isinstance(response, DescribeProducersResponse):
-        raise _Unknown(f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked from this one; try again.")
+        raise _Unknown(
+            f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked from this one; try again."
+        )
     found = []
     for partition in response.topics[0].partitions:
         if partition.error_code:
             reason = error_message(partition.error_code)
-            raise _Unknown(f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is open on it ({reason}); try again. If that goes on, its disk has failed: {WAY_OUT}")
-        found += [Open(partition.partition_index, one.producer_id) for one in partition.active_producers if one.current_txn_start_offset >= 0]
+            raise _Unknown(
+                f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is"
+                f" open on it ({reason}); try again. If that goes on, its disk has failed: {WAY_OUT}"
+            )
+        found += [
+            Open(partition.partition_index, one.producer_id)
+            for one in partition.active_producers
+            if one.current_txn_start_offset >= 0
+        ]
     return found
 
 
@@ -128,5 +197,15 @@ async def _transactional_id(context: Context, header: RequestHeader, producer_id
     broker, service = context.broker, context.broker.transactions
     if service is not None and service.peers is not None:
         others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
-        answers += await asyncio.gather(*(service.peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True)
-    return next((state.transactional_id for answer in answers if isinstance(answer, ListTransactionsResponse) for state in answer.transaction_states), None)
+        answers += await asyncio.gather(
+            *(service.peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True
+        )
+    return next(
+        (
+            state.transactional_id
+            for answer in answers
+            if isinstance(answer, ListTransactionsResponse)
+            for state in answer.transaction_states
+        ),
+        None,
+    )

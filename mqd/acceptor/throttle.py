@@ -1,7 +1,10 @@
-"""Request quotas for what the acceptor answers (KIP-124): the time that this loop worked on a request is charged to its client id, and the answer says for how
-long the client should wait. The worker that holds the connection sees the debt in the control segment and reads no further request meanwhile.
+"""Request quotas for what the acceptor answers (KIP-124): the time that this loop worked on a
+request is charged to its client id, and the answer says for how long the client should wait. The
+worker that holds the connection sees the debt in the control segment and reads no further request
+meanwhile.
 
-Only work counts: a request that waits for the disk, the controller or other members of its group keeps nobody from being served.
+Only work counts: a request that waits for the disk, the controller or other members of its group
+keeps nobody from being served.
 """
 
 import time
@@ -37,19 +40,24 @@ class Measured:
             send = raised = None
             try:
                 send = yield waits_for
-            except BaseException as error:  # a cancellation, or the error of what it waited for: the handler's to deal with
+            # a cancellation, or the error of what it waited for: the handler's to deal with
+            except BaseException as error:
                 raised = error
 
 
 async def charged(handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float) -> object:
-    """Carries the handler out; its answer carries the throttle time. What was spent since `began_s` (perf_counter) counts too."""
+    """Carries the handler out; its answer carries the throttle time. What was spent since `began_s`
+    (perf_counter) counts too.
+    """
     measured = Measured(handling)
     decoding_ns = int((time.perf_counter() - began_s) * 1e9)
     try:
         response = await measured
     finally:
         client_id = (header.client_id or "").encode()
-        delay_ns = context.broker.quotas.charge(client_id, QuotaKind.REQUEST, decoding_ns + measured.work_ns, time.monotonic_ns())
+        delay_ns = context.broker.quotas.charge(
+            client_id, QuotaKind.REQUEST, decoding_ns + measured.work_ns, time.monotonic_ns()
+        )
     if delay_ns and getattr(response, "throttle_time_ms", None) is not None:
         response.throttle_time_ms = max(response.throttle_time_ms, min(-(-delay_ns // 1_000_000), 2**31 - 1))
         context.cacheable = False

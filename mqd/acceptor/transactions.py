@@ -1,4 +1,5 @@
-"""The transaction coordinator of this broker, put together: cores, markers, the answers to CHECK, and producer ids where a core wants one.
+"""The transaction coordinator of this broker, put together: cores, markers, the answers to CHECK,
+and producer ids where a core wants one.
 
 Handlers use `context.broker.transactions`; it is None where there is no link to write by.
 """
@@ -79,7 +80,11 @@ class TransactionService:
 
     def connect(self, peers: Peers) -> None:
         """Other hosts lead partitions and coordinate transactions too."""
-        self.peers, self._remote, self._routed = peers, RemoteMarkers(peers), RoutedCoordinator(self._broker, self.coordinator, peers)
+        self.peers, self._remote, self._routed = (
+            peers,
+            RemoteMarkers(peers),
+            RoutedCoordinator(self._broker, self.coordinator, peers),
+        )
 
     @property
     def routed(self) -> "Coordinator | RoutedCoordinator":
@@ -94,14 +99,16 @@ class TransactionService:
     def now_ms(self) -> int:
         return self._now_ms()
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     async def request(self, transactional_id: str, make_event: Callable[[int], object]) -> object:
         """Raises CoordinatorError."""
         return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
 
     async def identify(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
-        """`make_event(request, spare producer id)`: asked again with a producer id when the core wants one. Errors of the coordinator are in the answer."""
+        """`make_event(request, spare producer id)`: asked again with a producer id when the core
+        wants one. Errors of the coordinator are in the answer.
+        """
         try:
             answer = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:
@@ -126,44 +133,82 @@ class TransactionService:
         if getattr(answer, "error", 0) != NEED_PRODUCER_ID:
             return answer
         spare, error = await allocate(self._broker)
-        return Identity(error) if error else await self.request(transactional_id, lambda number: make_event(number, spare))
+        return (
+            Identity(error) if error else await self.request(transactional_id, lambda number: make_event(number, spare))
+        )
 
     def coordinator_epoch_max(self) -> int:
-        """The highest leader epoch of the partitions of __transaction_state: no coordinator has a higher one."""
+        """The highest leader epoch of the partitions of __transaction_state: no coordinator has a
+        higher one.
+        """
         topic = self._broker.metadata.topics.get(TRANSACTIONS)
         return max((partition.leader_epoch for partition in topic.partitions), default=-1) if topic is not None else -1
 
-    # -- markers -----------------------------------------------------------------------------------------------------------
+    # -- markers -----------------------------------------------------------------------------------
 
     def append_marker(
-        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
+        self,
+        topic: str,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        is_bumped: bool = False,
     ) -> "asyncio.Future[object]":
         successor = self._broker.metadata.successor_of(topic, partition)
         if successor >= 0:  # the transaction's records, if it has any, are where they went
             producer_id, partition = redirected_producer(producer_id, partition), successor
         image = self._broker.partition_of(topic, partition)
         if self._remote is not None and image is not None and image.leader not in (-1, self._broker.node_id):
-            return self._remote.write(image.leader, MarkerToWrite((topic, partition), producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, image.leader_epoch))
-        return self.append_marker_here(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped)
+            return self._remote.write(
+                image.leader,
+                MarkerToWrite(
+                    (topic, partition),
+                    producer_id,
+                    producer_epoch,
+                    coordinator_epoch,
+                    commit,
+                    is_bumped,
+                    image.leader_epoch,
+                ),
+            )
+        return self.append_marker_here(
+            topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped
+        )
 
     def append_marker_here(
-        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False, leader_epoch: int = -1
+        self,
+        topic: str,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        is_bumped: bool = False,
+        leader_epoch: int = -1,
     ) -> "asyncio.Future[object]":
         """Of a partition that this host leads, in that leader epoch (-1 = any); refused otherwise."""
         assert self._log is not None
         if topic == GROUPS:
-            marker = self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, leader_epoch)
+            marker = self.groups.write_marker(
+                partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, leader_epoch
+            )
             task = asyncio.get_running_loop().create_task(marker)
             self._tasks.add(task)  # type: ignore[arg-type]
             task.add_done_callback(self._tasks.discard)
             return task  # type: ignore[return-value]
-        marker_here = Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped)
+        marker_here = Marker(
+            topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped
+        )
         return self._log.marker_nowait(marker_here, leader_epoch)  # type: ignore[return-value]
 
-    # -- CHECK -------------------------------------------------------------------------------------------------------------
+    # -- CHECK -------------------------------------------------------------------------------------
 
     async def check(self, payload: bytes) -> list[int] | int:
-        """The payload of a CHECK (MQD_CHECK_TRANSACTION): an error code for each partition, or one for all. Never raises but for cancellation."""
+        """The payload of a CHECK (MQD_CHECK_TRANSACTION): an error code for each partition, or one
+        for all. Never raises but for cancellation.
+        """
         try:
             producer_id, epoch, version, _acks, id_bytes, count, _timeout_ms = _CHECK.unpack_from(payload)
             end = _CHECK.size + count * _CHECK_PARTITION.size
@@ -177,7 +222,9 @@ class TransactionService:
         names = self._broker.metadata.names
         partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in asked]
         verifies = bool(self._broker.broker_value("transaction.partition.verification.enable"))
-        return await checks.check_produce(self.routed, transactional_id, producer_id, epoch, version, partitions, verifies)
+        return await checks.check_produce(
+            self.routed, transactional_id, producer_id, epoch, version, partitions, verifies
+        )
 
 
 def coordinate(broker: Broker, owners: Owners, generation: int) -> Coordinators:

@@ -1,4 +1,6 @@
-"""Questions to what may hang, a file system before all. They are asked in threads that nobody waits for at the end (those of an executor are waited for)."""
+"""Questions to what may hang, a file system before all. They are asked in threads that nobody waits
+for at the end (those of an executor are waited for).
+"""
 
 import asyncio
 import contextlib
@@ -58,15 +60,20 @@ class UnderWay:
 
 
 class Questions:
-    """Each of those that are asked is asked one question at a time: one that hangs takes one thread, however often it is asked for. Concurrency: the event loop's thread."""
+    """Each of those that are asked is asked one question at a time: one that hangs takes one
+    thread, however often it is asked for. Concurrency: the event loop's thread.
+    """
 
     def __init__(self) -> None:
         self._under_way: dict[Hashable, UnderWay] = {}
 
     async def ask(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
-        """`question` gets a function that it calls whenever it has got on. Raises TimeoutError: nothing has been heard of `whom` for `silent_s`, and what the question before this one does counts too. RuntimeError: no
-        thread can be started."""
-        while (before := self._under_way.get(whom)) is not None and not before.answer.done():  # one that is done has no place to wait in
+        """`question` gets a function that it calls whenever it has got on. Raises TimeoutError:
+        nothing has been heard of `whom` for `silent_s`, and what the question before this one does
+        counts too. RuntimeError: no thread can be started.
+        """
+        # one that is done has no place to wait in
+        while (before := self._under_way.get(whom)) is not None and not before.answer.done():
             if not await before.ended(silent_s):
                 raise TimeoutError(f"{whom} does not answer")
         mine = UnderWay()

@@ -1,4 +1,6 @@
-"""The clocks, each by what it is good for. Cores never read them: their shells do, and pass the time in."""
+"""The clocks, each by what it is good for. Cores never read them: their shells do, and pass the
+time in.
+"""
 
 import time
 

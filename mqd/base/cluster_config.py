@@ -1,6 +1,7 @@
 """Where a host listens for other hosts, whom it asks for a cluster, and the secret that they share.
 
-A host on its own listens for no other host: that begins with cluster.seeds, or with controller.listener or inter.broker.listener themselves.
+A host on its own listens for no other host: that begins with cluster.seeds, or with
+controller.listener or inter.broker.listener themselves.
 """
 
 import os
@@ -14,13 +15,16 @@ from mqd.base.config import ConfigError, Listener, advertised_listeners, parse_l
 KEY_BYTES_MIN = 16
 KEY_FILE_BYTES_MAX = 4096
 INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # from the clients' port on
-LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"  # no secret: keeps strangers' bytes out, not an attacker
+# no secret: keeps strangers' bytes out, not an attacker
+LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class Place(NamedTuple):
-    """One listener between hosts. `host`, `port`: what it is bound to (port 0: a free one); `told_host`, `told_port`: what other hosts are told (0: as bound)."""
+    """One listener between hosts. `host`, `port`: what it is bound to (port 0: a free one);
+    `told_host`, `told_port`: what other hosts are told (0: as bound).
+    """
 
     host: str
     port: int
@@ -34,7 +38,7 @@ class ClusterListeners(NamedTuple):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """"HOST:PORT" or "[::1]:PORT". Raises ValueError."""
+    """ "HOST:PORT" or "[::1]:PORT". Raises ValueError."""
     match = re.fullmatch(r"\s*(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]*)):([0-9]{1,5})\s*", text)
     if match is None or int(match[3]) > 65535:
         raise ValueError(f"{text.strip()!r} is not HOST:PORT (IPv6: [::1]:PORT)")
@@ -66,7 +70,9 @@ def listens(config: Mapping[str, str]) -> bool:
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
 
-def _place(config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, told: str, step: int) -> Place:
+def _place(
+    config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, told: str, step: int
+) -> Place:
     text = config.get(name)
     host, port = clients.host, clients.port + step if clients.port else 0
     if text:
@@ -75,7 +81,9 @@ def _place(config: Mapping[str, str], name: str, advertised_name: str, clients: 
         except ValueError as error:
             raise ConfigError(f"{name}: {error}", name, text) from error
     if port > 65535:
-        raise ConfigError(f"{name} is not set, and the clients' port {clients.port} leaves no room for it; set it", name, None)
+        raise ConfigError(
+            f"{name} is not set, and the clients' port {clients.port} leaves no room for it; set it", name, None
+        )
     advertised = config.get(advertised_name)
     if advertised:
         try:
@@ -87,7 +95,12 @@ def _place(config: Mapping[str, str], name: str, advertised_name: str, clients: 
             raise ConfigError(f"{advertised_name}: {error}", advertised_name, advertised) from error
     told_host = told if host in _WILDCARDS else host
     if told_host in _WILDCARDS:
-        raise ConfigError(f"{name} listens on every address, so other hosts must be told which one to use: set {advertised_name}=HOST:PORT", name, text)
+        raise ConfigError(
+            f"{name} listens on every address, so other hosts must be told which one to use: set"
+            f" {advertised_name}=HOST:PORT",
+            name,
+            text,
+        )
     return Place(host, port, told_host, 0)
 
 
@@ -100,7 +113,9 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
     told = advertised.host if advertised is not None else ""
     return ClusterListeners(
         _place(config, "controller.listener", "advertised.controller.listener", clients, told, CONTROLLER_PORT_STEP),
-        _place(config, "inter.broker.listener", "advertised.inter.broker.listener", clients, told, INTER_BROKER_PORT_STEP),
+        _place(
+            config, "inter.broker.listener", "advertised.inter.broker.listener", clients, told, INTER_BROKER_PORT_STEP
+        ),
     )
 
 
@@ -111,19 +126,26 @@ def check(config: Mapping[str, str]) -> None:
     for name, place in zip(("controller.listener", "inter.broker.listener"), places or (), strict=False):
         if not _LOOPBACK.fullmatch(place.host) and not config.get("cluster.key.file"):
             raise ConfigError(
-                f"{name}={format_address(place.host, place.port)} can be reached from other machines, so hosts must prove who they are: make a key with `mqd cluster key FILE`,"
-                " copy it to every host and set cluster.key.file", name, config.get(name),
-            )  # fmt: skip
+                f"{name}={format_address(place.host, place.port)} can be reached from other machines, so hosts must"
+                " prove who they are: make a key with `mqd cluster key FILE`, copy it to every host and set"
+                " cluster.key.file",
+                name,
+                config.get(name),
+            )
     heartbeat, session = int(config["broker.heartbeat.interval.ms"]), int(config["broker.session.timeout.ms"])
     if 2 * heartbeat > session:
         raise ConfigError(
-            f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}: one lost heartbeat would cost the broker its leaderships",
-            "broker.heartbeat.interval.ms", str(heartbeat),
-        )  # fmt: skip
+            f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}: one"
+            " lost heartbeat would cost the broker its leaderships",
+            "broker.heartbeat.interval.ms",
+            str(heartbeat),
+        )
 
 
 def load_key(config: Mapping[str, str]) -> bytes:
-    """The cluster's secret; LOOPBACK_KEY when none is configured. Raises ConfigError: unreadable, too short, or open to others on this machine."""
+    """The cluster's secret; LOOPBACK_KEY when none is configured. Raises ConfigError: unreadable,
+    too short, or open to others on this machine.
+    """
     name = config.get("cluster.key.file")
     if not name:
         return LOOPBACK_KEY
@@ -133,9 +155,20 @@ def load_key(config: Mapping[str, str]) -> bytes:
         with open(path, "rb") as file:
             key = file.read(KEY_FILE_BYTES_MAX + 1).strip()
     except OSError as error:
-        raise ConfigError(f"cluster.key.file {path} cannot be read: {error.strerror}; make one with: mqd cluster key {path}", "cluster.key.file", name) from error
+        raise ConfigError(
+            f"cluster.key.file {path} cannot be read: {error.strerror}; make one with: mqd cluster key {path}",
+            "cluster.key.file",
+            name,
+        ) from error
     if mode & 0o077:
-        raise ConfigError(f"cluster.key.file {path} can be read by others on this machine: chmod 600 {path}", "cluster.key.file", name)
+        raise ConfigError(
+            f"cluster.key.file {path} can be read by others on this machine: chmod 600 {path}", "cluster.key.file", name
+        )
     if not KEY_BYTES_MIN <= len(key) <= KEY_FILE_BYTES_MAX:
-        raise ConfigError(f"cluster.key.file {path} holds {len(key)} bytes; a key has from {KEY_BYTES_MIN} to {KEY_FILE_BYTES_MAX} (mqd cluster key makes one)", "cluster.key.file", name)
+        raise ConfigError(
+            f"cluster.key.file {path} holds {len(key)} bytes; a key has from {KEY_BYTES_MIN} to {KEY_FILE_BYTES_MAX}"
+            " (mqd cluster key makes one)",
+            "cluster.key.file",
+            name,
+        )
     return key

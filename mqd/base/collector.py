@@ -1,4 +1,6 @@
-"""The garbage collector, kept away from work that makes hundreds of thousands of objects that stay: it would look at all of them again and again, and find nothing."""
+"""The garbage collector, kept away from work that makes hundreds of thousands of objects that stay:
+it would look at all of them again and again, and find nothing.
+"""
 
 import gc
 from collections.abc import Iterator

@@ -1,8 +1,10 @@
 """Configuration: where values come from, what they may be, which one counts.
 
-A broker's value comes from, first wins: the command line, the environment (MQD_LOG_RETENTION_MS), the file (server.properties), the default. A topic's value
-comes from, first wins: the topic, the broker (static, or set at run time), the default. All values stay text, as on the wire; parse_value gives
-them a type. An unknown name or a value that is not allowed is always an error: a misspelt retention deletes data.
+A broker's value comes from, first wins: the command line, the environment (MQD_LOG_RETENTION_MS),
+the file (server.properties), the default. A topic's value comes from, first wins: the topic, the
+broker (static, or set at run time), the default. All values stay text, as on the wire; parse_value
+gives them a type. An unknown name or a value that is not allowed is always an error: a misspelt
+retention deletes data.
 
 `python -m mqd.base.config --markdown` prints docs/configuration.md.
 """
@@ -18,22 +20,47 @@ import msgspec
 from mqd.base.properties import ALIASES, BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, UNAVAILABLE, Property
 
 __all__ = [
-    "BROKER", "GROUP", "TOPIC", "ConfigError", "Listener", "Property", "advertised_listeners", "broker_effective", "broker_value", "load_broker", "parse_cpus",
-    "parse_listeners", "parse_properties", "parse_value", "property_of", "topic_effective", "topic_value", "usable_cpu_count", "validate_broker_dynamic", "validate_group", "validate_topic", "without_effect",
+    "BROKER",
+    "GROUP",
+    "TOPIC",
+    "ConfigError",
+    "Listener",
+    "Property",
+    "advertised_listeners",
+    "broker_effective",
+    "broker_value",
+    "load_broker",
+    "parse_cpus",
+    "parse_listeners",
+    "parse_properties",
+    "parse_value",
+    "property_of",
+    "topic_effective",
+    "topic_value",
+    "usable_cpu_count",
+    "validate_broker_dynamic",
+    "validate_group",
+    "validate_topic",
+    "without_effect",
 ]
 
 Value = int | float | bool | str | list[str]
 
 ENVIRONMENT_PREFIX = "MQD_"
-# Variables of that prefix that are not properties: the command line's, and those of tests and measurements.
-ENVIRONMENT_RESERVED = frozenset({"MQD_BOOTSTRAP", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG", "MQD_PYTHON", "MQD_WORKERS"})
+# Variables of that prefix that are not properties: the command line's, and those of tests and
+# measurements.
+ENVIRONMENT_RESERVED = frozenset(
+    {"MQD_BOOTSTRAP", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG", "MQD_PYTHON", "MQD_WORKERS"}
+)
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
 _ARENA_GRAIN_BYTES = 65536
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 
 class ConfigError(ValueError):
-    """A name is unknown or a value is not allowed. The message names the property, the value, what is allowed and, if known, where it was set."""
+    """A name is unknown or a value is not allowed. The message names the property, the value, what
+    is allowed and, if known, where it was set.
+    """
 
     def __init__(self, message: str, name: str = "", value: str | None = None):
         super().__init__(message)
@@ -47,7 +74,7 @@ class Listener(msgspec.Struct, frozen=True):
     port: int  # 0 = a free one
 
 
-# -- one value -------------------------------------------------------------------------------------------------------------
+# -- one value -------------------------------------------------------------------------------------
 
 
 def allowed_text(prop: Property) -> str:
@@ -55,7 +82,11 @@ def allowed_text(prop: Property) -> str:
     if prop.choices:
         return ("any of " if prop.kind == "list" else "one of ") + ", ".join(prop.choices)
     noun = {
-        "int": "a whole number", "long": "a whole number", "double": "a number", "string": "text", "list": "values separated by commas",
+        "int": "a whole number",
+        "long": "a whole number",
+        "double": "a number",
+        "string": "text",
+        "list": "values separated by commas",
         "bool": " or ".join(value for value in ("true", "false") if value not in prop.refused),
     }[prop.kind]
     bounds = []
@@ -76,7 +107,9 @@ def _not_allowed(prop: Property, text: str | None, why: str = "") -> ConfigError
 def _parse_number(prop: Property, text: str) -> int | float:
     try:
         # int() and float() accept "1_000", "inf" and digits of other scripts; a file should not
-        if not re.fullmatch(r"[+-]?[0-9]+" if prop.kind != "double" else r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?", text):
+        if not re.fullmatch(
+            r"[+-]?[0-9]+" if prop.kind != "double" else r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?", text
+        ):
             raise ValueError
         number = float(text) if prop.kind == "double" else int(text)
     except ValueError:
@@ -124,7 +157,7 @@ def _canonical(prop: Property, text: str) -> str:
     return str(value) if prop.kind in ("int", "long") else text.strip()
 
 
-# -- names -----------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 def property_of(table: Mapping[str, Property], name: str) -> Property:
@@ -148,7 +181,9 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
 
 
 def broker_value(config: Mapping[str, str], name: str) -> Value | None:
-    """The typed value of a broker's property; its default when `config` has none; None when that is "not set"."""
+    """The typed value of a broker's property; its default when `config` has none; None when that is
+    "not set".
+    """
     text = config.get(name, BROKER[name].default)
     return None if text is None else parse_value(BROKER[name], text)
 
@@ -158,16 +193,20 @@ def topic_value(effective: Mapping[str, str], name: str) -> Value:
     return parse_value(TOPIC[name], effective[name])
 
 
-# -- sources ---------------------------------------------------------------------------------------------------------------
+# -- sources ---------------------------------------------------------------------------------------
 
 
 def _unescape(text: str) -> str:
     special = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else special.get(m[1], m[1]), text)
+    return re.sub(
+        r"\\(u[0-9a-fA-F]{4}|.)", lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else special.get(m[1], m[1]), text
+    )
 
 
 def parse_properties(text: str) -> dict[str, tuple[str, int]]:
-    """Java's .properties syntax: name -> (value, line number from 1). A later line wins. Source: java.util.Properties.load."""
+    """Java's .properties syntax: name -> (value, line number from 1). A later line wins. Source:
+    java.util.Properties.load.
+    """
     found: dict[str, tuple[str, int]] = {}
     lines = text.splitlines()
     index = 0
@@ -196,17 +235,26 @@ def _from_file(file: Path) -> dict[str, tuple[str, str]]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     found = {}
     for variable, value in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in ENVIRONMENT_RESERVED or variable.startswith(ENVIRONMENT_RESERVED_PREFIXES):
+        if (
+            not variable.startswith(ENVIRONMENT_PREFIX)
+            or variable in ENVIRONMENT_RESERVED
+            or variable.startswith(ENVIRONMENT_RESERVED_PREFIXES)
+        ):
             continue
-        found[variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")] = (value, f"environment variable {variable}")
+        found[variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")] = (
+            value,
+            f"environment variable {variable}",
+        )
     return found
 
 
 def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
-    """A broker's whole configuration: every property that has a value, in canonical text, checked also against each other.
+    """A broker's whole configuration: every property that has a value, in canonical text, checked
+    also against each other.
 
-    `environment` is usually os.environ, `overrides` what the command line said. Absent from the result: properties without value and default
-    (log.dirs, advertised.listeners, log.retention.ms...). Raises ConfigError, which says where the value was set.
+    `environment` is usually os.environ, `overrides` what the command line said. Absent from the
+    result: properties without value and default (log.dirs, advertised.listeners,
+    log.retention.ms...). Raises ConfigError, which says where the value was set.
     """
     config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
     chosen: dict[str, str] = {}
@@ -221,17 +269,25 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
     config.update(chosen)
     if "socket.request.max.bytes" in chosen and "receive.arena.bytes" not in chosen:
         wanted = 2 * int(config["socket.request.max.bytes"])
-        config["receive.arena.bytes"] = str(max(int(config["receive.arena.bytes"]), -(-wanted // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES))
+        config["receive.arena.bytes"] = str(
+            max(int(config["receive.arena.bytes"]), -(-wanted // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES)
+        )
     _check_broker(config)
     return config
 
 
 def without_effect(config: Mapping[str, str]) -> list[str]:
-    """Names that were set to something else than the default and change nothing: for the log, so that nobody relies on them."""
-    return sorted(name for name, value in config.items() if name in BROKER and BROKER[name].ignored and value != BROKER[name].default)
+    """Names that were set to something else than the default and change nothing: for the log, so
+    that nobody relies on them.
+    """
+    return sorted(
+        name
+        for name, value in config.items()
+        if name in BROKER and BROKER[name].ignored and value != BROKER[name].default
+    )
 
 
-# -- checks between properties ---------------------------------------------------------------------------------------------
+# -- checks between properties ---------------------------------------------------------------------
 
 
 def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> None:
@@ -241,15 +297,29 @@ def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> No
 
 _GROUP_BOUNDS = {
     "consumer.session.timeout.ms": ("group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"),
-    "consumer.heartbeat.interval.ms": ("group.consumer.min.heartbeat.interval.ms", "group.consumer.max.heartbeat.interval.ms"),
+    "consumer.heartbeat.interval.ms": (
+        "group.consumer.min.heartbeat.interval.ms",
+        "group.consumer.max.heartbeat.interval.ms",
+    ),
 }
 
 
 def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
-    # accepted and not kept it would be the worst of lies: acks=all from fewer replicas than were asked for
+    # accepted and not kept it would be the worst of lies: acks=all from fewer replicas than were
+    # asked for
     wanted = int(config["min.insync.replicas"])
-    _require(wanted != 0, "min.insync.replicas=0 cannot be: the leader itself counts; set it to 1 or more, or to -1", "min.insync.replicas", config)
-    _require(wanted <= 1 or clustered, f"min.insync.replicas={wanted} cannot be met: one host keeps one replica of a partition; set it to 1", "min.insync.replicas", config)
+    _require(
+        wanted != 0,
+        "min.insync.replicas=0 cannot be: the leader itself counts; set it to 1 or more, or to -1",
+        "min.insync.replicas",
+        config,
+    )
+    _require(
+        wanted <= 1 or clustered,
+        f"min.insync.replicas={wanted} cannot be met: one host keeps one replica of a partition; set it to 1",
+        "min.insync.replicas",
+        config,
+    )
 
 
 def _check_broker(config: Mapping[str, str]) -> None:
@@ -257,24 +327,49 @@ def _check_broker(config: Mapping[str, str]) -> None:
         low, high = int(config[smaller]), int(config[larger])
         _require(low * factor <= high, f"{smaller}={low} is too large for {larger}={high}: {why}", smaller, config)
 
-    at_most("socket.request.max.bytes", "receive.arena.bytes", 2, "a request may take half of the arena; raise receive.arena.bytes or lower socket.request.max.bytes")
-    at_most("message.max.bytes", "socket.request.max.bytes", 1, "such a batch could never arrive; raise socket.request.max.bytes or lower message.max.bytes")
+    at_most(
+        "socket.request.max.bytes",
+        "receive.arena.bytes",
+        2,
+        "a request may take half of the arena; raise receive.arena.bytes or lower socket.request.max.bytes",
+    )
+    at_most(
+        "message.max.bytes",
+        "socket.request.max.bytes",
+        1,
+        "such a batch could never arrive; raise socket.request.max.bytes or lower message.max.bytes",
+    )
     at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", 1, "the first step must not exceed the largest")
     _require(
         int(config["receive.arena.bytes"]) % _ARENA_GRAIN_BYTES == 0,
-        f"receive.arena.bytes={config['receive.arena.bytes']} must be a multiple of {_ARENA_GRAIN_BYTES}", "receive.arena.bytes", config,
+        f"receive.arena.bytes={config['receive.arena.bytes']} must be a multiple of {_ARENA_GRAIN_BYTES}",
+        "receive.arena.bytes",
+        config,
     )
     free, reserve = int(config["retention.free.bytes"]), int(config["log.dirs.free.bytes.min"])
     _require(
         free < 0 or free > reserve,
-        f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: deleting would begin after Produce is refused", "retention.free.bytes", config,
+        f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: deleting would begin after Produce"
+        " is refused",
+        "retention.free.bytes",
+        config,
     )
     scrub_ms = int(config["log.scrub.interval.ms"])
-    _require(scrub_ms < 0 or scrub_ms >= 1000, f"log.scrub.interval.ms={scrub_ms} must be at least 1000, or -1 for never", "log.scrub.interval.ms", config)
+    _require(
+        scrub_ms < 0 or scrub_ms >= 1000,
+        f"log.scrub.interval.ms={scrub_ms} must be at least 1000, or -1 for never",
+        "log.scrub.interval.ms",
+        config,
+    )
     for name, (low, high) in _GROUP_BOUNDS.items():
         at_most(low, f"group.{name}", 1, "the default must be one that a group may have")
         at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
-    at_most("group.consumer.heartbeat.interval.ms", "group.consumer.session.timeout.ms", 1, "members would be put out between two heartbeats")
+    at_most(
+        "group.consumer.heartbeat.interval.ms",
+        "group.consumer.session.timeout.ms",
+        1,
+        "members would be put out between two heartbeats",
+    )
     from mqd.base import cluster_config
 
     cluster_config.check(config)
@@ -285,7 +380,9 @@ def _check_broker(config: Mapping[str, str]) -> None:
     for name in advertised:
         _require(
             name in {listener.name for listener in listeners},
-            f"advertised.listeners names {name}, which listeners has not: {config['listeners']}", "advertised.listeners", config,
+            f"advertised.listeners names {name}, which listeners has not: {config['listeners']}",
+            "advertised.listeners",
+            config,
         )
 
 
@@ -303,7 +400,9 @@ def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
 
 
 def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
-    """Where to listen. Raises ConfigError: malformed, twice the same name or address, not PLAINTEXT, or open to other hosts without leave."""
+    """Where to listen. Raises ConfigError: malformed, twice the same name or address, not
+    PLAINTEXT, or open to other hosts without leave.
+    """
     protocols = {}
     for pair in config.get("listener.security.protocol.map", "").split(","):
         name, _, protocol = pair.strip().partition(":")
@@ -317,43 +416,58 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
             way_out = "TLS and authentication are not available yet; use PLAINTEXT"
             if protocol not in ("SSL", "SASL_PLAINTEXT", "SASL_SSL"):
                 way_out = f"add {listener.name}:PLAINTEXT to listener.security.protocol.map"
-            raise ConfigError(f"{where}, whose protocol {protocol} is not PLAINTEXT; {way_out}", "listeners", config["listeners"])
+            raise ConfigError(
+                f"{where}, whose protocol {protocol} is not PLAINTEXT; {way_out}", "listeners", config["listeners"]
+            )
         if not listener.host and not insecure:
             listener = Listener(listener.name, "127.0.0.1", listener.port)
         if not insecure and not _LOOPBACK.fullmatch(listener.host):
             raise ConfigError(
-                f"{where}, which other hosts can reach without authentication; use 127.0.0.1, or say listeners.insecure.allow=true", "listeners", config["listeners"]
+                f"{where}, which other hosts can reach without authentication; use 127.0.0.1, or say"
+                " listeners.insecure.allow=true",
+                "listeners",
+                config["listeners"],
             )
         for other in listeners:
-            if other.name == listener.name or (listener.port and (other.host, other.port) == (listener.host, listener.port)):
+            if other.name == listener.name or (
+                listener.port and (other.host, other.port) == (listener.host, listener.port)
+            ):
                 raise ConfigError(f"{where} twice", "listeners", config["listeners"])
         listeners.append(listener)
     if not listeners:
-        raise ConfigError("listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners"))
+        raise ConfigError(
+            "listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners")
+        )
     return listeners
 
 
 def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
-    """Listener name -> what clients are told; a name that is missing: the address that the client used."""
+    """Listener name -> what clients are told; a name that is missing: the address that the client
+    used.
+    """
     found: dict[str, Listener] = {}
     for listener in _of_clients(config, "advertised.listeners"):
         if listener.host in ("", "0.0.0.0", "::") or not listener.port:
             raise ConfigError(
-                f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can connect; name a host and a port",
-                "advertised.listeners", config["advertised.listeners"],
+                f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can"
+                " connect; name a host and a port",
+                "advertised.listeners",
+                config["advertised.listeners"],
             )
         found[listener.name] = listener
     return found
 
 
 def parse_cpus(text: str) -> list[int]:
-    """"0,2-3" -> [0, 2, 3]; order kept. Raises ConfigError."""
+    """ "0,2-3" -> [0, 2, 3]; order kept. Raises ConfigError."""
     cpus: list[int] = []
     for member in (member.strip() for member in text.split(",") if member.strip()):
         match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", member)
         last = int(match[2] or match[1]) if match else -1
         if match is None or last < int(match[1]) or last > 4095:
-            raise ConfigError(f"worker.cpus cannot be {text!r}: it must be CPU numbers and ranges such as 0,2-3", "worker.cpus", text)
+            raise ConfigError(
+                f"worker.cpus cannot be {text!r}: it must be CPU numbers and ranges such as 0,2-3", "worker.cpus", text
+            )
         cpus.extend(range(int(match[1]), last + 1))
     if len(set(cpus)) != len(cpus):
         raise ConfigError(f"worker.cpus cannot be {text!r}: a CPU is named twice", "worker.cpus", text)
@@ -361,7 +475,9 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def usable_cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs that this process may use: affinity, and the cgroup's quota rounded up (cgroup v2 cpu.max; v1 cpu.cfs_quota_us). At least 1, at most 64."""
+    """CPUs that this process may use: affinity, and the cgroup's quota rounded up (cgroup v2
+    cpu.max; v1 cpu.cfs_quota_us). At least 1, at most 64.
+    """
     count = len(os.sched_getaffinity(0))
 
     def read(name: str) -> list[str]:
@@ -376,7 +492,7 @@ def usable_cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(count, 64))
 
 
-# -- what counts -----------------------------------------------------------------------------------------------------------
+# -- what counts -----------------------------------------------------------------------------------
 
 
 def broker_effective(static: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str, str]:
@@ -384,14 +500,22 @@ def broker_effective(static: Mapping[str, str], dynamic: Mapping[str, str]) -> d
     return {**static, **dynamic}
 
 
-def validate_broker_dynamic(config: Mapping[str, str | None], static: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Checks properties that are to be set on a running broker; returns them in canonical text (None: dropped, the static value counts again).
-    Given `static`, also checks that they fit together with it. Raises ConfigError."""
+def validate_broker_dynamic(
+    config: Mapping[str, str | None], static: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Checks properties that are to be set on a running broker; returns them in canonical text
+    (None: dropped, the static value counts again). Given `static`, also checks that they fit
+    together with it. Raises ConfigError.
+    """
     canonical: dict[str, str] = {}
     for name, text in config.items():
         prop = property_of(BROKER, name)
         if not prop.dynamic:
-            raise ConfigError(f"{name} cannot be changed while the broker runs; set it in the configuration file and restart", name, text)
+            raise ConfigError(
+                f"{name} cannot be changed while the broker runs; set it in the configuration file and restart",
+                name,
+                text,
+            )
         if text is not None:
             canonical[name] = _canonical(prop, text)
     if static is not None:
@@ -400,7 +524,8 @@ def validate_broker_dynamic(config: Mapping[str, str | None], static: Mapping[st
 
 
 _Scale = tuple[tuple[str, int], ...]
-# Topic's property -> the broker's properties that may supply it, first set wins, each with the factor to milliseconds (negative values mean "never").
+# Topic's property -> the broker's properties that may supply it, first set wins, each with the
+# factor to milliseconds (negative values mean "never").
 _FALLBACKS: dict[str, _Scale] = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
     "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),
@@ -420,13 +545,17 @@ def _of_broker(broker: Mapping[str, str], prop: Property) -> str:
 
 
 def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict[str, str]:
-    """Every property of a topic with the value that counts. `broker` is broker_effective's (or load_broker's), `topic` only what was set on it."""
+    """Every property of a topic with the value that counts. `broker` is broker_effective's (or
+    load_broker's), `topic` only what was set on it.
+    """
     return {name: topic[name] if name in topic else _of_broker(broker, prop) for name, prop in TOPIC.items()}
 
 
 def validate_topic(config: Mapping[str, str | None], clustered: bool = False) -> dict[str, str]:
-    """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the broker's value counts). `clustered`: this host can have more than one replica
-    of a partition made. Raises ConfigError (INVALID_CONFIG, 40)."""
+    """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the
+    broker's value counts). `clustered`: this host can have more than one replica of a partition
+    made. Raises ConfigError (INVALID_CONFIG, 40).
+    """
     canonical: dict[str, str] = {}
     for name, text in config.items():
         prop = property_of(TOPIC, name)
@@ -434,9 +563,20 @@ def validate_topic(config: Mapping[str, str | None], clustered: bool = False) ->
             canonical[name] = _canonical(prop, text)
     effective = {name: canonical.get(name, prop.default or "") for name, prop in TOPIC.items()}
     low, high = int(effective["min.compaction.lag.ms"]), int(effective["max.compaction.lag.ms"])
-    _require(low <= high, f"min.compaction.lag.ms={low} must not exceed max.compaction.lag.ms={high}", "min.compaction.lag.ms", effective)
+    _require(
+        low <= high,
+        f"min.compaction.lag.ms={low} must not exceed max.compaction.lag.ms={high}",
+        "min.compaction.lag.ms",
+        effective,
+    )
     bound = "replica.lag.max.messages"
-    _require(effective[bound] != "0", f"{bound}=0 cannot be: every follower is some records behind while records are written; set it to 1 or more, or to -1 for no bound", bound, effective)
+    _require(
+        effective[bound] != "0",
+        f"{bound}=0 cannot be: every follower is some records behind while records are written; set it to 1 or more, or"
+        " to -1 for no bound",
+        bound,
+        effective,
+    )
     _check_replicas(effective, clustered)
     return canonical
 
@@ -447,18 +587,30 @@ def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict
 
 
 def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) -> dict[str, str]:
-    """Checks what is to be set on a consumer group against what the broker allows; returns it in canonical text. Raises ConfigError."""
+    """Checks what is to be set on a consumer group against what the broker allows; returns it in
+    canonical text. Raises ConfigError.
+    """
     canonical = {name: _canonical(property_of(GROUP, name), text) for name, text in config.items() if text is not None}
     effective = group_effective(broker, canonical)
     for name in canonical:
         low, high = (int(broker_value(broker, bound)) for bound in _GROUP_BOUNDS[name])  # type: ignore[arg-type]
-        _require(low <= int(canonical[name]) <= high, f"{name}={canonical[name]} must be from {low} to {high} ({' and '.join(_GROUP_BOUNDS[name])})", name, effective)
+        _require(
+            low <= int(canonical[name]) <= high,
+            f"{name}={canonical[name]} must be from {low} to {high} ({' and '.join(_GROUP_BOUNDS[name])})",
+            name,
+            effective,
+        )
     heartbeat, session = int(effective["consumer.heartbeat.interval.ms"]), int(effective["consumer.session.timeout.ms"])
-    _require(heartbeat < session, f"consumer.session.timeout.ms={session} must be greater than consumer.heartbeat.interval.ms={heartbeat}", "consumer.session.timeout.ms", effective)
+    _require(
+        heartbeat < session,
+        f"consumer.session.timeout.ms={session} must be greater than consumer.heartbeat.interval.ms={heartbeat}",
+        "consumer.session.timeout.ms",
+        effective,
+    )
     return canonical
 
 
-# -- the manual page ---------------------------------------------------------------------------------------------------------
+# -- the manual page -------------------------------------------------------------------------------
 
 
 def _markdown_table(rows: list[Property], last: str, last_of: Callable[[Property], str]) -> list[str]:
@@ -477,28 +629,56 @@ def markdown() -> str:
     broker = [row for row in BROKER.values() if not row.ignored]
     ignored = [row for row in BROKER.values() if row.ignored]
     lines = [
-        "# Configuration", "",
-        "<!-- Generated by `python -m mqd.base.config --markdown`; edit mqd/base/properties.py instead. -->", "",
-        "Names and defaults are Kafka's wherever Kafka has the property; mqd's own are marked (mqd). An unknown name or a value that is not allowed stops the start",
-        "with a message that says where it was set and what is allowed.", "",
-        "A broker's value comes from, first wins:", "",
+        "# Configuration",
+        "",
+        "<!-- Generated by `python -m mqd.base.config --markdown`; edit mqd/base/properties.py instead. -->",
+        "",
+        (
+            "Names and defaults are Kafka's wherever Kafka has the property; mqd's own are marked (mqd). An unknown"
+            " name or a value that is not allowed stops the start"
+        ),
+        "with a message that says where it was set and what is allowed.",
+        "",
+        "A broker's value comes from, first wins:",
+        "",
         "1. the command line: `mqd up --port 9093 --data-dir data`;",
         "2. the environment: `MQD_LOG_RETENTION_MS=60000` sets `log.retention.ms`;",
         "3. the file: `mqd up --config server.properties` (Java's properties syntax, as Kafka's own);",
-        "4. the default.", "",
-        "A topic's value comes from the topic (`mqd topic create flights -c retention.ms=60000`, `mqd config set topic/flights retention.ms=60000`), else from the broker's",
-        "property of the last column, else from the default. Properties marked *at run time* can be changed on a running broker: `mqd config set broker/1 log.retention.ms=60000`.", "",
-        "## Brokers", "",
-        *_markdown_table(broker, "Changes", lambda row: "at run time" if row.dynamic else "at start"), "",
-        "## Topics", "",
-        *_markdown_table(list(TOPIC.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""), "",
-        "## Consumer groups", "",
-        "Of one group of the consumer protocol (KIP-848), by IncrementalAlterConfigs on a resource of type GROUP.", "",
-        *_markdown_table(list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`"), "",
-        "## Accepted without effect", "",
-        "So that files written for Kafka work.", "",
-        "| Property | Why |", "| --- | --- |",
-        *(f"| `{row.name}` | {row.doc} |" for row in ignored), "",
+        "4. the default.",
+        "",
+        (
+            "A topic's value comes from the topic (`mqd topic create flights -c retention.ms=60000`, `mqd config set"
+            " topic/flights retention.ms=60000`), else from the broker's"
+        ),
+        (
+            "property of the last column, else from the default. Properties marked *at run time* can be changed on a"
+            " running broker: `mqd config set broker/1 log.retention.ms=60000`."
+        ),
+        "",
+        "## Brokers",
+        "",
+        *_markdown_table(broker, "Changes", lambda row: "at run time" if row.dynamic else "at start"),
+        "",
+        "## Topics",
+        "",
+        *_markdown_table(
+            list(TOPIC.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""
+        ),
+        "",
+        "## Consumer groups",
+        "",
+        "Of one group of the consumer protocol (KIP-848), by IncrementalAlterConfigs on a resource of type GROUP.",
+        "",
+        *_markdown_table(list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`"),
+        "",
+        "## Accepted without effect",
+        "",
+        "So that files written for Kafka work.",
+        "",
+        "| Property | Why |",
+        "| --- | --- |",
+        *(f"| `{row.name}` | {row.doc} |" for row in ignored),
+        "",
     ]
     return "\n".join(lines)
 

@@ -1,4 +1,6 @@
-"""What a process takes its messages by: if it fails once, what came with the message is lost, and nobody may wake the process again. So the process ends, and its successor begins anew."""
+"""What a process takes its messages by: if it fails once, what came with the message is lost, and
+nobody may wake the process again. So the process ends, and its successor begins anew.
+"""
 
 import functools
 import os
@@ -18,7 +20,11 @@ def vital(work: Callable[P, None]) -> Callable[P, None]:
         try:
             work(*arguments, **named)
         except Exception:
-            logging.get("vital").exception("what this process takes its messages by has failed: the process ends, so that another one takes its place", what=work.__qualname__)
+            logging.get("vital").exception(
+                "what this process takes its messages by has failed: the process ends, so that another one takes its"
+                " place",
+                what=work.__qualname__,
+            )
             os._exit(1)
 
     return guarded

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def looked_up(host: str) -> Iterator[None]:
-    """Around what looks a name up: one that cannot even be asked for, with an empty or a too long label, is an OSError like one that is not found. Raises OSError."""
+    """Around what looks a name up: one that cannot even be asked for, with an empty or a too long
+    label, is an OSError like one that is not found. Raises OSError.
+    """
     try:
         yield
     except UnicodeError as error:

@@ -1,13 +1,16 @@
-"""Log lines with fields: for people or as JSON lines, rate-limited, their level changeable while the process runs.
+"""Log lines with fields: for people or as JSON lines, rate-limited, their level changeable while
+the process runs.
 
     log = mqd.base.logging.get("acceptor")
     log.warning("request refused", connection=17, client="billing", reason="too large")
 
-1. The message is a constant, its variable parts are fields: that is what lines are counted by. Of one message at most BURST lines are written at once and
-   RATE_PER_S a second after that; the next line that is written says how many were left out (`suppressed`).
-2. Fields may hold what a peer sent: control characters are escaped, so that nobody can forge a line.
-3. The level is one word that `follow` reads, in a broker the control segment's; it is looked at on every call (some hundred nanoseconds), so a
-   change counts at once and costs no message.
+1. The message is a constant, its variable parts are fields: that is what lines are counted by. Of
+   one message at most BURST lines are written at once and RATE_PER_S a second after that; the next
+   line that is written says how many were left out (`suppressed`).
+2. Fields may hold what a peer sent: control characters are escaped, so that nobody can forge a
+   line.
+3. The level is one word that `follow` reads, in a broker the control segment's; it is looked at on
+   every call (some hundred nanoseconds), so a change counts at once and costs no message.
 
 Safe from several threads, as the standard library's logging below it. Imports nothing of mqd.
 """
@@ -35,7 +38,9 @@ def level_name(syslog: int) -> str:
 
 
 class RateLimit:
-    """Token buckets by message. `admit` gives how many lines were suppressed since the last one (0 or more), or -1: suppress this one."""
+    """Token buckets by message. `admit` gives how many lines were suppressed since the last one (0
+    or more), or -1: suppress this one.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):
         self._clock, self._burst, self._rate = clock, float(burst), rate_per_s
@@ -154,7 +159,9 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; fields beside time, level, process, pid, logger and message (a field of such a name gets a trailing underscore)."""
+    """One JSON object a line; fields beside time, level, process, pid, logger and message (a field
+    of such a name gets a trailing underscore).
+    """
 
     def __init__(self, process: str):
         super().__init__()
@@ -163,8 +170,12 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
-            "time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "process": self._process, "pid": os.getpid(),
-            "logger": record.name, "message": record.getMessage(),
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "pid": os.getpid(),
+            "logger": record.name,
+            "message": record.getMessage(),
         }
         for name, value in (getattr(record, "mqd_fields", None) or {}).items():
             line[f"{name}_" if name in line else name] = value
@@ -179,7 +190,9 @@ def get(name: str, **fields: Any) -> Logger:
 
 
 def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, stream: Any = None) -> Logger:
-    """Once per process, first thing; again when the configuration is known. Lines go to stderr, which supervisord writes to logs/."""
+    """Once per process, first thing; again when the configuration is known. Lines go to stderr,
+    which supervisord writes to logs/.
+    """
     config = config or {}
     process = f"{role}-{index}" if role == "worker" else role
     handler = logging.StreamHandler(stream or sys.stderr)

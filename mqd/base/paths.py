@@ -5,13 +5,16 @@
       meta.properties    cluster.id, node.id, directory.id: who this directory belongs to
       reserve            given up at start, for disks without a free byte: mqd/keeper/reserve.py
       generation         how often a keeper has started here
-      logs/              what the processes have to say (logs/mqd-worker-0.log, logs/supervisord.log)
+      logs/              what the processes have to say (logs/mqd-worker-0.log,
+                         logs/supervisord.log)
       metadata/          the controller's metadata log
       log/               the records, unless log.dirs names other directories
-      run/               sockets and what tools read: keeper.sock, controller.sock, client.sock (local clients), broker.json, damage.W.json
+      run/               sockets and what tools read: keeper.sock, controller.sock, client.sock
+                         (local clients), broker.json, damage.W.json
 
-A Unix socket's name is at most 107 bytes. Where DATA_DIR/run would be too long, run is a directory of this user in /tmp whose name depends on DATA_DIR
-alone, so that every process and tool finds it without being told.
+A Unix socket's name is at most 107 bytes. Where DATA_DIR/run would be too long, run is a directory
+of this user in /tmp whose name depends on DATA_DIR alone, so that every process and tool finds it
+without being told.
 """
 
 import hashlib
@@ -44,7 +47,9 @@ class Layout(NamedTuple):
 
 
 def default_data_dir() -> Path:
-    """$MQD_DATA_DIR, else $XDG_DATA_HOME/mqd, else ~/.local/share/mqd: the same from every working directory, so `mqd down` finds what `mqd up` started."""
+    """$MQD_DATA_DIR, else $XDG_DATA_HOME/mqd, else ~/.local/share/mqd: the same from every working
+    directory, so `mqd down` finds what `mqd up` started.
+    """
     told = os.environ.get("MQD_DATA_DIR")
     if told:
         return Path(told)
@@ -86,12 +91,16 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
 
 
 def keep_private() -> None:
-    """For the start of every process of a broker: what it makes is for its own user alone. Records, metadata and keys are in these files."""
+    """For the start of every process of a broker: what it makes is for its own user alone. Records,
+    metadata and keys are in these files.
+    """
     os.umask(0o077)
 
 
 def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
-    """Takes a directory of this user from everyone else, but for `passable` (of 0o011: may pass through, sees nothing). True: it was open. Raises OSError."""
+    """Takes a directory of this user from everyone else, but for `passable` (of 0o011: may pass
+    through, sees nothing). True: it was open. Raises OSError.
+    """
     about = os.stat(directory)
     mode = 0o700 | passable
     if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077 == passable:
@@ -101,13 +110,17 @@ def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
 
 
 def create(places: Layout) -> None:
-    """Makes the directories. Raises OSError; PermissionError when the run directory in /tmp belongs to another user."""
+    """Makes the directories. Raises OSError; PermissionError when the run directory in /tmp belongs
+    to another user.
+    """
     keep_private()
     for directory in (places.data_dir, places.logs_dir, places.metadata_dir):
         directory.mkdir(parents=True, exist_ok=True)
     places.run_dir.mkdir(mode=0o700, exist_ok=True)
     about = os.stat(places.run_dir, follow_symlinks=False)
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-        raise PermissionError(f"{places.run_dir} is not a directory of this user: remove it, or choose a shorter --data-dir")
+        raise PermissionError(
+            f"{places.run_dir} is not a directory of this user: remove it, or choose a shorter --data-dir"
+        )
     if stat.S_IMODE(about.st_mode) & 0o077:
         os.chmod(places.run_dir, 0o700)

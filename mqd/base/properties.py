@@ -1,7 +1,9 @@
-"""The tables of everything that can be configured: one row per property, for brokers and for topics.
+"""The tables of everything that can be configured: one row per property, for brokers and for
+topics.
 
-Kafka's names and defaults verbatim wherever Kafka has the property (Apache Kafka documentation, sections 3.1 and 3.2); mqd's own carry "(mqd)" in
-their text. The rows are data: parsing, merging and cross-checks are in mqd.base.config, the page docs/configuration.md is generated from here.
+Kafka's names and defaults verbatim wherever Kafka has the property (Apache Kafka documentation,
+sections 3.1 and 3.2); mqd's own carry "(mqd)" in their text. The rows are data: parsing, merging
+and cross-checks are in mqd.base.config, the page docs/configuration.md is generated from here.
 """
 
 import msgspec
@@ -11,7 +13,9 @@ LONG_MAX = 2**63 - 1
 
 
 class Property(msgspec.Struct, frozen=True):
-    """`default` is text, as in a file; None means: not set (the text says what happens then). Bounds are inclusive."""
+    """`default` is text, as in a file; None means: not set (the text says what happens then).
+    Bounds are inclusive.
+    """
 
     name: str
     kind: str  # int | long | double | bool | string | list | enum
@@ -32,7 +36,10 @@ _NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the
 _CLEANUP_POLICIES = ("delete", "compact")
 _COMPRESSION_REFUSED = {name: _NO_RECOMPRESSION for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd")}
 _UNCLEAN_REFUSED = {
-    "true": "a leader that may lack acknowledged records is chosen by an operator only, partition by partition: kafka-leader-election.sh --election-type unclean (ElectLeaders). Leave false here"
+    "true": (
+        "a leader that may lack acknowledged records is chosen by an operator only, partition by partition:"
+        " kafka-leader-election.sh --election-type unclean (ElectLeaders). Leave false here"
+    )
 }
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
@@ -41,293 +48,981 @@ def _listeners() -> list[Property]:
     return [
         Property("node.id", "int", "1", "The number of this broker.", minimum=0),
         Property(
-            "listeners", "list", "PLAINTEXT://127.0.0.1:9092",
-            "Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or every address when"
-            " listeners.insecure.allow=true. Port 0: a free one.",
+            "listeners",
+            "list",
+            "PLAINTEXT://127.0.0.1:9092",
+            "Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or"
+            " every address when listeners.insecure.allow=true. Port 0: a free one.",
         ),
         Property(
-            "advertised.listeners", "list", None,
+            "advertised.listeners",
+            "list",
+            None,
             "What clients are told to connect to, by listener name. Not set: the address that the client itself used.",
         ),
         Property(
-            "listener.security.protocol.map", "list", "PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map",
+            "list",
+            "PLAINTEXT:PLAINTEXT",
             "Listener names and their security protocols, NAME:PROTOCOL. Only PLAINTEXT is available now.",
         ),
         Property(
-            "controller.listener.names", "list", None,
-            "Names of listeners that are not for clients: listeners and advertised.listeners may have them, as in files for Kafka, and they are left out. Where controllers listen: controller.listener.",
+            "controller.listener.names",
+            "list",
+            None,
+            "Names of listeners that are not for clients: listeners and advertised.listeners may have them, as in files"
+            " for Kafka, and they are left out. Where controllers listen: controller.listener.",
         ),
         Property(
-            "listeners.insecure.allow", "bool", "false",
-            "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Whoever reaches them can read and write everything.",
+            "listeners.insecure.allow",
+            "bool",
+            "false",
+            "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Whoever reaches them"
+            " can read and write everything.",
         ),
         Property("broker.rack", "string", None, "The rack (availability zone) of this broker, told to clients."),
-        Property("max.connections", "int", "10000", "Connections that the broker accepts; more are closed at once.", minimum=1, maximum=1_000_000),
         Property(
-            "connections.max.idle.ms", "long", "600000",
-            "A connection without a request for so long is closed. -1: never.", minimum=-1, maximum=INT_MAX,
-        ),
-        Property("connection.inflight.max", "int", "256", "(mqd) Requests of one connection that may wait for an answer; then it is not read from.", minimum=1, maximum=65536),
-        Property(
-            "socket.request.max.bytes", "int", "8388608",
-            "The largest request. At most half of receive.arena.bytes, which grows with it unless it is set too.", minimum=65536, maximum=1 << 30,
+            "max.connections",
+            "int",
+            "10000",
+            "Connections that the broker accepts; more are closed at once.",
+            minimum=1,
+            maximum=1_000_000,
         ),
         Property(
-            "queued.max.request.bytes", "long", "67108864",
-            "Memory that one worker keeps for requests and connections beside its receive arena; then it reads no more from them.", minimum=1 << 20,
+            "connections.max.idle.ms",
+            "long",
+            "600000",
+            "A connection without a request for so long is closed. -1: never.",
+            minimum=-1,
+            maximum=INT_MAX,
         ),
         Property(
-            "local.attachments.max", "int", "1024",
-            "(mqd) Clients on this host that the broker serves through shared memory; more connect by TCP. 0: none, and no client socket.", minimum=0, maximum=65536,
+            "connection.inflight.max",
+            "int",
+            "256",
+            "(mqd) Requests of one connection that may wait for an answer; then it is not read from.",
+            minimum=1,
+            maximum=65536,
         ),
         Property(
-            "local.memory.max.bytes", "long", "1073741824",
-            "(mqd) Shared memory for all of these clients together (a client asks for 16 MiB unless told otherwise). What is not used is not taken.", minimum=1 << 20, maximum=1 << 40,
+            "socket.request.max.bytes",
+            "int",
+            "8388608",
+            "The largest request. At most half of receive.arena.bytes, which grows with it unless it is set too.",
+            minimum=65536,
+            maximum=1 << 30,
         ),
         Property(
-            "local.socket.permissions", "enum", "0600",
-            "(mqd) Who may connect to the client socket, run/client.sock in the data directory: permissions of the file. Whoever may can read and write everything, as"
-            " whoever reaches a listener can.", choices=("0600", "0660", "0666"),
+            "queued.max.request.bytes",
+            "long",
+            "67108864",
+            "Memory that one worker keeps for requests and connections beside its receive arena; then it reads no more"
+            " from them.",
+            minimum=1 << 20,
         ),
-        Property("admin.port", "int", "0", "(mqd) Port of metrics on the loopback address. 0: the clients' port + 552, or a free one when that is taken (mqd status shows it); -1: none.", minimum=-1, maximum=65535),
+        Property(
+            "local.attachments.max",
+            "int",
+            "1024",
+            "(mqd) Clients on this host that the broker serves through shared memory; more connect by TCP. 0: none, and"
+            " no client socket.",
+            minimum=0,
+            maximum=65536,
+        ),
+        Property(
+            "local.memory.max.bytes",
+            "long",
+            "1073741824",
+            "(mqd) Shared memory for all of these clients together (a client asks for 16 MiB unless told otherwise)."
+            " What is not used is not taken.",
+            minimum=1 << 20,
+            maximum=1 << 40,
+        ),
+        Property(
+            "local.socket.permissions",
+            "enum",
+            "0600",
+            "(mqd) Who may connect to the client socket, run/client.sock in the data directory: permissions of the"
+            " file. Whoever may can read and write everything, as whoever reaches a listener can.",
+            choices=("0600", "0660", "0666"),
+        ),
+        Property(
+            "admin.port",
+            "int",
+            "0",
+            "(mqd) Port of metrics on the loopback address. 0: the clients' port + 552, or a free one when that is"
+            " taken (mqd status shows it); -1: none.",
+            minimum=-1,
+            maximum=65535,
+        ),
     ]
 
 
 def _cluster() -> list[Property]:
     return [
         Property(
-            "cluster.seeds", "list", None,
-            "(mqd) Controller listeners of some hosts, HOST:PORT separated by commas. On empty directories the hosts named here form a cluster, once all of them are there, and are its"
-            " first voters; a later host that names them joins. The same on every host. Not set: this host is a cluster of its own.",
+            "cluster.seeds",
+            "list",
+            None,
+            "(mqd) Controller listeners of some hosts, HOST:PORT separated by commas. On empty directories the hosts"
+            " named here form a cluster, once all of them are there, and are its first voters; a later host that names"
+            " them joins. The same on every host. Not set: this host is a cluster of its own.",
         ),
         Property(
-            "controller.listener", "string", None,
-            "(mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with cluster.seeds or inter.broker.listener the address of the first"
-            " listener, its port + 2; else no other host can reach it.",
-        ),
-        Property("advertised.controller.listener", "string", None, "(mqd) What other hosts are told instead. Needed when controller.listener is on every address."),
-        Property(
-            "inter.broker.listener", "string", None,
-            "(mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or controller.listener the address of the first listener, its port + 1.",
-        ),
-        Property("advertised.inter.broker.listener", "string", None, "(mqd) What other hosts are told instead. Needed when inter.broker.listener is on every address."),
-        Property(
-            "cluster.key.file", "string", None,
-            "(mqd) File with the secret by which hosts of one cluster know each other, the same on every host, readable by this user alone; `mqd cluster key` makes one. Needed as soon as"
-            " a listener between hosts can be reached from other machines.",
+            "controller.listener",
+            "string",
+            None,
+            "(mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with"
+            " cluster.seeds or inter.broker.listener the address of the first listener, its port + 2; else no other"
+            " host can reach it.",
         ),
         Property(
-            "broker.session.timeout.ms", "int", "5500",
-            "A host that the controller has not heard for so long loses its leaderships. Hosts that were cut off stop to serve as leaders before that. When the active controller's host is lost another one is elected first (controller.quorum.fetch.timeout.ms).", minimum=500, maximum=600_000,
-        ),
-        Property("broker.heartbeat.interval.ms", "int", "1000", "How often a host tells the controller that it lives.", minimum=50, maximum=60_000),
-        Property(
-            "controller.quorum.fetch.timeout.ms", "int", "2000",
-            "How long the controllers wait for their leader before they elect another; the leader's lease is three quarters of it.", minimum=200, maximum=60_000,
+            "advertised.controller.listener",
+            "string",
+            None,
+            "(mqd) What other hosts are told instead. Needed when controller.listener is on every address.",
         ),
         Property(
-            "replica.lag.time.max.ms", "long", "30000",
-            "A follower that has not caught up with its leader for so long leaves the in-sync set; it joins again once it has caught up within half of it. The value of the leader's host counts.", minimum=100, maximum=INT_MAX, dynamic=True,
-        ),
-        Property("replica.fetch.wait.max.ms", "int", "500", "How long a leader may hold back its answer to a follower that has everything.", minimum=1, maximum=60_000),
-        Property("replica.fetch.max.bytes", "int", "1048576", "Share of one partition in a leader's answer; one batch may be larger.", minimum=1024, maximum=1 << 30),
-        Property(
-            "replica.fetch.response.max.bytes", "int", "4194304", "What a leader's answer holds at most (Kafka: 10485760); one batch may be larger.", minimum=1024, maximum=1 << 29,
-        ),
-        Property("replica.fetch.backoff.ms", "int", "200", "A partition that its leader refuses is asked for again after so long (Kafka: 1000); from 5 ms on, doubled each time, where that one may not know yet that it leads.", minimum=1, maximum=60_000),
-        Property(
-            "replica.socket.timeout.ms", "int", "10000",
-            "A leader that does not answer for so long beyond replica.fetch.wait.max.ms is connected to anew (Kafka: 30000).", minimum=100, maximum=600_000,
+            "inter.broker.listener",
+            "string",
+            None,
+            "(mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or"
+            " controller.listener the address of the first listener, its port + 1.",
         ),
         Property(
-            "follower.replication.throttled.rate", "long", str(LONG_MAX),
-            "Bytes per second that replicas of this host fetch at most while they are not in sync and follower.replication.throttled.replicas of their topic names them, an equal share for each worker."
-            " Those in sync are never throttled.", minimum=1, maximum=LONG_MAX, dynamic=True,
+            "advertised.inter.broker.listener",
+            "string",
+            None,
+            "(mqd) What other hosts are told instead. Needed when inter.broker.listener is on every address.",
         ),
         Property(
-            "leader.replication.throttled.rate", "long", str(LONG_MAX),
-            "Accepted. Replicas are throttled where they fetch: follower.replication.throttled.rate of their host.", minimum=0, maximum=LONG_MAX, dynamic=True, ignored=True,
+            "cluster.key.file",
+            "string",
+            None,
+            "(mqd) File with the secret by which hosts of one cluster know each other, the same on every host, readable"
+            " by this user alone; `mqd cluster key` makes one. Needed as soon as a listener between hosts can be"
+            " reached from other machines.",
         ),
         Property(
-            "replica.alter.log.dirs.io.max.bytes.per.second", "long", str(LONG_MAX),
-            "Bytes per second that moves between log directories copy at most, an equal share for each worker. What was written meanwhile and is copied at the end, while the partition is closed, is not bounded.",
-            minimum=1, maximum=LONG_MAX, dynamic=True,
-        ),
-        Property("auto.leader.rebalance.enable", "bool", "true", "Give leaderships back to preferred leaders that have returned."),
-        Property("leader.imbalance.check.interval.seconds", "long", "300", "How often that is looked at.", minimum=1, maximum=INT_MAX),
-        Property("leader.imbalance.per.broker.percentage", "int", "10", "Share of a host's preferred leaderships that may be elsewhere before they are given back.", minimum=0, maximum=100),
-        Property(
-            "replication.recovery.delay.ms", "long", "600000",
-            "(mqd) What a lost host held gets new replicas on other hosts after so long, unless it returns. -1: never.", minimum=-1, maximum=LONG_MAX,
-        ),
-        Property("replica.moves.max", "int", "50", "(mqd) Partitions whose replicas are moved at a time to drain a host, to even out load, or in place of a lost host.", minimum=1, maximum=100_000),
-        Property("controlled.shutdown.moves.max", "int", "1000", "(mqd) Leaderships that a host which shuts down gives away with each heartbeat.", minimum=1, maximum=1_000_000),
-        Property(
-            "controlled.shutdown.wait.ms", "int", "30000",
-            "(mqd) A host that shuts down waits no longer than this for other hosts to take over what it leads and to know of it.", minimum=0, maximum=INT_MAX,
+            "broker.session.timeout.ms",
+            "int",
+            "5500",
+            "A host that the controller has not heard for so long loses its leaderships. Hosts that were cut off stop"
+            " to serve as leaders before that. When the active controller's host is lost another one is elected first"
+            " (controller.quorum.fetch.timeout.ms).",
+            minimum=500,
+            maximum=600_000,
         ),
         Property(
-            "partition.retire.barrier.ms", "int", "10000",
-            "(mqd) Producers to partitions that are being retired (mqd topic retire-partitions) wait no longer than this for consumers to read what is there, before their records go elsewhere.",
-            minimum=0, maximum=INT_MAX,
+            "broker.heartbeat.interval.ms",
+            "int",
+            "1000",
+            "How often a host tells the controller that it lives.",
+            minimum=50,
+            maximum=60_000,
         ),
         Property(
-            "partition.retire.grace.ms", "long", "600000",
-            "(mqd) Retired partitions that are empty, and not shown to clients any more, still take in for so long what producers with old metadata send. At least twice the clients' metadata.max.age.ms.",
-            minimum=0, maximum=LONG_MAX,
+            "controller.quorum.fetch.timeout.ms",
+            "int",
+            "2000",
+            "How long the controllers wait for their leader before they elect another; the leader's lease is three"
+            " quarters of it.",
+            minimum=200,
+            maximum=60_000,
+        ),
+        Property(
+            "replica.lag.time.max.ms",
+            "long",
+            "30000",
+            "A follower that has not caught up with its leader for so long leaves the in-sync set; it joins again once"
+            " it has caught up within half of it. The value of the leader's host counts.",
+            minimum=100,
+            maximum=INT_MAX,
+            dynamic=True,
+        ),
+        Property(
+            "replica.fetch.wait.max.ms",
+            "int",
+            "500",
+            "How long a leader may hold back its answer to a follower that has everything.",
+            minimum=1,
+            maximum=60_000,
+        ),
+        Property(
+            "replica.fetch.max.bytes",
+            "int",
+            "1048576",
+            "Share of one partition in a leader's answer; one batch may be larger.",
+            minimum=1024,
+            maximum=1 << 30,
+        ),
+        Property(
+            "replica.fetch.response.max.bytes",
+            "int",
+            "4194304",
+            "What a leader's answer holds at most (Kafka: 10485760); one batch may be larger.",
+            minimum=1024,
+            maximum=1 << 29,
+        ),
+        Property(
+            "replica.fetch.backoff.ms",
+            "int",
+            "200",
+            "A partition that its leader refuses is asked for again after so long (Kafka: 1000); from 5 ms on, doubled"
+            " each time, where that one may not know yet that it leads.",
+            minimum=1,
+            maximum=60_000,
+        ),
+        Property(
+            "replica.socket.timeout.ms",
+            "int",
+            "10000",
+            "A leader that does not answer for so long beyond replica.fetch.wait.max.ms is connected to anew (Kafka:"
+            " 30000).",
+            minimum=100,
+            maximum=600_000,
+        ),
+        Property(
+            "follower.replication.throttled.rate",
+            "long",
+            str(LONG_MAX),
+            "Bytes per second that replicas of this host fetch at most while they are not in sync and"
+            " follower.replication.throttled.replicas of their topic names them, an equal share for each worker. Those"
+            " in sync are never throttled.",
+            minimum=1,
+            maximum=LONG_MAX,
+            dynamic=True,
+        ),
+        Property(
+            "leader.replication.throttled.rate",
+            "long",
+            str(LONG_MAX),
+            "Accepted. Replicas are throttled where they fetch: follower.replication.throttled.rate of their host.",
+            minimum=0,
+            maximum=LONG_MAX,
+            dynamic=True,
+            ignored=True,
+        ),
+        Property(
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+            "long",
+            str(LONG_MAX),
+            "Bytes per second that moves between log directories copy at most, an equal share for each worker. What was"
+            " written meanwhile and is copied at the end, while the partition is closed, is not bounded.",
+            minimum=1,
+            maximum=LONG_MAX,
+            dynamic=True,
+        ),
+        Property(
+            "auto.leader.rebalance.enable",
+            "bool",
+            "true",
+            "Give leaderships back to preferred leaders that have returned.",
+        ),
+        Property(
+            "leader.imbalance.check.interval.seconds",
+            "long",
+            "300",
+            "How often that is looked at.",
+            minimum=1,
+            maximum=INT_MAX,
+        ),
+        Property(
+            "leader.imbalance.per.broker.percentage",
+            "int",
+            "10",
+            "Share of a host's preferred leaderships that may be elsewhere before they are given back.",
+            minimum=0,
+            maximum=100,
+        ),
+        Property(
+            "replication.recovery.delay.ms",
+            "long",
+            "600000",
+            "(mqd) What a lost host held gets new replicas on other hosts after so long, unless it returns. -1: never.",
+            minimum=-1,
+            maximum=LONG_MAX,
+        ),
+        Property(
+            "replica.moves.max",
+            "int",
+            "50",
+            "(mqd) Partitions whose replicas are moved at a time to drain a host, to even out load, or in place of a"
+            " lost host.",
+            minimum=1,
+            maximum=100_000,
+        ),
+        Property(
+            "controlled.shutdown.moves.max",
+            "int",
+            "1000",
+            "(mqd) Leaderships that a host which shuts down gives away with each heartbeat.",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        Property(
+            "controlled.shutdown.wait.ms",
+            "int",
+            "30000",
+            "(mqd) A host that shuts down waits no longer than this for other hosts to take over what it leads and to"
+            " know of it.",
+            minimum=0,
+            maximum=INT_MAX,
+        ),
+        Property(
+            "partition.retire.barrier.ms",
+            "int",
+            "10000",
+            "(mqd) Producers to partitions that are being retired (mqd topic retire-partitions) wait no longer than"
+            " this for consumers to read what is there, before their records go elsewhere.",
+            minimum=0,
+            maximum=INT_MAX,
+        ),
+        Property(
+            "partition.retire.grace.ms",
+            "long",
+            "600000",
+            "(mqd) Retired partitions that are empty, and not shown to clients any more, still take in for so long what"
+            " producers with old metadata send. At least twice the clients' metadata.max.age.ms.",
+            minimum=0,
+            maximum=LONG_MAX,
         ),
     ]
 
 
 def _topics() -> list[Property]:
     return [
-        Property("num.partitions", "int", "1", "Partitions of a topic that is created without a number.", minimum=1, maximum=16384),
-        Property("default.replication.factor", "int", "-1", "Replicas of a topic that is created without a number. -1: one on each host, at most 3.", minimum=-1, maximum=32767),
-        Property("min.insync.replicas", "int", "-1", "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 for new topics of three replicas or more, else 1; DescribeConfigs of a topic shows the number in force, of a broker -1. A host on its own keeps one replica: more is refused.", minimum=-1, dynamic=True),
-        Property("auto.create.topics.enable", "bool", "true", "Create a topic when a client asks for one that does not exist."),
+        Property(
+            "num.partitions",
+            "int",
+            "1",
+            "Partitions of a topic that is created without a number.",
+            minimum=1,
+            maximum=16384,
+        ),
+        Property(
+            "default.replication.factor",
+            "int",
+            "-1",
+            "Replicas of a topic that is created without a number. -1: one on each host, at most 3.",
+            minimum=-1,
+            maximum=32767,
+        ),
+        Property(
+            "min.insync.replicas",
+            "int",
+            "-1",
+            "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 for new topics of three"
+            " replicas or more, else 1; DescribeConfigs of a topic shows the number in force, of a broker -1. A host on"
+            " its own keeps one replica: more is refused.",
+            minimum=-1,
+            dynamic=True,
+        ),
+        Property(
+            "auto.create.topics.enable",
+            "bool",
+            "true",
+            "Create a topic when a client asks for one that does not exist.",
+        ),
         Property("delete.topic.enable", "bool", "true", "Allow topics to be deleted."),
         Property(
-            "unclean.leader.election.enable", "bool", "false",
-            "Who may lack acknowledged records never leads by itself. An operator can choose that for a partition: kafka-leader-election.sh --election-type unclean.", refused=_UNCLEAN_REFUSED, dynamic=True,
+            "unclean.leader.election.enable",
+            "bool",
+            "false",
+            "Who may lack acknowledged records never leads by itself. An operator can choose that for a partition:"
+            " kafka-leader-election.sh --election-type unclean.",
+            refused=_UNCLEAN_REFUSED,
+            dynamic=True,
         ),
-        Property("message.max.bytes", "int", "1048588", "The largest record batch (max.message.bytes of a topic).", minimum=0, dynamic=True),
-        Property("compression.type", "enum", "producer", "Batches are stored as the producer compressed them.", choices=("producer",), refused=_COMPRESSION_REFUSED, dynamic=True),
+        Property(
+            "message.max.bytes",
+            "int",
+            "1048588",
+            "The largest record batch (max.message.bytes of a topic).",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "compression.type",
+            "enum",
+            "producer",
+            "Batches are stored as the producer compressed them.",
+            choices=("producer",),
+            refused=_COMPRESSION_REFUSED,
+            dynamic=True,
+        ),
         Property("fetch.max.bytes", "int", "57671680", "The most that one Fetch is answered with.", minimum=1024),
-        Property("max.incremental.fetch.session.cache.slots", "int", "1000", "Fetch sessions (KIP-227) that one worker keeps.", minimum=0, maximum=1_000_000),
-        Property("producer.id.expiration.ms", "int", "86400000", "A producer's sequence numbers are forgotten after so long without a batch.", minimum=1),
-        Property("producer.id.count.max", "int", "4096", "(mqd) Idempotent producers that one partition remembers; the longest idle go first.", minimum=16, maximum=1_000_000),
+        Property(
+            "max.incremental.fetch.session.cache.slots",
+            "int",
+            "1000",
+            "Fetch sessions (KIP-227) that one worker keeps.",
+            minimum=0,
+            maximum=1_000_000,
+        ),
+        Property(
+            "producer.id.expiration.ms",
+            "int",
+            "86400000",
+            "A producer's sequence numbers are forgotten after so long without a batch.",
+            minimum=1,
+        ),
+        Property(
+            "producer.id.count.max",
+            "int",
+            "4096",
+            "(mqd) Idempotent producers that one partition remembers; the longest idle go first.",
+            minimum=16,
+            maximum=1_000_000,
+        ),
     ]
 
 
 def _log() -> list[Property]:
     return [
-        Property("log.dirs", "list", None, "Directories that hold the partitions, separated by commas. Not set: DATA_DIR/log."),
-        Property("log.segment.bytes", "int", "1073741824", "Size at which a segment is rolled (segment.bytes of a topic).", minimum=4096, dynamic=True),
-        Property("log.roll.ms", "long", None, "Age at which a segment is rolled. Not set: log.roll.hours.", minimum=1, dynamic=True),
+        Property(
+            "log.dirs",
+            "list",
+            None,
+            "Directories that hold the partitions, separated by commas. Not set: DATA_DIR/log.",
+        ),
+        Property(
+            "log.segment.bytes",
+            "int",
+            "1073741824",
+            "Size at which a segment is rolled (segment.bytes of a topic).",
+            minimum=4096,
+            dynamic=True,
+        ),
+        Property(
+            "log.roll.ms",
+            "long",
+            None,
+            "Age at which a segment is rolled. Not set: log.roll.hours.",
+            minimum=1,
+            dynamic=True,
+        ),
         Property("log.roll.hours", "int", "168", "As log.roll.ms, in hours.", minimum=1),
-        Property("log.roll.jitter.ms", "long", None, "Roll up to so much earlier, by chance, so that not all segments roll at once. Not set: log.roll.jitter.hours.", minimum=0, dynamic=True),
+        Property(
+            "log.roll.jitter.ms",
+            "long",
+            None,
+            "Roll up to so much earlier, by chance, so that not all segments roll at once. Not set:"
+            " log.roll.jitter.hours.",
+            minimum=0,
+            dynamic=True,
+        ),
         Property("log.roll.jitter.hours", "int", "0", "As log.roll.jitter.ms, in hours.", minimum=0),
-        Property("log.retention.ms", "long", None, "Age at which records are deleted; -1: never. Not set: log.retention.minutes.", minimum=-1, dynamic=True),
-        Property("log.retention.minutes", "int", None, "As log.retention.ms, in minutes. Not set: log.retention.hours.", minimum=-1),
+        Property(
+            "log.retention.ms",
+            "long",
+            None,
+            "Age at which records are deleted; -1: never. Not set: log.retention.minutes.",
+            minimum=-1,
+            dynamic=True,
+        ),
+        Property(
+            "log.retention.minutes",
+            "int",
+            None,
+            "As log.retention.ms, in minutes. Not set: log.retention.hours.",
+            minimum=-1,
+        ),
         Property("log.retention.hours", "int", "168", "As log.retention.ms, in hours.", minimum=-1),
-        Property("log.retention.bytes", "long", "-1", "Size of a partition above which its oldest segments are deleted; -1: no limit.", minimum=-1, dynamic=True),
+        Property(
+            "log.retention.bytes",
+            "long",
+            "-1",
+            "Size of a partition above which its oldest segments are deleted; -1: no limit.",
+            minimum=-1,
+            dynamic=True,
+        ),
         Property("log.retention.check.interval.ms", "long", "300000", "How often retention looks.", minimum=1),
         Property(
-            "log.scrub.interval.ms", "long", "604800000",
-            "(mqd) How often every closed segment is read and its checksums are checked; a new one within the hour. At least 1000; -1: never.", minimum=-1,
+            "log.scrub.interval.ms",
+            "long",
+            "604800000",
+            "(mqd) How often every closed segment is read and its checksums are checked; a new one within the hour. At"
+            " least 1000; -1: never.",
+            minimum=-1,
         ),
-        Property("log.scrub.bytes.per.second", "long", "52428800", "(mqd) How fast one worker reads for log.scrub.interval.ms.", minimum=65536),
         Property(
-            "retention.free.bytes", "long", "-1",
-            "(mqd) Retention by free space: while a directory's file system has less than this free, its oldest closed segments are deleted. -1: off.", minimum=-1, dynamic=True,
+            "log.scrub.bytes.per.second",
+            "long",
+            "52428800",
+            "(mqd) How fast one worker reads for log.scrub.interval.ms.",
+            minimum=65536,
         ),
         Property(
-            "log.dirs.free.bytes.min", "long", "67108864",
-            "(mqd) The reserve: with less free than this, Produce to the directory is refused with a retriable error; everything else goes on.", minimum=0, dynamic=True,
+            "retention.free.bytes",
+            "long",
+            "-1",
+            "(mqd) Retention by free space: while a directory's file system has less than this free, its oldest closed"
+            " segments are deleted. -1: off.",
+            minimum=-1,
+            dynamic=True,
         ),
-        Property("log.cleanup.policy", "list", "delete", "What is done with old segments: delete by age and size, compact to the last value of each key, or both (compact,delete).", choices=_CLEANUP_POLICIES, dynamic=True),
-        Property("log.segment.delete.delay.ms", "long", "60000", "Accepted. A deleted segment's files go at once; a reader that has one open reads on.", minimum=0, dynamic=True, ignored=True),
-        Property("log.index.interval.bytes", "int", "4096", "Bytes of log between two index entries.", minimum=0, dynamic=True),
-        Property("log.index.size.max.bytes", "int", "10485760", "Accepted (segment.index.bytes of a topic); indexes grow as needed.", minimum=4, dynamic=True, ignored=True),
-        Property("log.message.timestamp.type", "enum", "CreateTime", "Whether a record's time is the producer's or the broker's.", choices=_TIMESTAMP_TYPES, dynamic=True),
-        Property("log.message.timestamp.before.max.ms", "long", str(LONG_MAX), "How far a record's time may lie in the past.", minimum=0, dynamic=True),
-        Property("log.message.timestamp.after.max.ms", "long", "3600000", "How far a record's time may lie in the future.", minimum=0, dynamic=True),
-        Property("log.preallocate", "bool", "false", "Accepted. mqd always preallocates, in steps (log.preallocate.bytes.min and max).", dynamic=True, ignored=True),
-        Property("log.preallocate.bytes.min", "long", "65536", "(mqd) First step of preallocation; it doubles with the write rate.", minimum=4096, maximum=1 << 30),
-        Property("log.preallocate.bytes.max", "long", "33554432", "(mqd) Largest step of preallocation.", minimum=4096, maximum=1 << 31),
-        Property("log.stripe.bytes", "long", "0", "(mqd) Stripe width of the RAID below log.dirs; preallocation is rounded to it. 0: none.", minimum=0, maximum=1 << 30),
         Property(
-            "log.flush.on.ack", "bool", "true",
-            "(mqd) Answer acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own semantics, the page cache (flush.on.ack of a topic).", dynamic=True,
+            "log.dirs.free.bytes.min",
+            "long",
+            "67108864",
+            "(mqd) The reserve: with less free than this, Produce to the directory is refused with a retriable error;"
+            " everything else goes on.",
+            minimum=0,
+            dynamic=True,
         ),
-        Property("log.flush.interval.messages", "long", str(LONG_MAX), "Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush itself, and what nobody waits for is flushed after log.flush.interval.ms.", minimum=1, dynamic=True, ignored=True),
-        Property("log.flush.interval.ms", "long", None, "Flush a partition's records at least this often, looked at once a second; longer than 5 s counts as 5 s. Not set: log.flush.scheduler.interval.ms.", minimum=0, dynamic=True),
+        Property(
+            "log.cleanup.policy",
+            "list",
+            "delete",
+            "What is done with old segments: delete by age and size, compact to the last value of each key, or both"
+            " (compact,delete).",
+            choices=_CLEANUP_POLICIES,
+            dynamic=True,
+        ),
+        Property(
+            "log.segment.delete.delay.ms",
+            "long",
+            "60000",
+            "Accepted. A deleted segment's files go at once; a reader that has one open reads on.",
+            minimum=0,
+            dynamic=True,
+            ignored=True,
+        ),
+        Property(
+            "log.index.interval.bytes",
+            "int",
+            "4096",
+            "Bytes of log between two index entries.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "log.index.size.max.bytes",
+            "int",
+            "10485760",
+            "Accepted (segment.index.bytes of a topic); indexes grow as needed.",
+            minimum=4,
+            dynamic=True,
+            ignored=True,
+        ),
+        Property(
+            "log.message.timestamp.type",
+            "enum",
+            "CreateTime",
+            "Whether a record's time is the producer's or the broker's.",
+            choices=_TIMESTAMP_TYPES,
+            dynamic=True,
+        ),
+        Property(
+            "log.message.timestamp.before.max.ms",
+            "long",
+            str(LONG_MAX),
+            "How far a record's time may lie in the past.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "log.message.timestamp.after.max.ms",
+            "long",
+            "3600000",
+            "How far a record's time may lie in the future.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "log.preallocate",
+            "bool",
+            "false",
+            "Accepted. mqd always preallocates, in steps (log.preallocate.bytes.min and max).",
+            dynamic=True,
+            ignored=True,
+        ),
+        Property(
+            "log.preallocate.bytes.min",
+            "long",
+            "65536",
+            "(mqd) First step of preallocation; it doubles with the write rate.",
+            minimum=4096,
+            maximum=1 << 30,
+        ),
+        Property(
+            "log.preallocate.bytes.max",
+            "long",
+            "33554432",
+            "(mqd) Largest step of preallocation.",
+            minimum=4096,
+            maximum=1 << 31,
+        ),
+        Property(
+            "log.stripe.bytes",
+            "long",
+            "0",
+            "(mqd) Stripe width of the RAID below log.dirs; preallocation is rounded to it. 0: none.",
+            minimum=0,
+            maximum=1 << 30,
+        ),
+        Property(
+            "log.flush.on.ack",
+            "bool",
+            "true",
+            "(mqd) Answer acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own"
+            " semantics, the page cache (flush.on.ack of a topic).",
+            dynamic=True,
+        ),
+        Property(
+            "log.flush.interval.messages",
+            "long",
+            str(LONG_MAX),
+            "Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush itself, and what"
+            " nobody waits for is flushed after log.flush.interval.ms.",
+            minimum=1,
+            dynamic=True,
+            ignored=True,
+        ),
+        Property(
+            "log.flush.interval.ms",
+            "long",
+            None,
+            "Flush a partition's records at least this often, looked at once a second; longer than 5 s counts as 5 s."
+            " Not set: log.flush.scheduler.interval.ms.",
+            minimum=0,
+            dynamic=True,
+        ),
         Property("log.flush.scheduler.interval.ms", "long", str(LONG_MAX), "See log.flush.interval.ms.", minimum=1),
-        Property("log.cleaner.delete.retention.ms", "long", "86400000", "How long a tombstone (a record without a value), or the end of a transaction, can still be read after a compaction first met it. A consumer that starts from the beginning must reach the end within that time to see every deletion.", minimum=0, dynamic=True),
-        Property("log.cleaner.min.compaction.lag.ms", "long", "0", "How long a record is safe from compaction.", minimum=0, dynamic=True),
-        Property("log.cleaner.max.compaction.lag.ms", "long", str(LONG_MAX), "How long a record may wait for compaction at most; the active segment is closed in time.", minimum=1, dynamic=True),
-        Property("log.cleaner.min.cleanable.ratio", "double", "0.5", "Share of a log that must be dirty (not compacted yet) before it is compacted.", minimum=0, maximum=1, dynamic=True),
+        Property(
+            "log.cleaner.delete.retention.ms",
+            "long",
+            "86400000",
+            "How long a tombstone (a record without a value), or the end of a transaction, can still be read after a"
+            " compaction first met it. A consumer that starts from the beginning must reach the end within that time to"
+            " see every deletion.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "log.cleaner.min.compaction.lag.ms",
+            "long",
+            "0",
+            "How long a record is safe from compaction.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "log.cleaner.max.compaction.lag.ms",
+            "long",
+            str(LONG_MAX),
+            "How long a record may wait for compaction at most; the active segment is closed in time.",
+            minimum=1,
+            dynamic=True,
+        ),
+        Property(
+            "log.cleaner.min.cleanable.ratio",
+            "double",
+            "0.5",
+            "Share of a log that must be dirty (not compacted yet) before it is compacted.",
+            minimum=0,
+            maximum=1,
+            dynamic=True,
+        ),
     ]
 
 
 def _coordinators() -> list[Property]:
     return [
-        Property("offsets.topic.num.partitions", "int", "50", "Partitions of __consumer_offsets. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
-        Property("offsets.topic.segment.bytes", "int", "104857600", "Segment size of __consumer_offsets, when it is made.", minimum=4096),
-        Property("offsets.retention.minutes", "int", "10080", "Committed offsets of a group go so long after the group lost its last member, or after the commit if it never had one.", minimum=1),
-        Property("offsets.retention.check.interval.ms", "long", "600000", "How often a group's offsets are looked at for offsets.retention.minutes.", minimum=1),
-        Property("offset.metadata.max.bytes", "int", "4096", "The longest text that a client may store with a committed offset.", minimum=0, maximum=32767),
-        Property("offsets.commit.timeout.ms", "int", "5000", "How long a commit of offsets waits for the disk before it is answered with a retriable error.", minimum=1),
         Property(
-            "group.initial.rebalance.delay.ms", "int", "300",
-            "How long the first rebalance of a group waits for more members, from the last one that joined (Kafka: 3000, in steps). At most the rebalance timeout in all.", minimum=0,
+            "offsets.topic.num.partitions",
+            "int",
+            "50",
+            "Partitions of __consumer_offsets. Counts when the topic is made, and must not change afterwards.",
+            minimum=1,
+            maximum=16384,
         ),
-        Property("group.min.session.timeout.ms", "int", "6000", "The shortest session.timeout.ms that a consumer of the classic protocol may ask for.", minimum=1),
+        Property(
+            "offsets.topic.segment.bytes",
+            "int",
+            "104857600",
+            "Segment size of __consumer_offsets, when it is made.",
+            minimum=4096,
+        ),
+        Property(
+            "offsets.retention.minutes",
+            "int",
+            "10080",
+            "Committed offsets of a group go so long after the group lost its last member, or after the commit if it"
+            " never had one.",
+            minimum=1,
+        ),
+        Property(
+            "offsets.retention.check.interval.ms",
+            "long",
+            "600000",
+            "How often a group's offsets are looked at for offsets.retention.minutes.",
+            minimum=1,
+        ),
+        Property(
+            "offset.metadata.max.bytes",
+            "int",
+            "4096",
+            "The longest text that a client may store with a committed offset.",
+            minimum=0,
+            maximum=32767,
+        ),
+        Property(
+            "offsets.commit.timeout.ms",
+            "int",
+            "5000",
+            "How long a commit of offsets waits for the disk before it is answered with a retriable error.",
+            minimum=1,
+        ),
+        Property(
+            "group.initial.rebalance.delay.ms",
+            "int",
+            "300",
+            "How long the first rebalance of a group waits for more members, from the last one that joined (Kafka:"
+            " 3000, in steps). At most the rebalance timeout in all.",
+            minimum=0,
+        ),
+        Property(
+            "group.min.session.timeout.ms",
+            "int",
+            "6000",
+            "The shortest session.timeout.ms that a consumer of the classic protocol may ask for.",
+            minimum=1,
+        ),
         Property("group.max.session.timeout.ms", "int", "1800000", "The longest one.", minimum=1),
-        Property("group.max.size", "int", str(INT_MAX), "Members that a group of the classic protocol may have.", minimum=1),
-        Property("group.consumer.session.timeout.ms", "int", "45000", "A member of a consumer group (KIP-848) that is not heard of for so long is put out. consumer.session.timeout.ms of a group.", minimum=1),
-        Property("group.consumer.min.session.timeout.ms", "int", "45000", "The shortest consumer.session.timeout.ms that a group may have.", minimum=1),
-        Property("group.consumer.max.session.timeout.ms", "int", "60000", "The longest one.", minimum=1),
-        Property("group.consumer.heartbeat.interval.ms", "int", "5000", "How often members of consumer groups send heartbeats; who waits for partitions is told to come sooner.", minimum=1),
         Property(
-            "group.consumer.heartbeat.interval.quick.ms", "int", "300",
-            "(mqd) While all consumer groups together have few members, they are told to send heartbeats this often, so that they hear of a rebalance sooner; with more members it is a"
-            " millisecond for each, up to group.consumer.heartbeat.interval.ms. A group with a consumer.heartbeat.interval.ms of its own keeps that.", minimum=1,
+            "group.max.size", "int", str(INT_MAX), "Members that a group of the classic protocol may have.", minimum=1
         ),
-        Property("group.consumer.min.heartbeat.interval.ms", "int", "5000", "The shortest consumer.heartbeat.interval.ms that a group may have.", minimum=1),
+        Property(
+            "group.consumer.session.timeout.ms",
+            "int",
+            "45000",
+            "A member of a consumer group (KIP-848) that is not heard of for so long is put out."
+            " consumer.session.timeout.ms of a group.",
+            minimum=1,
+        ),
+        Property(
+            "group.consumer.min.session.timeout.ms",
+            "int",
+            "45000",
+            "The shortest consumer.session.timeout.ms that a group may have.",
+            minimum=1,
+        ),
+        Property("group.consumer.max.session.timeout.ms", "int", "60000", "The longest one.", minimum=1),
+        Property(
+            "group.consumer.heartbeat.interval.ms",
+            "int",
+            "5000",
+            "How often members of consumer groups send heartbeats; who waits for partitions is told to come sooner.",
+            minimum=1,
+        ),
+        Property(
+            "group.consumer.heartbeat.interval.quick.ms",
+            "int",
+            "300",
+            "(mqd) While all consumer groups together have few members, they are told to send heartbeats this often, so"
+            " that they hear of a rebalance sooner; with more members it is a millisecond for each, up to"
+            " group.consumer.heartbeat.interval.ms. A group with a consumer.heartbeat.interval.ms of its own keeps"
+            " that.",
+            minimum=1,
+        ),
+        Property(
+            "group.consumer.min.heartbeat.interval.ms",
+            "int",
+            "5000",
+            "The shortest consumer.heartbeat.interval.ms that a group may have.",
+            minimum=1,
+        ),
         Property("group.consumer.max.heartbeat.interval.ms", "int", "15000", "The longest one.", minimum=1),
         Property("group.consumer.max.size", "int", str(INT_MAX), "Members that a consumer group may have.", minimum=1),
         Property(
-            "group.consumer.assignors", "list", "uniform,range",
-            "Server-side assignors that members of consumer groups may ask for; the first one is taken when they ask for none.", choices=("uniform", "range"),
+            "group.consumer.assignors",
+            "list",
+            "uniform,range",
+            "Server-side assignors that members of consumer groups may ask for; the first one is taken when they ask"
+            " for none.",
+            choices=("uniform", "range"),
         ),
         Property(
-            "group.consumer.migration.policy", "enum", "bidirectional",
-            "Whether a group with members may change its protocol: from classic to consumer (upgrade), back (downgrade), both, or never.",
+            "group.consumer.migration.policy",
+            "enum",
+            "bidirectional",
+            "Whether a group with members may change its protocol: from classic to consumer (upgrade), back"
+            " (downgrade), both, or never.",
             choices=("bidirectional", "upgrade", "downgrade", "disabled"),
         ),
-        Property("transaction.state.log.num.partitions", "int", "50", "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
-        Property("transaction.partition.verification.enable", "bool", "true", "A transaction begins in a partition only after its coordinator was asked whether it knows of it (KIP-890). Without it, a late batch of an older client may leave a transaction behind that nobody ends; for clients of version 2 the question is always asked.", dynamic=True),
-        Property("transaction.max.timeout.ms", "int", "900000", "The longest transaction.timeout.ms that a producer may ask for.", minimum=1),
-        Property("transactional.id.expiration.ms", "int", "604800000", "A transactional id that nobody has used for so long is forgotten.", minimum=1),
-        Property("transaction.state.log.segment.bytes", "int", "104857600", "Segment size of __transaction_state, when it is made.", minimum=4096),
+        Property(
+            "transaction.state.log.num.partitions",
+            "int",
+            "50",
+            "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.",
+            minimum=1,
+            maximum=16384,
+        ),
+        Property(
+            "transaction.partition.verification.enable",
+            "bool",
+            "true",
+            "A transaction begins in a partition only after its coordinator was asked whether it knows of it (KIP-890)."
+            " Without it, a late batch of an older client may leave a transaction behind that nobody ends; for clients"
+            " of version 2 the question is always asked.",
+            dynamic=True,
+        ),
+        Property(
+            "transaction.max.timeout.ms",
+            "int",
+            "900000",
+            "The longest transaction.timeout.ms that a producer may ask for.",
+            minimum=1,
+        ),
+        Property(
+            "transactional.id.expiration.ms",
+            "int",
+            "604800000",
+            "A transactional id that nobody has used for so long is forgotten.",
+            minimum=1,
+        ),
+        Property(
+            "transaction.state.log.segment.bytes",
+            "int",
+            "104857600",
+            "Segment size of __transaction_state, when it is made.",
+            minimum=4096,
+        ),
         Property("log.cleaner.enable", "bool", "true", "Compact the topics whose cleanup.policy says so."),
-        Property("log.cleaner.backoff.ms", "long", "15000", "How long the cleaner waits when there is nothing to compact.", minimum=0, dynamic=True),
-        Property("log.cleaner.dedupe.buffer.size", "long", "134217728", "Memory for the keys of what is compacted, all workers together: 24 bytes a key. Logs with more are compacted in several runs.", minimum=1 << 20, dynamic=True),
-        Property("log.cleaner.io.buffer.load.factor", "double", "0.9", "How full log.cleaner.dedupe.buffer.size may become.", minimum=0.01, maximum=0.95, dynamic=True),
-        Property("log.cleaner.io.max.bytes.per.second", "double", "1.7976931348623157E308", "How fast all workers together read and write for compaction.", minimum=65536, dynamic=True),
+        Property(
+            "log.cleaner.backoff.ms",
+            "long",
+            "15000",
+            "How long the cleaner waits when there is nothing to compact.",
+            minimum=0,
+            dynamic=True,
+        ),
+        Property(
+            "log.cleaner.dedupe.buffer.size",
+            "long",
+            "134217728",
+            "Memory for the keys of what is compacted, all workers together: 24 bytes a key. Logs with more are"
+            " compacted in several runs.",
+            minimum=1 << 20,
+            dynamic=True,
+        ),
+        Property(
+            "log.cleaner.io.buffer.load.factor",
+            "double",
+            "0.9",
+            "How full log.cleaner.dedupe.buffer.size may become.",
+            minimum=0.01,
+            maximum=0.95,
+            dynamic=True,
+        ),
+        Property(
+            "log.cleaner.io.max.bytes.per.second",
+            "double",
+            "1.7976931348623157E308",
+            "How fast all workers together read and write for compaction.",
+            minimum=65536,
+            dynamic=True,
+        ),
     ]
 
 
 def _quotas() -> list[Property]:
     return [
-        Property("quota.window.num", "int", "11", "A client may spend (quota.window.num - 1) * quota.window.size.seconds of its quota ahead, after a pause of that length.", minimum=2, maximum=1000),
+        Property(
+            "quota.window.num",
+            "int",
+            "11",
+            "A client may spend (quota.window.num - 1) * quota.window.size.seconds of its quota ahead, after a pause of"
+            " that length.",
+            minimum=2,
+            maximum=1000,
+        ),
         Property("quota.window.size.seconds", "int", "1", "See quota.window.num.", minimum=1, maximum=3600),
     ]
 
 
 def _engine() -> list[Property]:
     return [
-        Property("worker.count", "int", "0", "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota).", minimum=0, maximum=64),
-        Property("worker.cpus", "list", "", "(mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned."),
-        Property("worker.spin.us", "int", "0", "(mqd) How long an idle worker looks again before it sleeps: latency for CPU.", minimum=0, maximum=1_000_000),
-        Property("io.backend", "enum", "auto", "(mqd) How workers do input and output. auto: io_uring where the kernel allows it.", choices=("auto", "io_uring", "epoll")),
         Property(
-            "group.commit.window.us", "int", "0",
-            "(mqd) How long a flush waits for more acks=all requests to join it: throughput for latency. 0: as soon as the last flush ended.", minimum=0, maximum=1_000_000,
+            "worker.count",
+            "int",
+            "0",
+            "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota).",
+            minimum=0,
+            maximum=64,
         ),
-        Property("receive.arena.bytes", "long", "16777216", "(mqd) Shared memory of one worker for what it receives.", minimum=1 << 20, maximum=1 << 32),
-        Property("sendfile.bytes.min", "int", "8192", "(mqd) Ranges at least so large go to a consumer by sendfile, smaller ones are copied.", minimum=0),
-        Property("read.fd.count.max", "int", "512", "(mqd) Open segment files that one worker keeps for reading.", minimum=16, maximum=65536),
+        Property(
+            "worker.cpus", "list", "", "(mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned."
+        ),
+        Property(
+            "worker.spin.us",
+            "int",
+            "0",
+            "(mqd) How long an idle worker looks again before it sleeps: latency for CPU.",
+            minimum=0,
+            maximum=1_000_000,
+        ),
+        Property(
+            "io.backend",
+            "enum",
+            "auto",
+            "(mqd) How workers do input and output. auto: io_uring where the kernel allows it.",
+            choices=("auto", "io_uring", "epoll"),
+        ),
+        Property(
+            "group.commit.window.us",
+            "int",
+            "0",
+            "(mqd) How long a flush waits for more acks=all requests to join it: throughput for latency. 0: as soon as"
+            " the last flush ended.",
+            minimum=0,
+            maximum=1_000_000,
+        ),
+        Property(
+            "receive.arena.bytes",
+            "long",
+            "16777216",
+            "(mqd) Shared memory of one worker for what it receives.",
+            minimum=1 << 20,
+            maximum=1 << 32,
+        ),
+        Property(
+            "sendfile.bytes.min",
+            "int",
+            "8192",
+            "(mqd) Ranges at least so large go to a consumer by sendfile, smaller ones are copied.",
+            minimum=0,
+        ),
+        Property(
+            "read.fd.count.max",
+            "int",
+            "512",
+            "(mqd) Open segment files that one worker keeps for reading.",
+            minimum=16,
+            maximum=65536,
+        ),
         Property("log.format", "enum", "human", "(mqd) Form of the broker's own log lines.", choices=("human", "json")),
-        Property("log.level", "enum", "info", "(mqd) Least severe of the broker's own log lines that are written; mqd log-level changes it at run time.", choices=("error", "warning", "info", "debug")),
+        Property(
+            "log.level",
+            "enum",
+            "info",
+            "(mqd) Least severe of the broker's own log lines that are written; mqd log-level changes it at run time.",
+            choices=("error", "warning", "info", "debug"),
+        ),
     ]
 
 
-# Present in files that people bring along; what they govern does not exist in mqd, or is done another way.
+# Present in files that people bring along; what they govern does not exist in mqd, or is done
+# another way.
 _IGNORED = (
     ("process.roles", "Every mqd node is broker and controller."),
-    ("controller.quorum.voters", "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter)."),
+    (
+        "controller.quorum.voters",
+        "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter).",
+    ),
     ("controller.quorum.bootstrap.servers", "See cluster.seeds."),
     ("inter.broker.listener.name", "See inter.broker.listener."),
     ("security.inter.broker.protocol", "Hosts prove who they are by cluster.key.file."),
@@ -335,7 +1030,10 @@ _IGNORED = (
     ("num.io.threads", "See worker.count."),
     ("background.threads", "See worker.count."),
     ("num.recovery.threads.per.data.dir", "Each worker recovers its own partitions."),
-    ("num.replica.fetchers", "Each worker has a connection to each worker of other hosts from which it follows partitions."),
+    (
+        "num.replica.fetchers",
+        "Each worker has a connection to each worker of other hosts from which it follows partitions.",
+    ),
     ("replica.fetch.min.bytes", "A leader answers as soon as it has a record."),
     ("queued.max.requests", "See connection.inflight.max and queued.max.request.bytes."),
     ("socket.send.buffer.bytes", "The kernel sizes socket buffers."),
@@ -357,7 +1055,8 @@ _IGNORED = (
 # Other spellings that Kafka accepts too.
 ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 
-# Names of Kafka's that would do something people rely on; ignoring them would be a lie. Prefix -> what to say.
+# Names of Kafka's that would do something people rely on; ignoring them would be a lie. Prefix ->
+# what to say.
 UNAVAILABLE = {
     "ssl.": "TLS is not available yet",
     "sasl.": "authentication is not available yet",
@@ -377,53 +1076,137 @@ def _topic_table() -> list[Property]:
     rows = [
         ("cleanup.policy", "log.cleanup.policy", "What is done with old segments."),
         ("retention.ms", "log.retention.ms", "Age at which records are deleted; -1: never."),
-        ("retention.bytes", "log.retention.bytes", "Size of a partition above which its oldest segments are deleted; -1: no limit."),
+        (
+            "retention.bytes",
+            "log.retention.bytes",
+            "Size of a partition above which its oldest segments are deleted; -1: no limit.",
+        ),
         ("segment.bytes", "log.segment.bytes", "Size at which a segment is rolled."),
         ("segment.ms", "log.roll.ms", "Age at which a segment is rolled."),
         ("segment.jitter.ms", "log.roll.jitter.ms", "Roll up to so much earlier, by chance."),
         ("segment.index.bytes", "log.index.size.max.bytes", "Accepted; indexes grow as needed."),
         ("max.message.bytes", "message.max.bytes", "The largest record batch."),
-        ("message.timestamp.type", "log.message.timestamp.type", "Whether a record's time is the producer's or the broker's."),
-        ("message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms", "How far a record's time may lie in the past."),
-        ("message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms", "How far a record's time may lie in the future."),
-        ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 of three replicas or more; a topic that is created with two gets 1. DescribeConfigs shows the number in force."),
-        ("flush.on.ack", "log.flush.on.ack", "(mqd) Answer acks=all only after the records are on disk. Of internal topics always."),
-        ("flush.messages", "log.flush.interval.messages", "Accepted. Records are not counted; see flush.on.ack and flush.ms."),
-        ("flush.ms", "log.flush.interval.ms", "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s."),
+        (
+            "message.timestamp.type",
+            "log.message.timestamp.type",
+            "Whether a record's time is the producer's or the broker's.",
+        ),
+        (
+            "message.timestamp.before.max.ms",
+            "log.message.timestamp.before.max.ms",
+            "How far a record's time may lie in the past.",
+        ),
+        (
+            "message.timestamp.after.max.ms",
+            "log.message.timestamp.after.max.ms",
+            "How far a record's time may lie in the future.",
+        ),
+        (
+            "min.insync.replicas",
+            "min.insync.replicas",
+            (
+                "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 of three replicas or"
+                " more; a topic that is created with two gets 1. DescribeConfigs shows the number in force."
+            ),
+        ),
+        (
+            "flush.on.ack",
+            "log.flush.on.ack",
+            "(mqd) Answer acks=all only after the records are on disk. Of internal topics always.",
+        ),
+        (
+            "flush.messages",
+            "log.flush.interval.messages",
+            "Accepted. Records are not counted; see flush.on.ack and flush.ms.",
+        ),
+        (
+            "flush.ms",
+            "log.flush.interval.ms",
+            "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s.",
+        ),
         ("index.interval.bytes", "log.index.interval.bytes", "Bytes of log between two index entries."),
         ("compression.type", "compression.type", "Batches are stored as the producer compressed them."),
-        ("file.delete.delay.ms", "log.segment.delete.delay.ms", "Accepted. A deleted segment's files go at once; a reader that has one open reads on."),
+        (
+            "file.delete.delay.ms",
+            "log.segment.delete.delay.ms",
+            "Accepted. A deleted segment's files go at once; a reader that has one open reads on.",
+        ),
         ("preallocate", "log.preallocate", "Accepted. mqd always preallocates, in steps."),
-        ("unclean.leader.election.enable", "unclean.leader.election.enable", "Who may lack acknowledged records never leads by itself; see docs/operations.md for an operator's choice."),
-        ("delete.retention.ms", "log.cleaner.delete.retention.ms", "How long a tombstone (a record without a value), or the end of a transaction, can still be read after a compaction first met it. A consumer that starts from the beginning must reach the end within that time to see every deletion."),
+        (
+            "unclean.leader.election.enable",
+            "unclean.leader.election.enable",
+            "Who may lack acknowledged records never leads by itself; see docs/operations.md for an operator's choice.",
+        ),
+        (
+            "delete.retention.ms",
+            "log.cleaner.delete.retention.ms",
+            (
+                "How long a tombstone (a record without a value), or the end of a transaction, can still be read after"
+                " a compaction first met it. A consumer that starts from the beginning must reach the end within that"
+                " time to see every deletion."
+            ),
+        ),
         ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "How long a record is safe from compaction."),
-        ("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", "How long a record may wait for compaction at most; the active segment is closed in time."),
-        ("min.cleanable.dirty.ratio", "log.cleaner.min.cleanable.ratio", "Share of a log that must be dirty (not compacted yet) before it is compacted."),
+        (
+            "max.compaction.lag.ms",
+            "log.cleaner.max.compaction.lag.ms",
+            "How long a record may wait for compaction at most; the active segment is closed in time.",
+        ),
+        (
+            "min.cleanable.dirty.ratio",
+            "log.cleaner.min.cleanable.ratio",
+            "Share of a log that must be dirty (not compacted yet) before it is compacted.",
+        ),
     ]
-    defaults = {"retention.ms": "604800000", "segment.ms": "604800000", "segment.jitter.ms": "0", "flush.ms": str(LONG_MAX)}
+    defaults = {
+        "retention.ms": "604800000",
+        "segment.ms": "604800000",
+        "segment.jitter.ms": "0",
+        "flush.ms": str(LONG_MAX),
+    }
     table = []
     for name, broker_name, doc in rows:
         of_broker = BROKER[broker_name]
         default = of_broker.default if of_broker.default is not None else defaults[name]
-        table.append(msgspec.structs.replace(of_broker, name=name, default=default, doc=doc, dynamic=True, broker_name=broker_name))
+        table.append(
+            msgspec.structs.replace(
+                of_broker, name=name, default=default, doc=doc, dynamic=True, broker_name=broker_name
+            )
+        )
     table.append(
         Property(
-            "replica.lag.max.messages", "long", "-1",
-            "(mqd) A follower that is more than so many records behind its leader for half a second leaves the in-sync set, before replica.lag.time.max.ms is over. Set it well above what is written"
-            " while a follower fetches and flushes. Of one that a new leader has not heard yet only the time counts. -1: no bound.", minimum=-1, dynamic=True,
+            "replica.lag.max.messages",
+            "long",
+            "-1",
+            "(mqd) A follower that is more than so many records behind its leader for half a second leaves the in-sync"
+            " set, before replica.lag.time.max.ms is over. Set it well above what is written while a follower fetches"
+            " and flushes. Of one that a new leader has not heard yet only the time counts. -1: no bound.",
+            minimum=-1,
+            dynamic=True,
         )
     )
     table.append(
         Property(
-            "record.validation", "enum", "uncompressed",
-            "(mqd) Whose records are parsed before a batch is taken (INVALID_RECORD otherwise), so that none stops its consumers: of uncompressed batches at some 10 ns a record; `all`: of compressed ones"
-            " too, which the acceptor decompresses (Kafka does always); `none`. Batches for compacted topics always are.", choices=("none", "uncompressed", "all"), dynamic=True,
+            "record.validation",
+            "enum",
+            "uncompressed",
+            "(mqd) Whose records are parsed before a batch is taken (INVALID_RECORD otherwise), so that none stops its"
+            " consumers: of uncompressed batches at some 10 ns a record; `all`: of compressed ones too, which the"
+            " acceptor decompresses (Kafka does always); `none`. Batches for compacted topics always are.",
+            choices=("none", "uncompressed", "all"),
+            dynamic=True,
         )
     )
     replicas = {"kind": "list", "default": "", "dynamic": True, "pattern": r"\*|[0-9]+:[0-9]+"}
-    followers = "Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host): PARTITION:BROKER, separated by commas, or * for all."
+    followers = (
+        "Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host):"
+        " PARTITION:BROKER, separated by commas, or * for all."
+    )
     table.append(Property(name="follower.replication.throttled.replicas", doc=followers, **replicas))  # type: ignore[arg-type]
-    leaders = "Accepted: PARTITION:BROKER, separated by commas, or *. Replicas are throttled where they fetch; see follower.replication.throttled.replicas."
+    leaders = (
+        "Accepted: PARTITION:BROKER, separated by commas, or *. Replicas are throttled where they fetch; see"
+        " follower.replication.throttled.replicas."
+    )
     table.append(Property(name="leader.replication.throttled.replicas", doc=leaders, ignored=True, **replicas))  # type: ignore[arg-type]
     return table
 
@@ -435,17 +1218,35 @@ def _by_name(rows: list[Property]) -> dict[str, Property]:
 
 
 BROKER: dict[str, Property] = _by_name(
-    _listeners() + _cluster() + _topics() + _log() + _coordinators() + _quotas() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
+    _listeners()
+    + _cluster()
+    + _topics()
+    + _log()
+    + _coordinators()
+    + _quotas()
+    + _engine()
+    + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
 )
 TOPIC: dict[str, Property] = _by_name(_topic_table())
 
 
 def _group_table() -> list[Property]:
     rows = [
-        ("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "A member that is not heard of for so long is put out."),
-        ("consumer.heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms", "How often its members send heartbeats."),
+        (
+            "consumer.session.timeout.ms",
+            "group.consumer.session.timeout.ms",
+            "A member that is not heard of for so long is put out.",
+        ),
+        (
+            "consumer.heartbeat.interval.ms",
+            "group.consumer.heartbeat.interval.ms",
+            "How often its members send heartbeats.",
+        ),
     ]
-    return [msgspec.structs.replace(BROKER[broker_name], name=name, doc=doc, dynamic=True, broker_name=broker_name) for name, broker_name, doc in rows]
+    return [
+        msgspec.structs.replace(BROKER[broker_name], name=name, doc=doc, dynamic=True, broker_name=broker_name)
+        for name, broker_name, doc in rows
+    ]
 
 
 GROUP: dict[str, Property] = _by_name(_group_table())  # of consumer groups (ConfigResource type 32)

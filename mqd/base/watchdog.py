@@ -1,10 +1,13 @@
-"""A process whose event loop hangs ends itself, what each thread was doing in its log: supervisord starts its successor in a second, and nobody has to come and look.
+"""A process whose event loop hangs ends itself, what each thread was doing in its log: supervisord
+starts its successor in a second, and nobody has to come and look.
 
     watchdog.start(asyncio.get_running_loop(), "acceptor")
 
-A thread gives the loop something small to do every TICK_S. Ticks are counted, not seconds: those of a process that was stopped (SIGSTOP, a paused virtual machine)
-did not come either, so it goes on where it was. What hangs with the interpreter's lock held is not found. A log line that nobody takes is no reason to end: supervisord, which
-takes them, would start nobody then, and a worker's reactor serves on.
+A thread gives the loop something small to do every TICK_S. Ticks are counted, not seconds: those of
+a process that was stopped (SIGSTOP, a paused virtual machine) did not come either, so it goes on
+where it was. What hangs with the interpreter's lock held is not found. A log line that nobody takes
+is no reason to end: supervisord, which takes them, would start nobody then, and a worker's reactor
+serves on.
 """
 
 import asyncio
@@ -24,7 +27,9 @@ LAST_WORDS_S = 5.0  # who takes them may hang, too
 
 def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, tick_count: int = TICK_COUNT) -> None:
     """Until the loop is closed. Called in the loop's thread."""
-    threading.Thread(target=_watch, args=(loop, threading.get_ident(), role, tick_s, tick_count), name="watchdog", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(loop, threading.get_ident(), role, tick_s, tick_count), name="watchdog", daemon=True
+    ).start()
 
 
 def _watch(loop: asyncio.AbstractEventLoop, thread: int, role: str, tick_s: float, tick_count: int) -> None:
@@ -58,6 +63,10 @@ def _end(role: str, silent_s: float) -> None:
     last = threading.Timer(LAST_WORDS_S, os._exit, [1])
     last.daemon = True
     last.start()
-    logging.get(role).error("the event loop hangs; the process ends so that another one takes its place. What its threads are doing follows", seconds=silent_s)
+    logging.get(role).error(
+        "the event loop hangs; the process ends so that another one takes its place. What its threads are doing"
+        " follows",
+        seconds=silent_s,
+    )
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     os._exit(1)

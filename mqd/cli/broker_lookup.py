@@ -1,4 +1,6 @@
-"""Which broker to ask: the coordinator of a group or transactional id, the leader of a partition, all of them. Connections are made when they are needed."""
+"""Which broker to ask: the coordinator of a group or transactional id, the leader of a partition,
+all of them. Connections are made when they are needed.
+"""
 
 import contextlib
 import time
@@ -14,8 +16,12 @@ from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, Me
 GROUP, TRANSACTION = 0, 1
 EARLIEST, LATEST = -2, -1
 _METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
-_NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})  # no leader, not the leader, loading, not available, not the coordinator, a transaction that is just ending
-COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
+# no leader, not the leader, loading, not available, not the coordinator, a transaction that is just
+# ending
+_NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})
+COORDINATOR_AWAY = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+)
 _PATIENCE_S = 15.0
 _COORDINATED = {GROUP: (GROUPS, "groups"), TRANSACTION: (TRANSACTIONS, "transactions")}  # in partitions of which topic
 _PAUSE_S = 0.1
@@ -41,12 +47,15 @@ class Cluster:
         for broker in (self.first, *self._brokers.values()):
             broker.__exit__()
 
-    # -- who there is ---------------------------------------------------------------------------------------------------------
+    # -- who there is ------------------------------------------------------------------------------
 
     def _read_metadata(self, names: list[str] | None) -> Any:
         topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
         answer = self.first.ask(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
-        self._nodes = {one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}" for one in answer.brokers}
+        self._nodes = {
+            one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
+            for one in answer.brokers
+        }
         return answer
 
     def node(self, node_id: int) -> Broker:
@@ -67,22 +76,30 @@ class Cluster:
     def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
         """Topic -> partition -> its leader's node id, of those that exist; None: of all."""
         answer = self._read_metadata(None if names is None else sorted(names)) if names is None or names else None
-        found = {one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in (answer.topics if answer else ()) if not one.error_code}
+        found = {
+            one.name: {p.partition_index: p.leader_id for p in one.partitions}
+            for one in (answer.topics if answer else ())
+            if not one.error_code
+        }
         self._topics.update(found)
         return found
 
-    # -- asking ---------------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def every_coordinator(self, kind: int) -> Iterator[None]:
-        """In it, what nodes() do not know of no coordinator knows of. Raises CliError, also at its end: one is away, or has become another's meanwhile."""
+        """In it, what nodes() do not know of no coordinator knows of. Raises CliError, also at its
+        end: one is away, or has become another's meanwhile.
+        """
         before = self._coordinators(kind)
         yield
         if self._coordinators(kind) != before:
             raise CliError(f"the coordinators of {_COORDINATED[kind][1]} are just changing; try again")
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
-        """Partition of their topic -> its leader and the epoch; none when nobody has needed a coordinator yet. Raises CliError when one has no leader in service."""
+        """Partition of their topic -> its leader and the epoch; none when nobody has needed a
+        coordinator yet. Raises CliError when one has no leader in service.
+        """
         name, what = _COORDINATED[kind]
         (found,) = self._read_metadata([name]).topics
         if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -91,16 +108,26 @@ class Cluster:
         away = sorted(one.partition_index for one in found.partitions if one.leader_id not in self._nodes)
         if away:
             raise CliError(
-                f"not all {what} can be told of: {len(away)} of {len(found.partitions)} partitions of {name} have no leader ({name}-{away[0]} first), so their coordinators are away;"
-                " start their hosts, then try again"
+                f"not all {what} can be told of: {len(away)} of {len(found.partitions)} partitions of {name} have no"
+                f" leader ({name}-{away[0]} first), so their coordinators are away; start their hosts, then try again"
             )
         return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
 
-    def ask_coordinator(self, kind: int, name: str, api_key: int, request: object, error_of: Callable[[Any], int], version_max: int = 1 << 15) -> Any:
+    def ask_coordinator(
+        self,
+        kind: int,
+        name: str,
+        api_key: int,
+        request: object,
+        error_of: Callable[[Any], int],
+        version_max: int = 1 << 15,
+    ) -> Any:
         """The answer of the coordinator of `name`; asked again while it is loading or moving."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            found = self.first.ask(_FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name]))
+            found = self.first.ask(
+                _FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
+            )
             place = found.coordinators[0] if found.coordinators else found
             error = place.error_code
             if not error:
@@ -121,20 +148,32 @@ class Cluster:
         return found
 
     def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
-        """EARLIEST, LATEST, or the first offset at or after a time (-1: none so late). Partitions that nobody serves are left out. After topics()."""
+        """EARLIEST, LATEST, or the first offset at or after a time (-1: none so late). Partitions
+        that nobody serves are left out. After topics().
+        """
         found: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():
             asked = [
-                ListOffsetsRequest.Topic(name=name, partitions=[ListOffsetsRequest.Partition(partition_index=index, timestamp=timestamp_ms) for index in indexes])
+                ListOffsetsRequest.Topic(
+                    name=name,
+                    partitions=[
+                        ListOffsetsRequest.Partition(partition_index=index, timestamp=timestamp_ms) for index in indexes
+                    ],
+                )
                 for name, indexes in topics.items()
             ]
             answer = self.node(node_id).ask(_LIST_OFFSETS, ListOffsetsRequest(topics=asked))
             for topic in answer.topics:
-                found |= {(topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code}
+                found |= {
+                    (topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code
+                }
         return found
 
 
 def tell_left_out(what: str, names: list[str]) -> None:
     """On stderr: whom a list does not have, because their coordinators could not be asked."""
     if names:
-        error_line(f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are just changing; try again")
+        error_line(
+            f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out"
+            f" ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are just changing; try again"
+        )

@@ -1,4 +1,6 @@
-"""What the commands share: exit codes, errors, the options every command has, output as text or JSON. Imports no client library."""
+"""What the commands share: exit codes, errors, the options every command has, output as text or
+JSON. Imports no client library.
+"""
 
 import functools
 import json
@@ -29,7 +31,9 @@ class CliError(click.ClickException):
 
 
 class NobodyReadsError(Exception):
-    """Whoever read our output has enough (mqd consume ... | head): no failure. A BrokenPipeError may be another pipe's."""
+    """Whoever read our output has enough (mqd consume ... | head): no failure. A BrokenPipeError
+    may be another pipe's.
+    """
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -59,12 +63,18 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Ctrl-C, also where a callback from librdkafka met it: its binding for Python makes a SystemError of that."""
-    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt))
+    """Ctrl-C, also where a callback from librdkafka met it: its binding for Python makes a
+    SystemError of that.
+    """
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
+    )
 
 
 def stop_when_interrupted(stop: threading.Event) -> None:
-    """SIGINT and SIGTERM set it, once: what comes after that ends the process, however long the stopping takes."""
+    """SIGINT and SIGTERM set it, once: what comes after that ends the process, however long the
+    stopping takes.
+    """
 
     def first(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,13 +86,24 @@ def stop_when_interrupted(stop: threading.Event) -> None:
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds -b and --format, and passes them as the first argument, a Settings. Said before the verb they count as well."""
+    """Adds -b and --format, and passes them as the first argument, a Settings. Said before the verb
+    they count as well.
+    """
 
-    @click.option("-b", "--bootstrap", metavar="HOST:PORT[,...]", help="Broker to ask.  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]")
-    @click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+    @click.option(
+        "-b",
+        "--bootstrap",
+        metavar="HOST:PORT[,...]",
+        help="Broker to ask.  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]",
+    )
+    @click.option(
+        "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
+    )
     @click.pass_context
     @functools.wraps(function)
-    def command(ctx: click.Context, /, *args: Any, bootstrap: str | None, output_format: str | None, **kwargs: Any) -> Any:
+    def command(
+        ctx: click.Context, /, *args: Any, bootstrap: str | None, output_format: str | None, **kwargs: Any
+    ) -> Any:
         outer = ctx.find_root().obj or {}
         bootstrap = bootstrap or outer.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
         settings = Settings(bootstrap, (output_format or outer.get("output_format")) == "json")
@@ -109,12 +130,18 @@ def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: 
     try:
         from mqd.cli.librdkafka import topic_names
 
-        return [name for name in topic_names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP, 1.0) if name.startswith(incomplete)]
+        return [
+            name
+            for name in topic_names(
+                ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP, 1.0
+            )
+            if name.startswith(incomplete)
+        ]
     except Exception:
         return []
 
 
-# -- output ------------------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
@@ -130,15 +157,22 @@ def emit_json(value: Any) -> None:
 
 
 def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns under titles; numbers, and "-" where one is missing, to the right. The same on a terminal and in a pipe."""
+    """Aligned columns under titles; numbers, and "-" where one is missing, to the right. The same
+    on a terminal and in a pipe.
+    """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
     numeric = []
     for column in range(len(titles)):
         numbers = [isinstance(row[column], int) for row in rows]
-        numeric.append(any(numbers) and all(number or row[column] == "-" for number, row in zip(numbers, rows, strict=True)))
+        numeric.append(
+            any(numbers) and all(number or row[column] == "-" for number, row in zip(numbers, rows, strict=True))
+        )
     for line in [list(titles), *cells]:
-        parts = [text.rjust(width) if right else text.ljust(width) for text, width, right in zip(line, widths, numeric, strict=True)]
+        parts = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ]
         click.echo("  ".join(parts).rstrip())
 
 

@@ -9,7 +9,12 @@ from mqd.cli.broker_lookup import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Clu
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.coordinator.group.consumer_protocol import decode_assignment
-from mqd.protocol.messages import ConsumerGroupDescribeRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest
+from mqd.protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    OffsetFetchRequest,
+)
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
@@ -58,7 +63,7 @@ class Group(msgspec.Struct):
     rebalance: Rebalance | None = None
 
 
-# -- the answers in one shape ---------------------------------------------------------------------------------------------------
+# -- the answers in one shape ----------------------------------------------------------------------
 
 
 def _host(text: str) -> str:
@@ -69,7 +74,16 @@ def _rebalance(found: Any) -> Rebalance | None:
     if found is None:
         return None
     holders = [
-        Holder(one.member_id, one.client_id, _host(one.client_host), one.group_instance_id, one.waited_for, one.waited_ms, one.silent_ms) for one in found.held_up_by
+        Holder(
+            one.member_id,
+            one.client_id,
+            _host(one.client_host),
+            one.group_instance_id,
+            one.waited_for,
+            one.waited_ms,
+            one.silent_ms,
+        )
+        for one in found.held_up_by
     ]
     return Rebalance(found.lasting_ms, found.reason, holders)
 
@@ -80,11 +94,21 @@ def _classic(answer: Any) -> Group:
         assignment: dict[str, list[int]] | None = None
         if answer.protocol_type in ("consumer", ""):
             try:
-                assignment = {topic: list(indexes) for topic, indexes in decode_assignment(one.member_assignment).items()}
+                assignment = {
+                    topic: list(indexes) for topic, indexes in decode_assignment(one.member_assignment).items()
+                }
             except ValueError:
                 assignment = None
         members.append(Member(one.member_id, one.client_id, _host(one.client_host), one.group_instance_id, assignment))
-    return Group(answer.group_id, "classic", answer.group_state, answer.protocol_type, answer.protocol_data, members, rebalance=_rebalance(answer.rebalance))
+    return Group(
+        answer.group_id,
+        "classic",
+        answer.group_state,
+        answer.protocol_type,
+        answer.protocol_data,
+        members,
+        rebalance=_rebalance(answer.rebalance),
+    )
 
 
 def _named(assignment: Any) -> dict[str, list[int]]:
@@ -96,27 +120,47 @@ def _consumer(answer: Any) -> Group:
     for one in answer.members:
         assignment, target = _named(one.assignment), _named(one.target_assignment)
         members.append(
-            Member(one.member_id, one.client_id, _host(one.client_host), one.instance_id, assignment, None if target == assignment else target, one.member_epoch)
+            Member(
+                one.member_id,
+                one.client_id,
+                _host(one.client_host),
+                one.instance_id,
+                assignment,
+                None if target == assignment else target,
+                one.member_epoch,
+            )
         )
     return Group(
-        answer.group_id, "consumer", answer.group_state, "consumer", answer.assignor_name, members, answer.group_epoch, answer.assignment_epoch, _rebalance(answer.rebalance)
+        answer.group_id,
+        "consumer",
+        answer.group_state,
+        "consumer",
+        answer.assignor_name,
+        members,
+        answer.group_epoch,
+        answer.assignment_epoch,
+        _rebalance(answer.rebalance),
     )
 
 
-# -- asking ---------------------------------------------------------------------------------------------------------------------
+# -- asking ----------------------------------------------------------------------------------------
 
 
 def describe(cluster: Cluster, name: str) -> Group | None:
     """None: there is no such group."""
     if cluster.first.speaks(CONSUMER_GROUP_DESCRIBE):
         request = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
-        answer = cluster.ask_coordinator(GROUP, name, CONSUMER_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code).groups[0]
+        answer = cluster.ask_coordinator(
+            GROUP, name, CONSUMER_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code
+        ).groups[0]
         if not answer.error_code:
             return _consumer(answer)
         if answer.error_code != GROUP_ID_NOT_FOUND:
             check(f"group {name}", answer.error_code, answer.error_message)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
-    answer = cluster.ask_coordinator(GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code).groups[0]
+    answer = cluster.ask_coordinator(
+        GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
+    ).groups[0]
     if answer.error_code == GROUP_ID_NOT_FOUND or (not answer.error_code and answer.group_state == "Dead"):
         return None
     check(f"group {name}", answer.error_code, answer.error_message)
@@ -136,10 +180,14 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
 
 
 def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str, int]) -> Iterator[Group]:
-    """Those that are still there, of one kind. `away` gets those whose coordinator has just become another, and what this one says."""
+    """Those that are still there, of one kind. `away` gets those whose coordinator has just become
+    another, and what this one says.
+    """
     for chunk in _chunks(names):
         if kind == "consumer":
-            answers = _answered(broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away)
+            answers = _answered(
+                broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away
+            )
             yield from (_consumer(one) for one in answers)
         else:
             answers = _answered(broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups, away)
@@ -152,17 +200,25 @@ def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
 
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
-    """By name. Types and states as the broker names them, in any case; nothing: all. Beside them those that nobody described, their coordinators were just changing: name -> error."""
+    """By name. Types and states as the broker names them, in any case; nothing: all. Beside them
+    those that nobody described, their coordinators were just changing: name -> error.
+    """
     found: list[Group] = []
     away: dict[str, int] = {}
     for broker in cluster.nodes():
         answer = broker.ask(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
         check("groups", answer.error_code, None)
         for kind in ("consumer", "classic"):
-            names = [one.group_id for one in answer.groups if ((one.group_type or "classic").lower() == "consumer") == (kind == "consumer")]
+            names = [
+                one.group_id
+                for one in answer.groups
+                if ((one.group_type or "classic").lower() == "consumer") == (kind == "consumer")
+            ]
             found += _describe_listed(broker, names, kind, away)
     described = {group.group for group in found}
-    return sorted(found, key=lambda group: group.group), {name: error for name, error in sorted(away.items()) if name not in described}
+    return sorted(found, key=lambda group: group.group), {
+        name: error for name, error in sorted(away.items()) if name not in described
+    }
 
 
 def all_groups(cluster: Cluster) -> list[Group]:
@@ -175,7 +231,9 @@ def all_groups(cluster: Cluster) -> list[Group]:
 
 def names(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
-        return sorted(one.group_id for broker in cluster.nodes() for one in broker.ask(LIST_GROUPS, ListGroupsRequest()).groups)
+        return sorted(
+            one.group_id for broker in cluster.nodes() for one in broker.ask(LIST_GROUPS, ListGroupsRequest()).groups
+        )
 
 
 def committed(cluster: Cluster, name: str) -> dict[Partition, int]:
@@ -190,7 +248,9 @@ class Commit(msgspec.Struct):
 
 def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
     """Every committed offset of the group, with what was said along with it."""
-    request = OffsetFetchRequest(group_id=name, topics=None, groups=[OffsetFetchRequest.Group(group_id=name, topics=None)])
+    request = OffsetFetchRequest(
+        group_id=name, topics=None, groups=[OffsetFetchRequest.Group(group_id=name, topics=None)]
+    )
 
     def error_of(found: Any) -> int:
         return int(found.groups[0].error_code if found.groups else found.error_code)
@@ -201,8 +261,10 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
     topics = answer.groups[0].topics if answer.groups else answer.topics
     return {
         (topic.name, one.partition_index): Commit(one.committed_offset, one.metadata or "")
-        for topic in topics for one in topic.partitions if not one.error_code and one.committed_offset >= 0
-    }  # fmt: skip
+        for topic in topics
+        for one in topic.partitions
+        if not one.error_code and one.committed_offset >= 0
+    }
 
 
 class Progress(msgspec.Struct):
@@ -221,7 +283,12 @@ class Progress(msgspec.Struct):
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
     """Of every partition that the group has committed in or a member is assigned."""
     offsets = committed(cluster, group.group)
-    owners = {(topic, index): member for member in group.members for topic, indexes in (member.assignment or {}).items() for index in indexes}
+    owners = {
+        (topic, index): member
+        for member in group.members
+        for topic, indexes in (member.assignment or {}).items()
+        for index in indexes
+    }
     partitions = sorted(offsets.keys() | owners.keys())
     known = cluster.topics({topic for topic, _ in partitions})
     ends, starts = cluster.offsets(partitions, LATEST), cluster.offsets(partitions, EARLIEST)

@@ -1,6 +1,8 @@
-"""One Kafka request to a broker and its response, for what librdkafka's admin client does not speak (quotas among others). Blocking; every wait ends.
+"""One Kafka request to a broker and its response, for what librdkafka's admin client does not speak
+(quotas among others). Blocking; every wait ends.
 
-A connection that has ended, or on which an answer is late or is none, is closed: the next ask() makes another.
+A connection that has ended, or on which an answer is late or is none, is closed: the next ask()
+makes another.
 """
 
 import socket
@@ -25,7 +27,9 @@ T = TypeVar("T")
 
 
 class Broker:
-    """`with Broker(bootstrap) as broker: broker.ask(48, DescribeClientQuotasRequest(...))`. Raises CliError."""
+    """`with Broker(bootstrap) as broker: broker.ask(48, DescribeClientQuotasRequest(...))`. Raises
+    CliError.
+    """
 
     def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
         self._bootstrap, self._timeout_s = bootstrap, timeout_s
@@ -48,7 +52,11 @@ class Broker:
                 reason = error.strerror or str(error)
         else:
             raise unreachable(self._bootstrap, reason)
-        spoken = self._call(API_VERSIONS_KEY, message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"), 3)
+        spoken = self._call(
+            API_VERSIONS_KEY,
+            message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"),
+            3,
+        )
         self._versions = {one.api_key: (one.min_version, one.max_version) for one in spoken.api_keys}
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +71,9 @@ class Broker:
         known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
         version = min(known.max_version, spoken[1], version_max)
         if version < max(known.min_version, spoken[0]):
-            raise CliError(f"the broker at {self._bootstrap} does not answer {known.name}; it is another or an older one")
+            raise CliError(
+                f"the broker at {self._bootstrap} does not answer {known.name}; it is another or an older one"
+            )
         return self._call(api_key, request, version)
 
     def speaks(self, api_key: int) -> bool:
@@ -80,7 +90,10 @@ class Broker:
                 raise CliError(f"what answers at {self._bootstrap} does not speak the Kafka protocol")
             number, answer = decode_response(self._receive(size), api_key, version)
             if number != self._correlation_id:
-                raise CliError(f"what answers at {self._bootstrap} does not speak the Kafka protocol: an answer to request {number} where {self._correlation_id} was asked")
+                raise CliError(
+                    f"what answers at {self._bootstrap} does not speak the Kafka protocol: an answer to request"
+                    f" {number} where {self._correlation_id} was asked"
+                )
             return answer
         except OSError as error:
             self.__exit__()
@@ -101,7 +114,9 @@ class Broker:
 
 
 def patiently(attempt: Callable[[], T]) -> T:
-    """attempt(), again while it finds no broker to ask, for LOST_S: what is waited for goes on without us. Raises CliError."""
+    """attempt(), again while it finds no broker to ask, for LOST_S: what is waited for goes on
+    without us. Raises CliError.
+    """
     deadline = time.monotonic() + LOST_S
     while True:
         try:
@@ -122,4 +137,7 @@ def error_text(error_code: int, message: str | None = None) -> str:
     from mqd.protocol.errors import ERRORS
 
     known = ERRORS.get(error_code)
-    return f"{(message or (known.message if known else 'unknown error')).rstrip('.')} ({known.name if known else error_code})"
+    return (
+        f"{(message or (known.message if known else 'unknown error')).rstrip('.')}"
+        f" ({known.name if known else error_code})"
+    )

@@ -1,4 +1,5 @@
-"""librdkafka for the commands: clients with quiet logs, a broker that is not there told at once, errors in words.
+"""librdkafka for the commands: clients with quiet logs, a broker that is not there told at once,
+errors in words.
 
 A module that needs confluent_kafka imports it here or in a function: it costs 50 ms.
 """
@@ -17,12 +18,18 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 REQUEST_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
 
-_UNREACHABLE = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT})
+_UNREACHABLE = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
+)
 _WAY_OUT = {
     KafkaError.TOPIC_ALREADY_EXISTS: "--if-not-exists makes that no error",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows the topics there are, mqd topic create makes one",
-    KafkaError.KAFKA_STORAGE_ERROR: "the broker's disk is full or has failed; its log says which; mqd status shows the data directory",
-    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes (mqd config set topic/NAME), or the client's message.max.bytes (-X)",
+    KafkaError.KAFKA_STORAGE_ERROR: (
+        "the broker's disk is full or has failed; its log says which; mqd status shows the data directory"
+    ),
+    KafkaError.MSG_SIZE_TOO_LARGE: (
+        "raise the topic's max.message.bytes (mqd config set topic/NAME), or the client's message.max.bytes (-X)"
+    ),
     KafkaError._MSG_TIMED_OUT: "the broker did not acknowledge in time; mqd status shows whether it runs",
 }
 
@@ -41,11 +48,15 @@ def _addresses(bootstrap: str) -> list[tuple[str, int]]:
 
 def unreachable(bootstrap: str, reason: str = "") -> CliError:
     why = f" ({reason})" if reason else ""
-    return CliError(f"cannot reach a broker at {bootstrap}{why}; is it running? start one with: mqd up", EXIT_UNREACHABLE)
+    return CliError(
+        f"cannot reach a broker at {bootstrap}{why}; is it running? start one with: mqd up", EXIT_UNREACHABLE
+    )
 
 
 def require_broker(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Returns when one of the addresses accepts a connection; librdkafka alone would wait out its time limit to say that none does."""
+    """Returns when one of the addresses accepts a connection; librdkafka alone would wait out its
+    time limit to say that none does.
+    """
     reason = ""
     for address in _addresses(bootstrap):
         try:
@@ -60,8 +71,13 @@ def base_config(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[st
     """What every client starts from; checks that a broker is there."""
     require_broker(bootstrap, timeout_s)
     config: dict[str, Any] = {
-        "bootstrap.servers": bootstrap, "client.id": "mqd-cli", "broker.address.family": "any", "socket.nagle.disable": True,
-        "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 1000,  # half of the first also delays the second connection of every client
+        "bootstrap.servers": bootstrap,
+        "client.id": "mqd-cli",
+        "broker.address.family": "any",
+        "socket.nagle.disable": True,
+        # half of the first also delays the second connection of every client
+        "reconnect.backoff.ms": 20,
+        "reconnect.backoff.max.ms": 1000,
     }
     if os.environ.get("MQD_DEBUG") != "1":
         config["log_level"] = 0
@@ -100,7 +116,9 @@ def named(what: str, error: KafkaException) -> CliError:
 
 
 def explain_kafka(error: BaseException) -> tuple[str, int]:
-    """A KafkaException in words: the broker's own message where it sent one, and the way out where there is one."""
+    """A KafkaException in words: the broker's own message where it sent one, and the way out where
+    there is one.
+    """
     inner = error.args[0] if error.args else None
     if not isinstance(inner, KafkaError):
         return str(error), EXIT_FAILED
@@ -112,7 +130,9 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     return f"{text.rstrip('.')}; {way_out}" if way_out and way_out not in text else text, EXIT_FAILED
 
 
-def each_future(futures: dict[Any, Any], name_of: Any = str) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:
+def each_future(
+    futures: dict[Any, Any], name_of: Any = str
+) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:
     """Waits for all: (name, result) of those that went well, (name, exception) of the others."""
     done, failed = [], []
     for key, future in futures.items():
@@ -126,7 +146,9 @@ def each_future(futures: dict[Any, Any], name_of: Any = str) -> tuple[list[tuple
 def raise_failures(failed: Iterable[tuple[str, KafkaException]]) -> None:
     failures = [named(name, error) for name, error in failed]
     if failures:
-        raise CliError("; ".join(failure.message for failure in failures), max(failure.exit_code for failure in failures))
+        raise CliError(
+            "; ".join(failure.message for failure in failures), max(failure.exit_code for failure in failures)
+        )
 
 
 def client_properties(values: Iterable[str]) -> dict[str, str]:

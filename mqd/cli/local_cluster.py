@@ -1,7 +1,9 @@
-"""`mqd cluster local`: a cluster of several brokers on this machine, each with a data directory and a loopback address of its own; for trying things out.
+"""`mqd cluster local`: a cluster of several brokers on this machine, each with a data directory and
+a loopback address of its own; for trying things out.
 
-The brokers are ordinary ones, started with the commands that are printed: any of them may be stopped, killed or started again by hand meanwhile. What ends, ends
-without the others; ctrl-C stops all that are left, in order.
+The brokers are ordinary ones, started with the commands that are printed: any of them may be
+stopped, killed or started again by hand meanwhile. What ends, ends without the others; ctrl-C stops
+all that are left, in order.
 """
 
 import os
@@ -40,18 +42,35 @@ class Member(msgspec.Struct):
     def arguments(self) -> list[str]:
         """What follows `mqd`."""
         return [
-            "up", "--node-id", str(self.node_id), "--data-dir", str(self.data_dir), "--workers", str(self.workers), "--cluster-seeds", self.seeds,
-            "--set", f"listeners=PLAINTEXT://{self.bootstrap}",
-        ]  # fmt: skip
+            "up",
+            "--node-id",
+            str(self.node_id),
+            "--data-dir",
+            str(self.data_dir),
+            "--workers",
+            str(self.workers),
+            "--cluster-seeds",
+            self.seeds,
+            "--set",
+            f"listeners=PLAINTEXT://{self.bootstrap}",
+        ]
 
     def start(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"
+        }
         with open(self.data_dir / "stderr", "wb") as errors:
-            # a session of its own: ctrl-C reaches this process alone, which then stops the brokers in order
+            # a session of its own: ctrl-C reaches this process alone, which then stops the brokers
+            # in order
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mqd.cli.main", *self.arguments()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
             )
 
     def last_words(self) -> str:
@@ -62,11 +81,16 @@ class Member(msgspec.Struct):
 def members(data_dir: Path, count: int, port: int, workers: int) -> list[Member]:
     """Brokers 1 to `count` on 127.0.0.1, 127.0.0.2, ...; all are seeds."""
     seeds = ",".join(f"127.0.0.{node_id}:{port + 2}" for node_id in range(1, count + 1))
-    return [Member(node_id, f"127.0.0.{node_id}", port, data_dir / f"broker-{node_id}", seeds, workers) for node_id in range(1, count + 1)]
+    return [
+        Member(node_id, f"127.0.0.{node_id}", port, data_dir / f"broker-{node_id}", seeds, workers)
+        for node_id in range(1, count + 1)
+    ]
 
 
 class LocalCluster:
-    """`with LocalCluster(...) as cluster: cluster.wait_ready()`; leaving stops every broker that runs. Raises CliError."""
+    """`with LocalCluster(...) as cluster: cluster.wait_ready()`; leaving stops every broker that
+    runs. Raises CliError.
+    """
 
     def __init__(self, brokers: list[Member]) -> None:
         self.brokers = brokers
@@ -92,7 +116,9 @@ class LocalCluster:
         while late := [member for member in self.brokers if not member.ready]:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                raise CliError(f"broker {late[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {late[0].last_words()}")
+                raise CliError(
+                    f"broker {late[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {late[0].last_words()}"
+                )
             for key, _ in events:
                 member: Member = key.data
                 line = key.fileobj.readline()  # type: ignore[union-attr]
@@ -142,7 +168,10 @@ def guide(brokers: list[Member]) -> str:
             "",
             "Look at it:",
             f"  mqd cluster status -b {first.bootstrap}",
-            f"  mqd topic create flights --partitions 6 --replication-factor {min(3, len(brokers))} -b {first.bootstrap}",
+            (
+                f"  mqd topic create flights --partitions 6 --replication-factor {min(3, len(brokers))} -b"
+                f" {first.bootstrap}"
+            ),
             f"  mqd topic describe flights -b {first.bootstrap}",
             f"  mqd produce flights -b {bootstrap}",
             "Stop a broker, look again, start it again:",

@@ -1,5 +1,5 @@
-"""`mqd`: noun, then verb. This module knows the names of the commands and nothing else; what a command needs is imported when it is called, so that
-`mqd --help` stays far under 150 ms.
+"""`mqd`: noun, then verb. This module knows the names of the commands and nothing else; what a
+command needs is imported when it is called, so that `mqd --help` stays far under 150 ms.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no broker reached, 130 interrupted.
 """
@@ -13,7 +13,16 @@ from typing import Any
 
 import click
 
-from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line, explain, is_interruption
+from mqd.cli.common import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CliError,
+    NobodyReadsError,
+    error_line,
+    explain,
+    is_interruption,
+)
 
 # name -> (module that has a click command `command`, help shown without importing it)
 COMMANDS = {
@@ -35,7 +44,10 @@ COMMANDS = {
     "pipeline": ("mqd.cli.verbs.pipeline", "Run a data pipeline on Spark."),
     "size": ("mqd.cli.verbs.size", "Disk, network, cores, memory and hosts that a load needs."),
     "demo": ("mqd.cli.verbs.demo", "Stream 336,776 flights through a broker and check them."),
-    "demo-spark": ("mqd.cli.verbs.demo_spark", "Stream the flights on through Spark: delays per airport and hour, and a picture."),
+    "demo-spark": (
+        "mqd.cli.verbs.demo_spark",
+        "Stream the flights on through Spark: delays per airport and hour, and a picture.",
+    ),
     "completion": ("mqd.cli.verbs.completion", "Print a shell's completion script."),
 }
 
@@ -53,10 +65,16 @@ class LazyGroup(click.Group):
         command.name = cmd_name
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            raise click.UsageError(f"there is no command {args[0]!r}" + (f"; did you mean {close[0]}?" if close else "; mqd --help lists them"), ctx)
+            raise click.UsageError(
+                f"there is no command {args[0]!r}"
+                + (f"; did you mean {close[0]}?" if close else "; mqd --help lists them"),
+                ctx,
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -73,7 +91,9 @@ class LazyGroup(click.Group):
 
 
 def _nobody_reads() -> bool:
-    """Whether stdout's reader has gone. A flush would not tell: what was larger than the buffer is no longer in it."""
+    """Whether stdout's reader has gone. A flush would not tell: what was larger than the buffer is
+    no longer in it.
+    """
     looking = select.poll()
     try:
         looking.register(sys.stdout, 0)
@@ -91,9 +111,18 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-b", "--bootstrap", metavar="HOST:PORT", help="Broker to ask (also after the verb).  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output (also after the verb).")
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version.")
+@click.option(
+    "-b",
+    "--bootstrap",
+    metavar="HOST:PORT",
+    help="Broker to ask (also after the verb).  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]",
+)
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output (also after the verb)."
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+)
 @click.pass_context
 def cli(ctx: click.Context, bootstrap: str | None, output_format: str | None) -> None:
     """A message queue that speaks the Kafka protocol.

@@ -1,4 +1,6 @@
-"""Replicas that move between brokers: plans, what is under way, and waiting for it with a bar. For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`."""
+"""Replicas that move between brokers: plans, what is under way, and waiting for it with a bar. For
+`mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text, patiently
-from mqd.protocol.messages import AlterPartitionReassignmentsRequest, DescribeClusterRequest, ListPartitionReassignmentsRequest, MetadataRequest
+from mqd.protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    DescribeClusterRequest,
+    ListPartitionReassignmentsRequest,
+    MetadataRequest,
+)
 
 METADATA, ALTER, LIST, DESCRIBE_CLUSTER = 3, 45, 46, 60
 LOOK_S = 0.25
@@ -33,10 +40,15 @@ class Move(NamedTuple):
 
 def replicas_of(broker: Broker, topic: str) -> Plan:
     """As they are now. Raises CliError."""
-    answer = broker.ask(METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False))
+    answer = broker.ask(
+        METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
+    )
     found = answer.topics[0]
     check(f"topic {topic}", found.error_code, None)
-    return {(topic, one.partition_index): list(one.replica_nodes) for one in sorted(found.partitions, key=lambda one: one.partition_index)}
+    return {
+        (topic, one.partition_index): list(one.replica_nodes)
+        for one in sorted(found.partitions, key=lambda one: one.partition_index)
+    }
 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
@@ -46,9 +58,16 @@ def racks_of(broker: Broker) -> dict[int, str | None]:
     return {one.broker_id: one.rack for one in answer.brokers}
 
 
-def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], replication_factor: int | None, racks: Mapping[int, str | None]) -> Plan:
-    """Each partition on `brokers` alone, as many replicas as it has (or as told): over their racks first, as new topics are placed (mqd.cluster.metadata.rules.placement). Replicas that may stay do, the others go where the fewest are.
-    Raises CliError."""
+def spread(
+    current: Mapping[Partition, Sequence[int]],
+    brokers: Sequence[int],
+    replication_factor: int | None,
+    racks: Mapping[int, str | None],
+) -> Plan:
+    """Each partition on `brokers` alone, as many replicas as it has (or as told): over their racks
+    first, as new topics are placed (mqd.cluster.metadata.rules.placement). Replicas that may stay
+    do, the others go where the fewest are. Raises CliError.
+    """
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):
         raise CliError(f"{factor_max} replicas need as many brokers; {len(set(brokers))} are named")
@@ -69,24 +88,40 @@ def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], r
     return plan
 
 
-def _over_racks(kept: Sequence[int], current: Sequence[int], brokers: Sequence[int], factor: int, racks: Mapping[int, str | None], counts: Mapping[int, int]) -> list[int]:
-    """`kept` and then others: in whichever rack the fewest are, who has the partition already, the least loaded."""
+def _over_racks(
+    kept: Sequence[int],
+    current: Sequence[int],
+    brokers: Sequence[int],
+    factor: int,
+    racks: Mapping[int, str | None],
+    counts: Mapping[int, int],
+) -> list[int]:
+    """`kept` and then others: in whichever rack the fewest are, who has the partition already, the
+    least loaded.
+    """
     chosen = list(kept)
     while len(chosen) < factor:
         used = Counter(racks.get(broker) for broker in chosen)
 
         def cost(broker: int) -> tuple[int, int, int, int]:
-            return used[racks.get(broker)], current.index(broker) if broker in current else len(current), counts[broker], broker
+            return (
+                used[racks.get(broker)],
+                current.index(broker) if broker in current else len(current),
+                counts[broker],
+                broker,
+            )
 
         chosen.append(min((broker for broker in brokers if broker not in chosen), key=cost))
     return chosen
 
 
-# -- plans as files: the format of Kafka's kafka-reassign-partitions.sh -------------------------------------------------------------
+# -- plans as files: the format of Kafka's kafka-reassign-partitions.sh ----------------------------
 
 
 def plan_text(plan: Mapping[Partition, Sequence[int]]) -> str:
-    entries = [{"topic": topic, "partition": index, "replicas": list(replicas)} for (topic, index), replicas in plan.items()]
+    entries = [
+        {"topic": topic, "partition": index, "replicas": list(replicas)} for (topic, index), replicas in plan.items()
+    ]
     return json.dumps({"version": 1, "partitions": entries}, indent=1)
 
 
@@ -97,32 +132,55 @@ def read_plan(file: Path, topic: str) -> Plan:
         raise CliError(f"{file} names no partition")
     others = sorted(partition for partition in plan if partition[0] != topic)
     if others:
-        named = ", ".join(f"{name}-{index}" for name, index in others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-        raise CliError(f"{file} names partitions of other topics than {topic}: {named}; nothing was done. Give each topic a plan of its own: mqd topic reassign {others[0][0]} --plan FILE")
+        named = ", ".join(f"{name}-{index}" for name, index in others[:3]) + (
+            f" and {len(others) - 3} more" if len(others) > 3 else ""
+        )
+        raise CliError(
+            f"{file} names partitions of other topics than {topic}: {named}; nothing was done. Give each topic a plan"
+            f" of its own: mqd topic reassign {others[0][0]} --plan FILE"
+        )
     return plan
 
 
 def _read_plan(file: Path) -> Plan:
     try:
         entries = json.loads(file.read_text())["partitions"]
-        return {(entry["topic"], int(entry["partition"])): [int(broker) for broker in entry["replicas"]] for entry in entries}
+        return {
+            (entry["topic"], int(entry["partition"])): [int(broker) for broker in entry["replicas"]]
+            for entry in entries
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CliError(f'{file} is no plan ({error}); it should read {{"version": 1, "partitions": [{{"topic": "t", "partition": 0, "replicas": [1, 2, 3]}}]}}') from error
+        raise CliError(
+            f'{file} is no plan ({error}); it should read {{"version": 1, "partitions": [{{"topic": "t", "partition":'
+            ' 0, "replicas": [1, 2, 3]}]}'
+        ) from error
 
 
-# -- asking ----------------------------------------------------------------------------------------------------------------------
+# -- asking ----------------------------------------------------------------------------------------
 
 
 def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> None:
-    """Begins all of it, or cancels (None). Raises CliError with what was refused; what was not has begun."""
+    """Begins all of it, or cancels (None). Raises CliError with what was refused; what was not has
+    begun.
+    """
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), replicas in plan.items():
-        one = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=index, replicas=None if replicas is None else list(replicas))
+        one = AlterPartitionReassignmentsRequest.ReassignablePartition(
+            partition_index=index, replicas=None if replicas is None else list(replicas)
+        )
         by_topic.setdefault(topic, []).append(one)
-    topics = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions) for name, partitions in by_topic.items()]
+    topics = [
+        AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions)
+        for name, partitions in by_topic.items()
+    ]
     answer = broker.ask(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
     check("the reassignment", answer.error_code, answer.error_message)
-    refused = [f"{topic.name}-{one.partition_index}: {error_text(one.error_code, one.error_message)}" for topic in answer.responses for one in topic.partitions if one.error_code]
+    refused = [
+        f"{topic.name}-{one.partition_index}: {error_text(one.error_code, one.error_message)}"
+        for topic in answer.responses
+        for one in topic.partitions
+        if one.error_code
+    ]
     if refused:
         more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
         raise CliError("refused: " + "; ".join(refused[:3]) + more)
@@ -133,30 +191,54 @@ def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]
     topics = None
     if topic is not None:
         indexes = [index for _, index in replicas_of(broker, topic)]
-        topics = [ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)]
+        topics = [
+            ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)
+        ]
     answer = broker.ask(LIST, ListPartitionReassignmentsRequest(topics=topics))
     check("reassignments", answer.error_code, answer.error_message)
-    return {(one.name, part.partition_index): Move(list(part.replicas), list(part.adding_replicas), list(part.removing_replicas)) for one in answer.topics for part in one.partitions}
+    return {
+        (one.name, part.partition_index): Move(
+            list(part.replicas), list(part.adding_replicas), list(part.removing_replicas)
+        )
+        for one in answer.topics
+        for part in one.partitions
+    }
 
 
 def held_by(broker: Broker, node: int) -> set[Partition]:
     """The partitions that have a replica on `node`. Raises CliError."""
     answer = broker.ask(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
-    return {(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions if node in one.replica_nodes}
+    return {
+        (topic.name, one.partition_index)
+        for topic in answer.topics
+        for one in topic.partitions
+        if node in one.replica_nodes
+    }
 
 
-def wait(broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "somebody has cancelled it") -> None:
-    """Until every partition is where the plan says. Interrupting it interrupts the looking, not the moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving."""
+def wait(
+    broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "somebody has cancelled it"
+) -> None:
+    """Until every partition is where the plan says. Interrupting it interrupts the looking, not the
+    moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving.
+    """
     topics = sorted({topic for topic, _ in plan})
 
     def left() -> set[Partition]:
         moving = under_way(broker).keys()
         now = {partition: replicas for topic in topics for partition, replicas in replicas_of(broker, topic).items()}
-        return {partition for partition, replicas in plan.items() if partition in moving or (partition in now and sorted(now[partition]) != sorted(replicas))}
+        return {
+            partition
+            for partition, replicas in plan.items()
+            if partition in moving or (partition in now and sorted(now[partition]) != sorted(replicas))
+        }
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
-        return f"{len(partitions)} partition(s) are not where they were to go and do not move, {topic}-{index} among them: {why_stopped}"
+        return (
+            f"{len(partitions)} partition(s) are not where they were to go and do not move, {topic}-{index} among them:"
+            f" {why_stopped}"
+        )
 
     _watch("moving", left, _Stall(broker, stalled), shown)
 
@@ -166,7 +248,10 @@ def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
-        return f"{len(partitions)} partition(s) cannot leave node {node}, {topic}-{index} among them: there are not enough other brokers in service for their replicas; start or add one"
+        return (
+            f"{len(partitions)} partition(s) cannot leave node {node}, {topic}-{index} among them: there are not enough"
+            " other brokers in service for their replicas; start or add one"
+        )
 
     _watch(f"leaving node {node}", lambda: held_by(broker, node), _Stall(broker, stalled), shown)
 
@@ -217,7 +302,13 @@ def _shown(doing: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("partitions"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(doing, total=total)
         yield lambda done: progress.update(task, completed=done)

@@ -1,4 +1,6 @@
-"""Where the replicas lie that hosts in service do not serve: of partitions without a leader, as a rule because a log directory failed."""
+"""Where the replicas lie that hosts in service do not serve: of partitions without a leader, as a
+rule because a log directory failed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ from mqd.cli.kafka_request import Broker
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
 HERE_S = 3.0  # a look at one broker waits for no more; and where it has partitions that nobody leads, for
-DIRECTORIES_S = 8.0  # what it says of its log directories: longer than it waits itself for one that hangs, or that would not be named
+# what it says of its log directories: longer than it waits itself for one that hangs, or that would
+# not be named
+DIRECTORIES_S = 8.0
 
 
 class Place(NamedTuple):
-    """`directories`: the one that holds it; or, where the host tells of none, those that cannot be used; () = it cannot be asked."""
+    """`directories`: the one that holds it; or, where the host tells of none, those that cannot be
+    used; () = it cannot be asked.
+    """
 
     partition: str
     node: int
@@ -25,13 +31,21 @@ class Place(NamedTuple):
     unusable: bool = False
 
     def told(self) -> str:
-        where = f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}" if self.directories else "its log directories cannot be asked for"
+        where = (
+            f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}"
+            if self.directories
+            else "its log directories cannot be asked for"
+        )
         return f"{self.partition} is not served by node {self.node}, which is in service: {where}"
 
 
 def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]) -> list[Place]:
-    """Of (topic, index, replicas); `addresses`: of the hosts in service. SHOWN_MAX at most; each host is asked once, all at the same time."""
-    missing = ((name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses)
+    """Of (topic, index, replicas); `addresses`: of the hosts in service. SHOWN_MAX at most; each
+    host is asked once, all at the same time.
+    """
+    missing = (
+        (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
+    )
     shown = list(islice(missing, SHOWN_MAX))
     lacks: dict[int, dict[str, list[int]]] = {}
     for name, index, node in shown:
@@ -47,18 +61,29 @@ def here(host: str, port: int) -> list[Place]:
     """Of the broker that listens there, its own alone; [] when it does not answer."""
     from mqd.protocol.messages import MetadataRequest
 
-    address = f"[{host}]:{port}" if ":" in host.strip(":") else f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{port}"
+    address = (
+        f"[{host}]:{port}"
+        if ":" in host.strip(":")
+        else f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{port}"
+    )
     try:
         with Broker(address, HERE_S) as broker:
             answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     except CliError:
         return []
-    leaderless = [(topic.name, one.partition_index, one.replica_nodes) for topic in answer.topics for one in topic.partitions if one.leader_id < 0]
+    leaderless = [
+        (topic.name, one.partition_index, one.replica_nodes)
+        for topic in answer.topics
+        for one in topic.partitions
+        if one.leader_id < 0
+    ]
     return places(leaderless, {answer.controller_id: address})  # each broker names itself as the controller
 
 
 def log_directories(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
-    """What the host says of its log directories, with these partitions (topic -> indexes); [] when it does not answer."""
+    """What the host says of its log directories, with these partitions (topic -> indexes); [] when
+    it does not answer.
+    """
     from mqd.protocol.messages import DescribeLogDirsRequest
 
     try:
@@ -70,6 +95,12 @@ def log_directories(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
 
 
 def _place(name: str, index: int, node: int, results: list[Any]) -> Place:
-    holding = tuple(one.log_dir for one in results if any(topic.name == name and any(it.partition_index == index for it in topic.partitions) for topic in one.topics))
+    holding = tuple(
+        one.log_dir
+        for one in results
+        if any(
+            topic.name == name and any(it.partition_index == index for it in topic.partitions) for topic in one.topics
+        )
+    )
     failed = tuple(one.log_dir for one in results if one.error_code)
     return Place(f"{name}-{index}", node, holding or failed, unusable=not holding and bool(failed))

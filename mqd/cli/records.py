@@ -1,4 +1,6 @@
-"""Records as bytes and text: escapes, output formats (kcat's tokens), JSON envelopes, delimited input, starting points. No client library, no I/O but reading."""
+"""Records as bytes and text: escapes, output formats (kcat's tokens), JSON envelopes, delimited
+input, starting points. No client library, no I/O but reading.
+"""
 
 import base64
 import json
@@ -31,11 +33,13 @@ def unescape(text: str) -> bytes:
     return bytes(out + text[at:].encode())
 
 
-# -- output ------------------------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _headers(message: Any) -> bytes:
-    return b",".join(name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in message.headers() or ())
+    return b",".join(
+        name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in message.headers() or ()
+    )
 
 
 def _size(value: bytes | None) -> int:
@@ -66,8 +70,10 @@ def _tokens(null: bytes) -> dict[str, Callable[[Any], bytes]]:
 
 
 def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
-    """A function from a message to its bytes. Tokens: %k key, %v or %s value, %K and %V sizes (-1: null), %t topic, %p partition, %o offset,
-    %T timestamp in ms, %h headers, %R size as four big-endian bytes, %% a per cent sign. Raises click.UsageError on others."""
+    """A function from a message to its bytes. Tokens: %k key, %v or %s value, %K and %V sizes (-1:
+    null), %t topic, %p partition, %o offset, %T timestamp in ms, %h headers, %R size as four
+    big-endian bytes, %% a per cent sign. Raises click.UsageError on others.
+    """
     tokens = _tokens(null)
     parts: list[Callable[[Any], bytes]] = []
     for literal, token in re.findall(r"((?:[^%\\]|\\.)+|\\$)|%(.?)", text, re.DOTALL):
@@ -89,7 +95,12 @@ def kcat_envelope(message: Any, broker: int) -> bytes:
     """kcat's -J line. Bytes that are no UTF-8 pass through as they are, as kcat's do."""
     kind, timestamp_ms = message.timestamp()
     envelope: dict[str, Any] = {
-        "topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "tstype": _TIMESTAMP_TYPES[kind], "ts": timestamp_ms, "broker": broker,
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "tstype": _TIMESTAMP_TYPES[kind],
+        "ts": timestamp_ms,
+        "broker": broker,
     }
     if message.headers():
         envelope["headers"] = [item for name, value in message.headers() for item in (name, _raw(value))]
@@ -108,8 +119,15 @@ def readable(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def envelope(message: Any) -> bytes:
-    """`mqd consume --format json`: always valid JSON; what is no UTF-8 comes in base64 under another name."""
-    fields: dict[str, Any] = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "timestamp_ms": message.timestamp()[1]}
+    """`mqd consume --format json`: always valid JSON; what is no UTF-8 comes in base64 under
+    another name.
+    """
+    fields: dict[str, Any] = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp_ms": message.timestamp()[1],
+    }
     if message.headers():
         fields["headers"] = [{"name": name, **readable("value", value)} for name, value in message.headers()]
     fields.update(readable("key", message.key()))
@@ -117,11 +135,13 @@ def envelope(message: Any) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
-# -- input -------------------------------------------------------------------------------------------------------------------
+# -- input -----------------------------------------------------------------------------------------
 
 
 def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
-    """What lies between delimiters, as it arrives; the end of the stream ends the last one. Empty ones are left out, as kcat does."""
+    """What lies between delimiters, as it arrives; the end of the stream ends the last one. Empty
+    ones are left out, as kcat does.
+    """
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
     while chunk := read(_READ_BYTES):
@@ -148,7 +168,7 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
     return name, value.encode() if equals else None
 
 
-# -- where to begin ----------------------------------------------------------------------------------------------------------
+# -- where to begin --------------------------------------------------------------------------------
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -159,7 +179,9 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def parse_time(text: str, now: datetime) -> int:
-    """Milliseconds since the epoch, a date or date and time (ISO 8601, local unless it says otherwise), or how long ago: -90s, -15m, -2h, -1d."""
+    """Milliseconds since the epoch, a date or date and time (ISO 8601, local unless it says
+    otherwise), or how long ago: -90s, -15m, -2h, -1d.
+    """
     if match := re.fullmatch(r"-([0-9]{1,12})(ms|s|m|h|d)", text):
         return int((now - timedelta(milliseconds=int(match[1]) * _UNITS[match[2]])).timestamp() * 1000)
     if re.fullmatch(r"[0-9]{1,18}", text):
@@ -167,7 +189,9 @@ def parse_time(text: str, now: datetime) -> int:
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        raise click.UsageError(f"{text!r} is no time; give 2026-01-31T12:00, milliseconds since 1970, or -15m") from None
+        raise click.UsageError(
+            f"{text!r} is no time; give 2026-01-31T12:00, milliseconds since 1970, or -15m"
+        ) from None
 
 
 def parse_start(text: str, now: datetime) -> Start:

@@ -1,10 +1,13 @@
-"""Partitions that are being retired: how far that is, what consumers have left to read of them, and letting producers go on when they have. For `mqd topic retire-partitions`.
+"""Partitions that are being retired: how far that is, what consumers have left to read of them, and
+letting producers go on when they have. For `mqd topic retire-partitions`.
 
     drawing near -> sealed -> redirected -> hidden -> gone          (docs/decisions/2026-11-21-retired-partitions.md)
 
-While the partitions are sealed the producers of their keys wait, so that a consumer which reads both partitions never sees a later record of a key first. They need not wait longer than it
-takes the groups to read on to the end: seen here, told to the controller. Groups without members are not waited for, nobody is reading; nor is any group for longer than the controller
-waits (partition.retire.barrier.ms).
+While the partitions are sealed the producers of their keys wait, so that a consumer which reads
+both partitions never sees a later record of a key first. They need not wait longer than it takes
+the groups to read on to the end: seen here, told to the controller. Groups without members are not
+waited for, nobody is reading; nor is any group for longer than the controller waits
+(partition.retire.barrier.ms).
 """
 
 from __future__ import annotations
@@ -25,8 +28,13 @@ from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 CREATE_PARTITIONS, FETCH = 37, 1
 RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4
 NONE, DRAWING_NEAR, SEALED, REDIRECTED, HIDDEN = range(5)
-NAMES = ("no partition is being retired", "replicas and leaders go to those of the partitions that take the records", "consumers read what is there", "their records go to other partitions",
-         "empty, and shown to nobody any more")  # fmt: skip
+NAMES = (
+    "no partition is being retired",
+    "replicas and leaders go to those of the partitions that take the records",
+    "consumers read what is there",
+    "their records go to other partitions",
+    "empty, and shown to nobody any more",
+)
 LOOK_S = 0.25
 TIMEOUT_MS = 30_000
 FETCH_VERSION_MAX = 12  # the newest that names topics by name
@@ -37,7 +45,9 @@ ABORT = b"\0\0"  # a marker's key: version, then its type (KIP-98)
 
 
 class State(msgspec.Struct):
-    """`step`: NONE when none goes, or they are gone; `applied`: what the host that was asked leads, it leads by it. `retired`: partition -> the one that takes its records."""
+    """`step`: NONE when none goes, or they are gone; `applied`: what the host that was asked leads,
+    it leads by it. `retired`: partition -> the one that takes its records.
+    """
 
     topic: str
     step: int
@@ -60,7 +70,9 @@ class Behind(msgspec.Struct):
 
 
 class Readers(msgspec.Struct):
-    """What groups have left to read. `unknown`: why it may be more, "" when all coordinators were asked."""
+    """What groups have left to read. `unknown`: why it may be more, "" when all coordinators were
+    asked.
+    """
 
     behind: list[Behind] = msgspec.field(default_factory=list)
     unknown: str = ""
@@ -73,7 +85,10 @@ class Readers(msgspec.Struct):
 
 def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
     """Begins, releases, or looks. Raises CliError."""
-    request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)], timeout_ms=TIMEOUT_MS)
+    request = CreatePartitionsRequest(
+        topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)],
+        timeout_ms=TIMEOUT_MS,
+    )
     answer = broker.ask(CREATE_PARTITIONS, request).results[0]
     check(f"topic {topic}", answer.error_code, answer.error_message)
     found = answer.retirement
@@ -84,8 +99,11 @@ def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
 
 
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
-    """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon as every group has read on to the end: while one cannot be asked, the controller does
-    when it has waited long enough. The state then, and who was behind when the producers were let go. Interrupting it interrupts the looking. Raises CliError."""
+    """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon
+    as every group has read on to the end: while one cannot be asked, the controller does when it
+    has waited long enough. The state then, and who was behind when the producers were let go.
+    Interrupting it interrupts the looking. Raises CliError.
+    """
     readers = Readers()
     while True:
         state = patiently(lambda: ask(cluster.first, topic, 0, STATUS))
@@ -101,7 +119,9 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
-    """Whether the leaders themselves refuse new records. Before, what groups have read might not have been all. One that cannot be asked has not said so."""
+    """Whether the leaders themselves refuse new records. Before, what groups have read might not
+    have been all. One that cannot be asked has not said so.
+    """
     if -1 in state.leaders:
         return False
     try:
@@ -113,7 +133,9 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
 
 
 def groups_behind(cluster: Cluster, state: State) -> Readers:
-    """Of all groups that have committed in the partitions, or read them. Those whose coordinator is away are not known."""
+    """Of all groups that have committed in the partitions, or read them. Those whose coordinator is
+    away are not known.
+    """
     retired = set(state.partitions)
     found = Readers()
     try:
@@ -129,20 +151,38 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
 
 
 def _left(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read. What nobody hands to an application, behind the last record, is none: markers of transactions, and records of aborted ones. A group cannot commit
-    behind these until a record follows, and while the partition is sealed none does."""
+    """Records that the group has not read. What nobody hands to an application, behind the last
+    record, is none: markers of transactions, and records of aborted ones. A group cannot commit
+    behind these until a record follows, and while the partition is sealed none does.
+    """
     if row.log_end_offset is None:
         return 1  # nobody serves it: not known
     first = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
     left = row.log_end_offset - first
-    return 0 if left <= 0 or (left <= UNREADABLE_MAX and _nothing_to_read(cluster, (row.topic, row.partition), first, row.log_end_offset)) else left
+    return (
+        0
+        if left <= 0
+        or (left <= UNREADABLE_MAX and _nothing_to_read(cluster, (row.topic, row.partition), first, row.log_end_offset))
+        else left
+    )
 
 
 def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: int) -> bool:
     topic, index = partition
     ((node_id, _),) = cluster.by_leader([partition]).items()
-    asked = FetchRequest.Topic(topic=topic, partitions=[FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)])
-    request = FetchRequest(replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=FETCH_BYTES, isolation_level=READ_COMMITTED, session_epoch=-1, topics=[asked])
+    asked = FetchRequest.Topic(
+        topic=topic,
+        partitions=[FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)],
+    )
+    request = FetchRequest(
+        replica_id=-1,
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=FETCH_BYTES,
+        isolation_level=READ_COMMITTED,
+        session_epoch=-1,
+        topics=[asked],
+    )
     answer = cluster.node(node_id).ask(FETCH, request, FETCH_VERSION_MAX)
     found = answer.responses[0].partitions[0]
     aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
@@ -150,8 +190,11 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
 
 
 def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
-    """Whether an application that reads what is committed is given nothing from `offset` to `end` (exclusive). `data`: a Fetch answer's batches, the last one may be cut off; `aborted`: its
-    (producer id, first offset). False as well where `data` does not reach `end`: an open transaction, or too much."""
+    """Whether an application that reads what is committed is given nothing from `offset` to `end`
+    (exclusive). `data`: a Fetch answer's batches, the last one may be cut off; `aborted`: its
+    (producer id, first offset). False as well where `data` does not reach `end`: an open
+    transaction, or too much.
+    """
     waiting, under_way = sorted(aborted, key=lambda one: one[1]), set()
     for header, batch in iterate_batches(data, allow_partial=True):
         while waiting and waiting[0][1] <= header.last_offset:
@@ -159,7 +202,9 @@ def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, en
         if header.is_control:
             if (marker := next(decode_batch(batch)).key) is not None and marker[2:4] == ABORT:
                 under_way.discard(header.producer_id)
-        elif header.last_offset >= offset and not (header.attributes & TRANSACTIONAL and header.producer_id in under_way):
+        elif header.last_offset >= offset and not (
+            header.attributes & TRANSACTIONAL and header.producer_id in under_way
+        ):
             return False
         if header.last_offset + 1 >= end:
             return True
@@ -175,8 +220,11 @@ def records_left(cluster: Cluster, state: State) -> int:
 
 def as_json(state: State, readers: Readers, left: int | None) -> dict[str, Any]:
     return {
-        "topic": state.topic, "step": ("none", "drawing_near", "sealed", "redirected", "hidden")[state.step], "partitions": state.remaining,
+        "topic": state.topic,
+        "step": ("none", "drawing_near", "sealed", "redirected", "hidden")[state.step],
+        "partitions": state.remaining,
         "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
-        "records_left": left, "groups_behind": [{"group": one.group, "records": one.records, "active": one.active} for one in readers.behind],
+        "records_left": left,
+        "groups_behind": [{"group": one.group, "records": one.records, "active": one.active} for one in readers.behind],
         "groups_unknown": readers.unknown or None,
-    }  # fmt: skip
+    }

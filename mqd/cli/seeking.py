@@ -17,13 +17,16 @@ from mqd.spark.offsets import SHOWN
 
 OFFSET_COMMIT = 8
 ONLY_SHOWN = (
-    "group {group} only shows how far a streaming query of Spark's is: the query reads by its checkpoint. Moved offsets change the lag that is shown, until the query's next batch from that partition, "
-    "and nothing that is read. To read from elsewhere start the query with a new checkpoint and startingOffsets"
+    "group {group} only shows how far a streaming query of Spark's is: the query reads by its checkpoint. Moved offsets"
+    " change the lag that is shown, until the query's next batch from that partition, and nothing that is read. To read"
+    " from elsewhere start the query with a new checkpoint and startingOffsets"
 )
 
 
 class Move(msgspec.Struct):
-    """`old`: None, nothing was committed. `new`: None, it stays, and `note` says why. `only_shown`: a streaming query publishes its progress here, and reads by its checkpoint."""
+    """`old`: None, nothing was committed. `new`: None, it stays, and `note` says why. `only_shown`:
+    a streaming query publishes its progress here, and reads by its checkpoint.
+    """
 
     topic: str
     partition: int
@@ -40,10 +43,15 @@ def parse_where(text: str, now: datetime) -> Start:
     try:
         return parse_start(text, now)
     except click.UsageError:
-        raise click.UsageError(f"--to {text}: give earliest, latest, an offset, -COUNT, or a time such as 2026-01-31T12:00, -15m or @MILLISECONDS") from None
+        raise click.UsageError(
+            f"--to {text}: give earliest, latest, an offset, -COUNT, or a time such as 2026-01-31T12:00, -15m or"
+            " @MILLISECONDS"
+        ) from None
 
 
-def _partitions(cluster: Cluster, asked: list[tuple[str, set[int] | None]], offsets: dict[Partition, int]) -> list[Partition]:
+def _partitions(
+    cluster: Cluster, asked: list[tuple[str, set[int] | None]], offsets: dict[Partition, int]
+) -> list[Partition]:
     known = cluster.topics({topic for topic, _ in asked} or {topic for topic, _ in offsets})
     if not asked:
         return sorted(offsets)
@@ -58,8 +66,12 @@ def _partitions(cluster: Cluster, asked: list[tuple[str, set[int] | None]], offs
     return sorted(found)
 
 
-def plan(cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]], start: Start | None, shift: int) -> list[Move]:
-    """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped, and the note says so. Raises CliError when nothing can move."""
+def plan(
+    cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]], start: Start | None, shift: int
+) -> list[Move]:
+    """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped,
+    and the note says so. Raises CliError when nothing can move.
+    """
     found = commits(cluster, group)
     offsets = {partition: one.offset for partition, one in found.items()}
     partitions = _partitions(cluster, asked, offsets)
@@ -69,13 +81,21 @@ def plan(cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]],
     for partition in partitions:
         old = offsets.get(partition)
         new, note = _aim(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
-        moves.append(Move(*partition, old, new, note, only_shown=partition in found and found[partition].metadata == SHOWN))
+        moves.append(
+            Move(*partition, old, new, note, only_shown=partition in found and found[partition].metadata == SHOWN)
+        )
     if not any(move.new is not None for move in moves):
-        raise CliError(f"group {group} has no committed offset there; --to earliest or latest gives it some" if not any(move.old is not None for move in moves) else moves[0].note)
+        raise CliError(
+            f"group {group} has no committed offset there; --to earliest or latest gives it some"
+            if not any(move.old is not None for move in moves)
+            else moves[0].note
+        )
     return moves
 
 
-def _aim(old: int | None, first: int | None, end: int | None, at_time: int | None, start: Start | None, shift: int) -> tuple[int | None, str]:
+def _aim(
+    old: int | None, first: int | None, end: int | None, at_time: int | None, start: Start | None, shift: int
+) -> tuple[int | None, str]:
     if first is None or end is None:
         return None, "stays: the partition is gone, or nobody serves it"
     if start is None:
@@ -89,7 +109,9 @@ def _aim(old: int | None, first: int | None, end: int | None, at_time: int | Non
             return end, "no record is so late: the end"
         wanted = at_time
     else:
-        wanted = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[start.kind]
+        wanted = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[
+            start.kind
+        ]
     if wanted < first:
         return first, f"clamped from {wanted}: the log begins here"
     if wanted > end:
@@ -98,18 +120,34 @@ def _aim(old: int | None, first: int | None, end: int | None, at_time: int | Non
 
 
 def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """As an administrator: outside of any generation, which the coordinator takes only of a group without members. Gives the reasons of those that failed."""
+    """As an administrator: outside of any generation, which the coordinator takes only of a group
+    without members. Gives the reasons of those that failed.
+    """
     topics: dict[str, list[Any]] = {}
     for one in moves:
         if one.new is not None:
             metadata = SHOWN if one.only_shown else ""  # still a query's
-            topics.setdefault(one.topic, []).append(OffsetCommitRequest.Partition(partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata))
-    request = OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name, partitions in topics.items()])
+            topics.setdefault(one.topic, []).append(
+                OffsetCommitRequest.Partition(
+                    partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata
+                )
+            )
+    request = OffsetCommitRequest(
+        group_id=group,
+        topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
+    )
 
     def errors(answer: Any) -> dict[Partition, int]:
-        return {(topic.name, one.partition_index): one.error_code for topic in answer.topics for one in topic.partitions if one.error_code}
+        return {
+            (topic.name, one.partition_index): one.error_code
+            for topic in answer.topics
+            for one in topic.partitions
+            if one.error_code
+        }
 
-    answer = cluster.ask_coordinator(GROUP, group, OFFSET_COMMIT, request, lambda found: next(iter(errors(found).values()), 0), NAMES_BY_TEXT)
+    answer = cluster.ask_coordinator(
+        GROUP, group, OFFSET_COMMIT, request, lambda found: next(iter(errors(found).values()), 0), NAMES_BY_TEXT
+    )
     return {partition: _reason(error) for partition, error in errors(answer).items()}
 
 

@@ -1,11 +1,16 @@
-"""What a load needs: disk, bandwidth, cores, memory, hosts. Arithmetic only; the figures per core were measured and are in sizing.json, with their source and date.
+"""What a load needs: disk, bandwidth, cores, memory, hosts. Arithmetic only; the figures per core
+were measured and are in sizing.json, with their source and date.
 
-Sums are over all hosts; each is kept with its formula, so that it can be shown and doubted. Bytes are bytes (1 KB = 1000), rates are per second, times seconds.
+Sums are over all hosts; each is kept with its formula, so that it can be shown and doubted. Bytes
+are bytes (1 KB = 1000), rates are per second, times seconds.
 
-1. A core's work is a cost for each batch appended, forwarded to its owner, and fetched: piecewise linear in the batch's bytes between the measured sizes. Below the smallest it
-   is that of the smallest, beyond the largest the last slope goes on.
-2. Several workers of a host are worth less than their number: n / (1 + contention (n - 1) + coherency n (n - 1)), the Universal Scalability Law.
-3. Headroom is the part that stays free at the given rate: of disk, bandwidth, cores and memory alike.
+1. A core's work is a cost for each batch appended, forwarded to its owner, and fetched: piecewise
+   linear in the batch's bytes between the measured sizes. Below the smallest it is that of the
+   smallest, beyond the largest the last slope goes on.
+2. Several workers of a host are worth less than their number: n / (1 + contention (n - 1) +
+   coherency n (n - 1)), the Universal Scalability Law.
+3. Headroom is the part that stays free at the given rate: of disk, bandwidth, cores and memory
+   alike.
 4. Brokers never open a batch: compression costs their clients, and saves everybody else.
 """
 
@@ -33,7 +38,9 @@ class Unsizable(ValueError):
 
 
 class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """sizing.json: what one core of the named machine spends. Costs are CPU-µs by bytes of the batch or reply."""
+    """sizing.json: what one core of the named machine spends. Costs are CPU-µs by bytes of the
+    batch or reply.
+    """
 
     source: str
     date: str
@@ -48,8 +55,10 @@ class Figures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What is asked for. `compression`: bytes afterwards by bytes before. `consumers`: groups (or readers) that each read everything; `cold_consumers` of them read what
-    memory no longer holds. `lag_s`: how far the others may be behind and still be served from memory."""
+    """What is asked for. `compression`: bytes afterwards by bytes before. `consumers`: groups (or
+    readers) that each read everything; `cold_consumers` of them read what memory no longer holds.
+    `lag_s`: how far the others may be behind and still be served from memory.
+    """
 
     rate: float
     record_bytes: float
@@ -85,7 +94,9 @@ class Line(msgspec.Struct):
 
 
 class Plan(msgspec.Struct):
-    """`lines` in the order in which they follow from each other; `decided_by`: the resource that asks for most hosts."""
+    """`lines` in the order in which they follow from each other; `decided_by`: the resource that
+    asks for most hosts.
+    """
 
     lines: list[Line]
     hosts_by: dict[str, int]
@@ -161,7 +172,17 @@ def plan(load: Load, host: Host, figures: Figures) -> Plan:
 
 
 def _check(load: Load, host: Host) -> None:
-    for name in ("rate", "record_bytes", "retention_s", "compression", "batch_bytes", "fetch_bytes", "partitions", "segment_bytes", "replication"):
+    for name in (
+        "rate",
+        "record_bytes",
+        "retention_s",
+        "compression",
+        "batch_bytes",
+        "fetch_bytes",
+        "partitions",
+        "segment_bytes",
+        "replication",
+    ):
         if not getattr(load, name) > 0:
             raise Unsizable(f"{name} must be above 0, not {getattr(load, name)}")
     if not 0 <= load.headroom < 1:
@@ -176,39 +197,92 @@ def _check(load: Load, host: Host) -> None:
 def _bytes_of(sheet: _Sheet, load: Load) -> None:
     put, copies = sheet.put, load.replication
     put("produced", load.rate * load.record_bytes, "B/s", "rate × record size")
-    day = put("stored_per_day", load.rate * load.record_bytes * load.compression * DAY, "B", "rate × record size × compression × 86,400 s")
+    day = put(
+        "stored_per_day",
+        load.rate * load.record_bytes * load.compression * DAY,
+        "B",
+        "rate × record size × compression × 86,400 s",
+    )
     kept = put("stored", day * load.retention_s / DAY, "B", "stored per day × retention in days")
     put("stored_replicated", kept * copies, "B", "stored × replication")
-    count = put("records_per_batch", max(1, load.batch_bytes // load.record_bytes), "", "max(1, batch size ÷ record size)")
+    count = put(
+        "records_per_batch", max(1, load.batch_bytes // load.record_bytes), "", "max(1, batch size ÷ record size)"
+    )
     batches = put("batches", load.rate / count, "/s", "rate ÷ records per batch")
-    put("batch_fill", count * load.partitions / load.rate, "s", "records per batch × partitions ÷ rate, if one producer writes all")
+    put(
+        "batch_fill",
+        count * load.partitions / load.rate,
+        "s",
+        "records per batch × partitions ÷ rate, if one producer writes all",
+    )
     size = put(
-        "batch", BATCH_HEADER_BYTES + count * (load.record_bytes + RECORD_FRAMING_BYTES) * load.compression, "B",
+        "batch",
+        BATCH_HEADER_BYTES + count * (load.record_bytes + RECORD_FRAMING_BYTES) * load.compression,
+        "B",
         f"{BATCH_HEADER_BYTES} + records per batch × (record size + {RECORD_FRAMING_BYTES}) × compression",
     )
     log = put("log", batches * size, "B/s", "batches × batch, one copy")
-    index = put("index", log * INDEX_ENTRY_BYTES / max(INDEX_INTERVAL_BYTES, size), "B/s", f"log × {INDEX_ENTRY_BYTES} ÷ max({INDEX_INTERVAL_BYTES:,}, batch)")
-    active = put(
-        "expiring_segments", load.partitions * min(load.segment_bytes, log * SEGMENT_SECONDS / load.partitions), "B",
-        "partitions × min(segment.bytes, log × 7 days ÷ partitions): whole segments expire, so one of each partition is kept longer",
+    index = put(
+        "index",
+        log * INDEX_ENTRY_BYTES / max(INDEX_INTERVAL_BYTES, size),
+        "B/s",
+        f"log × {INDEX_ENTRY_BYTES} ÷ max({INDEX_INTERVAL_BYTES:,}, batch)",
     )
-    disk = put("disk_used", copies * ((log + index) * load.retention_s + active), "B", "replication × ((log + index) × retention + expiring segments)")
+    active = put(
+        "expiring_segments",
+        load.partitions * min(load.segment_bytes, log * SEGMENT_SECONDS / load.partitions),
+        "B",
+        "partitions × min(segment.bytes, log × 7 days ÷ partitions): whole segments expire, so one of each partition is"
+        " kept longer",
+    )
+    disk = put(
+        "disk_used",
+        copies * ((log + index) * load.retention_s + active),
+        "B",
+        "replication × ((log + index) × retention + expiring segments)",
+    )
     free = 1 - load.headroom
     put("disk", disk / free, "B", "disk used ÷ (1 - headroom)")
     put("disk_write", copies * (log + index), "B/s", "replication × (log + index)")
-    put("disk_read", load.cold_consumers * log, "B/s", "consumers of old records × log; the others are served from memory")
+    put(
+        "disk_read",
+        load.cold_consumers * log,
+        "B/s",
+        "consumers of old records × log; the others are served from memory",
+    )
     put("network_in", WIRE * log * copies, "B/s", f"{WIRE} × log × (1 from producers + replication - 1 from leaders)")
-    put("network_out", WIRE * log * (load.consumers + copies - 1), "B/s", f"{WIRE} × log × (consumers + replication - 1 to followers)")
+    put(
+        "network_out",
+        WIRE * log * (load.consumers + copies - 1),
+        "B/s",
+        f"{WIRE} × log × (consumers + replication - 1 to followers)",
+    )
 
 
 def _cores_of(sheet: _Sheet, load: Load, figures: Figures) -> None:
     put = sheet.put
     batches, size, log, copies = sheet["batches"], sheet["batch"], sheet["log"], load.replication
-    append, forward, fetch = cost(figures.append_cpu_us, size), cost(figures.forward_cpu_us, size), cost(figures.fetch_cpu_us, load.fetch_bytes)
-    appending = put("cores_appending", batches * append * copies / 1e6, "cores", f"batches × {append:.3g} µs × replication")
-    forwarding = put("cores_forwarding", batches * forward / 1e6, "cores", f"batches × {forward:.3g} µs: each arrives at a worker that does not own its partition, at worst")
+    append, forward, fetch = (
+        cost(figures.append_cpu_us, size),
+        cost(figures.forward_cpu_us, size),
+        cost(figures.fetch_cpu_us, load.fetch_bytes),
+    )
+    appending = put(
+        "cores_appending", batches * append * copies / 1e6, "cores", f"batches × {append:.3g} µs × replication"
+    )
+    forwarding = put(
+        "cores_forwarding",
+        batches * forward / 1e6,
+        "cores",
+        f"batches × {forward:.3g} µs: each arrives at a worker that does not own its partition, at worst",
+    )
     fetches = log * (load.consumers + copies - 1) / load.fetch_bytes
-    fetching = put("cores_fetching", fetches * fetch / 1e6, "cores", f"log × (consumers + replication - 1) ÷ fetch size × {fetch:.3g} µs")
+    fetching = put(
+        "cores_fetching",
+        fetches * fetch / 1e6,
+        "cores",
+        f"log × (consumers + replication - 1) ÷ fetch size × {fetch:.3g} µs",
+    )
     busy = put("cores_busy", appending + forwarding + fetching, "cores", "appending + forwarding + fetching")
     put("cores", busy / (1 - load.headroom), "cores", "cores busy ÷ (1 - headroom), as if each were alone on its host")
 
@@ -218,11 +292,19 @@ def _hosts_of(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[s
     put, free = sheet.put, 1 - load.headroom
     copies, log = load.replication, sheet["log"]
     workers_value = max(speedup(figures, count) for count in range(1, host.cores + 1))
-    cached = put("memory_cached", copies * log * load.lag_s, "B", "replication × log × lag: what consumers that are so far behind still find in memory")
+    cached = put(
+        "memory_cached",
+        copies * log * load.lag_s,
+        "B",
+        "replication × log × lag: what consumers that are so far behind still find in memory",
+    )
     own = figures.broker_memory_bytes + host.cores * figures.worker_memory_bytes
     room = host.memory_bytes * free - own
     if room <= 0:
-        raise Unsizable(f"a broker of {host.cores} workers takes {own / 1e9:.2g} GB: a host of {host.memory_bytes / 1e9:.2g} GB with {load.headroom:.0%} free has no room for it")
+        raise Unsizable(
+            f"a broker of {host.cores} workers takes {own / 1e9:.2g} GB: a host of {host.memory_bytes / 1e9:.2g} GB"
+            f" with {load.headroom:.0%} free has no room for it"
+        )
     needs = {
         "disk": sheet["disk"] / host.disk_bytes,
         "disk bandwidth": (sheet["disk_write"] + sheet["disk_read"]) / free / host.disk_bytes_per_s,
@@ -233,33 +315,71 @@ def _hosts_of(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[s
         "replication": float(copies),
     }
     spare = load.failures if load.failures is not None else int(copies > 1)
-    hosts_by = {name: max(1, math.ceil(need - 1e-9)) + (spare if name != "replication" else 0) for name, need in needs.items()}
-    hosts = put("hosts", max(hosts_by.values()), "", f"max(replication, what each resource asks for + {spare} that may be lost)")
+    hosts_by = {
+        name: max(1, math.ceil(need - 1e-9)) + (spare if name != "replication" else 0) for name, need in needs.items()
+    }
+    hosts = put(
+        "hosts", max(hosts_by.values()), "", f"max(replication, what each resource asks for + {spare} that may be lost)"
+    )
     carrying = max(1, int(hosts) - spare)
     each = sheet["cores"] / carrying
     workers = best_workers(figures, each, host.cores)
     if workers is None:
-        raise Unsizable(f"{host.cores} cores on one host do the work of {workers_value:.3g}, {each:.3g} are needed: more hosts, or larger batches")
+        raise Unsizable(
+            f"{host.cores} cores on one host do the work of {workers_value:.3g}, {each:.3g} are needed: more hosts, or"
+            " larger batches"
+        )
     shared = f" ÷ {carrying} hosts" if carrying > 1 else ""
-    put("workers_per_host", workers, "", f"fewest n with n ÷ (1 + {figures.contention:g} (n - 1) + {figures.coherency:g} n (n - 1)) ≥ cores{shared}")
-    put("memory_per_host", (figures.broker_memory_bytes + workers * figures.worker_memory_bytes + cached / carrying) / free, "B", f"(broker + workers + memory cached{shared}) ÷ (1 - headroom)")
+    put(
+        "workers_per_host",
+        workers,
+        "",
+        f"fewest n with n ÷ (1 + {figures.contention:g} (n - 1) + {figures.coherency:g} n (n - 1)) ≥ cores{shared}",
+    )
+    put(
+        "memory_per_host",
+        (figures.broker_memory_bytes + workers * figures.worker_memory_bytes + cached / carrying) / free,
+        "B",
+        f"(broker + workers + memory cached{shared}) ÷ (1 - headroom)",
+    )
     for name in ("disk", "disk_write", "disk_read", "network_in", "network_out"):
-        put(f"{name}_per_host", sheet[name] / carrying, "B" if name == "disk" else "B/s", f"{name.replace('_', ' ')}{shared}")
-    put("partitions_least", max(hosts * workers, math.ceil(sheet["cores_appending"] / copies / free)), "", "max(hosts × workers, cores to append one copy ÷ (1 - headroom)): one worker owns a partition")
+        put(
+            f"{name}_per_host",
+            sheet[name] / carrying,
+            "B" if name == "disk" else "B/s",
+            f"{name.replace('_', ' ')}{shared}",
+        )
+    put(
+        "partitions_least",
+        max(hosts * workers, math.ceil(sheet["cores_appending"] / copies / free)),
+        "",
+        "max(hosts × workers, cores to append one copy ÷ (1 - headroom)): one worker owns a partition",
+    )
     return hosts_by
 
 
 def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]:
-    notes = [f"figures per core: {figures.source} ({figures.date}); over loopback: a network card's interrupts come on top"]
+    notes = [
+        f"figures per core: {figures.source} ({figures.date}); over loopback: a network card's interrupts come on top"
+    ]
     workers, least = sheet["workers_per_host"], sheet["partitions_least"]
     if workers > figures.workers_measured:
-        notes.append(f"{workers:.0f} workers on a host are an extrapolation: measured up to {figures.workers_measured}; measure there with: python -m perf scaling")
+        notes.append(
+            f"{workers:.0f} workers on a host are an extrapolation: measured up to {figures.workers_measured}; measure"
+            " there with: python -m perf scaling"
+        )
     fill_ms = sheet["batch_fill"] * 1000
-    notes.append(f"a batch of {sheet['records_per_batch']:.0f} records fills in {fill_ms:.3g} ms times the number of producers; with less linger.ms it is smaller and costs more (--batch-size)")
+    notes.append(
+        f"a batch of {sheet['records_per_batch']:.0f} records fills in {fill_ms:.3g} ms times the number of producers;"
+        " with less linger.ms it is smaller and costs more (--batch-size)"
+    )
     if load.partitions < least:
         notes.append(f"{load.partitions} partitions leave workers without work: take {least:.0f} or more")
     if load.replication > 1:
-        notes.append("a follower's cost is taken to be an append, and to its leader a fetch; a cluster was measured to spend somewhat less (docs/scale.md)")
+        notes.append(
+            "a follower's cost is taken to be an append, and to its leader a fetch; a cluster was measured to spend"
+            " somewhat less (docs/scale.md)"
+        )
     if load.compression < 1:
         notes.append("compressing and decompressing is the clients' work, and not in here")
     return notes
@@ -267,7 +387,12 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
 
 def to_json(load: Load, host: Host, figures: Figures, found: Plan) -> dict[str, Any]:
     return {
-        "load": json.loads(msgspec.json.encode(load)), "host": json.loads(msgspec.json.encode(host)), "figures": json.loads(msgspec.json.encode(figures)),
-        "result": {line.name: line.value for line in found.lines}, "units": {line.name: line.unit for line in found.lines},
-        "hosts_by": found.hosts_by, "decided_by": found.decided_by, "notes": found.notes,
+        "load": json.loads(msgspec.json.encode(load)),
+        "host": json.loads(msgspec.json.encode(host)),
+        "figures": json.loads(msgspec.json.encode(figures)),
+        "result": {line.name: line.value for line in found.lines},
+        "units": {line.name: line.unit for line in found.lines},
+        "hosts_by": found.hosts_by,
+        "decided_by": found.decided_by,
+        "notes": found.notes,
     }

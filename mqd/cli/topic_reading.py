@@ -1,4 +1,6 @@
-"""Reading a topic without a group: assigned partitions, one starting point for all, an end that is noticed."""
+"""Reading a topic without a group: assigned partitions, one starting point for all, an end that is
+noticed.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,9 @@ _OUTAGE_S = 10.0
 class Reader:
     """One consumer over some partitions of a topic. Not thread-safe."""
 
-    def __init__(self, bootstrap: str, topic: str, properties: dict[str, str] | None = None, timeout_s: float = REQUEST_TIMEOUT_S):
+    def __init__(
+        self, bootstrap: str, topic: str, properties: dict[str, str] | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+    ):
         self.topic = topic
         self.timeout_s = timeout_s
         self._bootstrap = bootstrap
@@ -27,8 +31,14 @@ class Reader:
         self._outage_said = False
         self._silent_since = time.monotonic()
         config = base_config(bootstrap) | {
-            "error_cb": self._on_error, "group.id": "mqd-cli", "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 100, "check.crcs": True,
+            "error_cb": self._on_error,
+            "group.id": "mqd-cli",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 100,
+            "check.crcs": True,
         }
         self.consumer = Consumer(config | (properties or {}))
         self.metadata: Any = None
@@ -43,7 +53,9 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _judge_silence(self, exit_at_end: bool) -> None:
-        """Whoever waits for an end must hear that it will not come; whoever waits for more is told once."""
+        """Whoever waits for an end must hear that it will not come; whoever waits for more is told
+        once.
+        """
         now = time.monotonic()
         if self._down_since is not None:
             if now - self._down_since < _OUTAGE_S:
@@ -65,10 +77,15 @@ class Reader:
             which = f"partition{'s' if len(offline) > 1 else ''} {', '.join(map(str, offline))}"
             holders = sorted({node for index in offline if index in known for node in known[index].replicas})
             where = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
-            raise CliError(f"topic {self.topic}: nobody serves {which}: {where} is away, or its log directory is offline (mqd cluster status, and its logs); -p NUMBER reads the others")
+            raise CliError(
+                f"topic {self.topic}: nobody serves {which}: {where} is away, or its log directory is offline (mqd"
+                " cluster status, and its logs); -p NUMBER reads the others"
+            )
 
     def partitions(self, wanted: list[int] | None) -> list[int]:
-        """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one of them does not exist."""
+        """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one
+        of them does not exist.
+        """
         self.metadata = metadata(self.consumer, self.topic, self.timeout_s)
         present = sorted(self.metadata.topics[self.topic].partitions)
         for index in wanted or ():
@@ -95,14 +112,18 @@ class Reader:
         if start.kind == "tail":
             found = {}
             for index in partitions:
-                low, high = self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)
+                low, high = self.consumer.get_watermark_offsets(
+                    TopicPartition(self.topic, index), timeout=self.timeout_s
+                )
                 found[index] = max(low, high - start.value)
             return found
         fixed = {"beginning": OFFSET_BEGINNING, "end": OFFSET_END, "offset": start.value}[start.kind]
         return dict.fromkeys(partitions, fixed)
 
     def assign(self, partitions: list[int], start: Start, stop: Start | None = None) -> None:
-        """Begins at `start`; a partition ends before its first record of `stop` (a time) or later, if given; where there is none, with what it has when that time is over."""
+        """Begins at `start`; a partition ends before its first record of `stop` (a time) or later,
+        if given; where there is none, with what it has when that time is over.
+        """
         offsets = self._offsets(partitions, start)
         self._open = set(partitions)
         self._until_ms = None if stop is None else stop.value
@@ -114,14 +135,23 @@ class Reader:
         if self._until_ms is None or self._knows_ends or not self._open or now_ms() < self._until_ms:
             return
         for index, offset in self._by_time(sorted(self._open), self._until_ms).items():
-            self._stops[index] = offset if offset >= 0 else self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)[1]
+            self._stops[index] = (
+                offset
+                if offset >= 0
+                else self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)[1]
+            )
             if self._reached.get(index, -1) >= self._stops[index]:
                 self._open.discard(index)
         self._knows_ends = True
 
-    def batches(self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None) -> Iterator[list[Any]]:
-        """Messages as they arrive, a few at a time; [] now and then while nothing arrives. Ends after `count`, or with every partition at its end
-        when exit_at_end, or with assign()'s `stop`. on_end(partition, offset, last) hears of each partition's end. Raises KafkaException, CliError."""
+    def batches(
+        self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None
+    ) -> Iterator[list[Any]]:
+        """Messages as they arrive, a few at a time; [] now and then while nothing arrives. Ends
+        after `count`, or with every partition at its end when exit_at_end, or with assign()'s
+        `stop`. on_end(partition, offset, last) hears of each partition's end. Raises
+        KafkaException, CliError.
+        """
         left = count
         while (left is None or left > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):
             first = self.consumer.poll(_WAIT_S)
@@ -133,7 +163,12 @@ class Reader:
             self._down_since, self._outage_said, self._silent_since = None, False, time.monotonic()
             batch: list[Any] = []
             try:
-                for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
+                for message in [
+                    first,
+                    *self.consumer.consume(
+                        _DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0
+                    ),
+                ]:
                     if self._keep(message, exit_at_end, on_end):
                         batch.append(message)
             except KafkaException:

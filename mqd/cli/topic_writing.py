@@ -14,13 +14,19 @@ _INTERRUPTED_S = 1.0  # what is queued when somebody interrupts the reading of t
 
 
 class Writer:
-    """Counts what was sent and what failed. Only failures call back into Python, so a large input costs no callback per record. Not thread-safe.
+    """Counts what was sent and what failed. Only failures call back into Python, so a large input
+    costs no callback per record. Not thread-safe.
 
-    `with Writer(...) as writer:` ends with finish(), also after an error: what was sent before it is written. When it is interrupted it says on stderr how many records were not acknowledged.
+    `with Writer(...) as writer:` ends with finish(), also after an error: what was sent before it
+    is written. When it is interrupted it says on stderr how many records were not acknowledged.
     """
 
     def __init__(self, bootstrap: str, properties: dict[str, str]):
-        config = base_config(bootstrap) | {"delivery.report.only.error": True, "message.timeout.ms": 60000, "on_delivery": self._on_failure}
+        config = base_config(bootstrap) | {
+            "delivery.report.only.error": True,
+            "message.timeout.ms": 60000,
+            "on_delivery": self._on_failure,
+        }
         self.producer = Producer(config | properties)
         self.sent_count = 0
         self.sent_bytes = 0
@@ -55,8 +61,17 @@ class Writer:
             self.failed_count += 1
             self.first_failure = self.first_failure or error
 
-    def send(self, topic: str, value: bytes | None, key: bytes | None, headers: list[tuple[str, bytes | None]], partition: int) -> None:
-        """Queues one record; waits while the queue is full. One that the client itself refuses (too large) counts as failed. Raises KafkaException."""
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+        partition: int,
+    ) -> None:
+        """Queues one record; waits while the queue is full. One that the client itself refuses (too
+        large) counts as failed. Raises KafkaException.
+        """
         options: dict[str, Any] = {"partition": partition} if partition >= 0 else {}
         if headers:
             options["headers"] = headers
@@ -81,7 +96,9 @@ class Writer:
         return len(self.producer)
 
     def finish(self) -> None:
-        """Waits until every record is acknowledged or has failed. Raises CliError when some were not written."""
+        """Waits until every record is acknowledged or has failed. Raises CliError when some were
+        not written.
+        """
         while self.producer.flush(_STEP_S):
             pass
         if self.failed_count:

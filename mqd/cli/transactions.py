@@ -11,12 +11,24 @@ from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,
-)  # fmt: skip
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    WriteTxnMarkersRequest,
+)
 from mqd.protocol.redirected import origin_of
 from mqd.coordinator.transaction.joint import PREFIX as JOINT_PREFIX
 
-INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 22, 26, 27, 61, 65, 66
+INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = (
+    22,
+    26,
+    27,
+    61,
+    65,
+    66,
+)
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
 NOT_FOUND = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 _CHUNK = 500
@@ -50,14 +62,22 @@ class OpenProducer(msgspec.Struct):
 def _transaction(one: Any, now: int) -> Transaction:
     is_open = one.transaction_state in OPEN_STATES and one.transaction_start_time_ms >= 0
     return Transaction(
-        one.transactional_id, one.transaction_state, one.producer_id, one.producer_epoch, one.transaction_timeout_ms, one.transaction_start_time_ms,
-        max(0, now - one.transaction_start_time_ms) if is_open else None, {topic.topic: sorted(topic.partitions) for topic in one.topics},
-    )  # fmt: skip
+        one.transactional_id,
+        one.transaction_state,
+        one.producer_id,
+        one.producer_epoch,
+        one.transaction_timeout_ms,
+        one.transaction_start_time_ms,
+        max(0, now - one.transaction_start_time_ms) if is_open else None,
+        {topic.topic: sorted(topic.partitions) for topic in one.topics},
+    )
 
 
 def describe(cluster: Cluster, name: str) -> Transaction:
     request = DescribeTransactionsRequest(transactional_ids=[name])
-    answer = cluster.ask_coordinator(TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code).transaction_states[0]
+    answer = cluster.ask_coordinator(
+        TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code
+    ).transaction_states[0]
     if answer.error_code in NOT_FOUND:
         raise CliError(f"there is no transactional id {name}; mqd txn list shows those there are")
     check(f"transactional id {name}", answer.error_code, None)
@@ -71,10 +91,14 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
 
 
 def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> list[Any]:
-    """Those that are still there. `away` gets those whose coordinator has just become another, and what this one says."""
+    """Those that are still there. `away` gets those whose coordinator has just become another, and
+    what this one says.
+    """
     found = []
     for start in range(0, len(names), _CHUNK):
-        answer = broker.ask(DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK]))
+        answer = broker.ask(
+            DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK])
+        )
         for one in answer.transaction_states:
             if one.error_code in COORDINATOR_AWAY:
                 away[one.transactional_id] = one.error_code
@@ -84,44 +108,67 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
     return found
 
 
-def all_transactions(cluster: Cluster, states: Iterable[str], longer_than_ms: int) -> tuple[list[Transaction], list[str]]:
-    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age. Beside them the ids of those that nobody described: their coordinators were just changing."""
+def all_transactions(
+    cluster: Cluster, states: Iterable[str], longer_than_ms: int
+) -> tuple[list[Transaction], list[str]]:
+    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age. Beside
+    them the ids of those that nobody described: their coordinators were just changing.
+    """
     found, away, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
-        names = [one.transactional_id for one in _list(broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms))]
+        names = [
+            one.transactional_id
+            for one in _list(
+                broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms)
+            )
+        ]
         found += [_transaction(one, now) for one in _describe_all(broker, names, away)]
     described = {one.transactional_id for one in found}
-    return sorted(found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)), sorted(away.keys() - described)
+    return sorted(
+        found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)
+    ), sorted(away.keys() - described)
 
 
 def names(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
-        return sorted(one.transactional_id for broker in cluster.nodes() for one in _list(broker, ListTransactionsRequest()))
+        return sorted(
+            one.transactional_id for broker in cluster.nodes() for one in _list(broker, ListTransactionsRequest())
+        )
 
 
 def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[OpenProducer]:
     """Every transaction that is open in one of the partitions. After Cluster.topics()."""
     found, now = [], now_ms()
     for node_id, topics in cluster.by_leader(partitions).items():
-        asked = [DescribeProducersRequest.Topic(name=name, partition_indexes=indexes) for name, indexes in topics.items()]
+        asked = [
+            DescribeProducersRequest.Topic(name=name, partition_indexes=indexes) for name, indexes in topics.items()
+        ]
         answer = cluster.node(node_id).ask(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=asked))
         for topic in answer.topics:
             for partition in topic.partitions:
                 check(f"{topic.name}-{partition.partition_index}", partition.error_code, partition.error_message)
                 found += [
                     OpenProducer(
-                        topic.name, partition.partition_index, one.producer_id, one.producer_epoch, one.coordinator_epoch, one.current_txn_start_offset,
+                        topic.name,
+                        partition.partition_index,
+                        one.producer_id,
+                        one.producer_epoch,
+                        one.coordinator_epoch,
+                        one.current_txn_start_offset,
                         max(0, now - one.last_timestamp),
                     )
                     for one in partition.active_producers
                     if one.current_txn_start_offset >= 0
-                ]  # fmt: skip
+                ]
     return sorted(found, key=lambda one: (one.topic, one.partition, one.start_offset))
 
 
 def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, of those that a coordinator knows. Also of producers of retired partitions, as the one that took their records knows them. Raises CliError when a
-    coordinator cannot be asked: it may know one that the others do not, and have decided to commit it."""
+    """Producer id -> its transaction, of those that a coordinator knows. Also of producers of
+    retired partitions, as the one that took their records knows them. Raises CliError when a
+    coordinator cannot be asked: it may know one that the others do not, and have decided to commit
+    it.
+    """
     asked = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     wanted = sorted(set(asked.values()))
     if not wanted:
@@ -131,7 +178,10 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
     with cluster.every_coordinator(TRANSACTION):
         for broker in cluster.nodes():
             states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
-            described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}), away)}
+            described = {
+                one.transactional_id: one
+                for one in _describe_all(broker, sorted({state.transactional_id for state in states}), away)
+            }
             for name, error in away.items():
                 check(f"transactional id {name}", error, None)
             for state in states:  # a joint transaction has many producers
@@ -141,10 +191,17 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
 
 
 def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
-    """Transactions that are open in a partition, have written nothing for so long, and that no coordinator will end: none knows of one of this producer with this
-    partition (KIP-664). Readers of committed records are stopped there for good. Raises CliError while a coordinator cannot be asked, if there is anything to ask of."""
+    """Transactions that are open in a partition, have written nothing for so long, and that no
+    coordinator will end: none knows of one of this producer with this partition (KIP-664). Readers
+    of committed records are stopped there for good. Raises CliError while a coordinator cannot be
+    asked, if there is anything to ask of.
+    """
     topics = cluster.topics()
-    suspects = [one for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes]) if one.idle_ms >= idle_ms]
+    suspects = [
+        one
+        for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes])
+        if one.idle_ms >= idle_ms
+    ]
     told = known(cluster, (one.producer_id for one in suspects))
     return [one for one in suspects if not _is_known(told.get(one.producer_id), one)]
 
@@ -152,15 +209,27 @@ def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
 def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
     sent_to = origin_of(one.producer_id)[1]
     partition = sent_to if sent_to >= 0 else one.partition
-    return transaction is not None and transaction.state in OPEN_STATES and partition in transaction.partitions.get(one.topic, ())
+    return (
+        transaction is not None
+        and transaction.state in OPEN_STATES
+        and partition in transaction.partitions.get(one.topic, ())
+    )
 
 
 def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
-    """As a new instance of the producer would: its transaction is aborted, and the old one fenced. Returns when it has ended."""
+    """As a new instance of the producer would: its transaction is aborted, and the old one fenced.
+    Returns when it has ended.
+    """
     name = transaction.transactional_id
     if name.startswith(JOINT_PREFIX):
-        end = EndTxnRequest(transactional_id=name, producer_id=-1, producer_epoch=-1, joint=EndTxnRequest.Joint(batch_id=-1))
-        check(f"transactional id {name}", cluster.ask_coordinator(TRANSACTION, name, END_TXN, end, lambda found: found.error_code).error_code, None)
+        end = EndTxnRequest(
+            transactional_id=name, producer_id=-1, producer_epoch=-1, joint=EndTxnRequest.Joint(batch_id=-1)
+        )
+        check(
+            f"transactional id {name}",
+            cluster.ask_coordinator(TRANSACTION, name, END_TXN, end, lambda found: found.error_code).error_code,
+            None,
+        )
         return
     request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=transaction.timeout_ms)
     answer = cluster.ask_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
@@ -170,11 +239,16 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
 def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
     """By a marker of its coordinator's epoch, as the coordinator would have written."""
     marker = WriteTxnMarkersRequest.Marker(
-        producer_id=one.producer_id, producer_epoch=one.producer_epoch, transaction_result=False, coordinator_epoch=max(one.coordinator_epoch, 0),
+        producer_id=one.producer_id,
+        producer_epoch=one.producer_epoch,
+        transaction_result=False,
+        coordinator_epoch=max(one.coordinator_epoch, 0),
         topics=[WriteTxnMarkersRequest.Topic(name=one.topic, partition_indexes=[one.partition])],
-    )  # fmt: skip
+    )
     ((node_id, _),) = cluster.by_leader([(one.topic, one.partition)]).items()
     answer = cluster.node(node_id).ask(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
     error = answer.markers[0].topics[0].partitions[0].error_code
     if error:
-        raise CliError(f"{one.topic}-{one.partition}: {error_text(error)}; mqd txn list --hanging shows what is open now")
+        raise CliError(
+            f"{one.topic}-{one.partition}: {error_text(error)}; mqd txn list --hanging shows what is open now"
+        )

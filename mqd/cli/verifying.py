@@ -1,4 +1,6 @@
-"""How a plan of moves stands: which partitions are where it wants them, which are on their way there and how far, and which are neither. For `mqd topic reassign --plan FILE --status`."""
+"""How a plan of moves stands: which partitions are where it wants them, which are on their way
+there and how far, and which are neither. For `mqd topic reassign --plan FILE --status`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DONE, UNDER_WAY, OTHERWISE = "done", "under way", "otherwise"
 
 
 class Standing(NamedTuple):
-    """One partition of a plan. `replicas`: as they are, [] = there is no such partition; `move`: what is under way, towards the plan or elsewhere."""
+    """One partition of a plan. `replicas`: as they are, [] = there is no such partition; `move`:
+    what is under way, towards the plan or elsewhere.
+    """
 
     partition: Partition
     state: str
@@ -28,20 +32,33 @@ class Standing(NamedTuple):
 
     @property
     def share(self) -> str:
-        return f"{100 * self.copied_bytes // self.total_bytes}%" if self.copied_bytes is not None and self.total_bytes else "-"
+        return (
+            f"{100 * self.copied_bytes // self.total_bytes}%"
+            if self.copied_bytes is not None and self.total_bytes
+            else "-"
+        )
 
     def as_json(self) -> dict[str, Any]:
         adding, removing = (self.move.adding, self.move.removing) if self.move is not None else ([], [])
         return {
-            "topic": self.partition[0], "partition": self.partition[1], "state": self.state.replace(" ", "_"), "planned": self.planned, "replicas": self.replicas,
-            "adding": adding, "removing": removing, "copied_bytes": self.copied_bytes, "total_bytes": self.total_bytes,
-        }  # fmt: skip
+            "topic": self.partition[0],
+            "partition": self.partition[1],
+            "state": self.state.replace(" ", "_"),
+            "planned": self.planned,
+            "replicas": self.replicas,
+            "adding": adding,
+            "removing": removing,
+            "copied_bytes": self.copied_bytes,
+            "total_bytes": self.total_bytes,
+        }
 
 
 def standings(broker: Broker, topic: str, plan: Plan) -> list[Standing]:
     """Of each partition of the plan, which is this topic's, in its order. Raises CliError."""
     moving = moves.under_way(broker, topic)  # first: what ends meanwhile is seen where it has arrived
-    answer = broker.ask(moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False))
+    answer = broker.ask(
+        moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
+    )
     check(f"topic {topic}", answer.topics[0].error_code, None)
     partitions = {(topic, one.partition_index): one for one in answer.topics[0].partitions}
     found = []
@@ -54,11 +71,22 @@ def standings(broker: Broker, topic: str, plan: Plan) -> list[Standing]:
             state = DONE if replicas == planned else OTHERWISE
         found.append(Standing(partition, state, planned, replicas, move))
     leaders = {partition: one.leader_id for partition, one in partitions.items()}
-    return _measured(found, leaders, {one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}" for one in answer.brokers})
+    return _measured(
+        found,
+        leaders,
+        {
+            one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}"
+            for one in answer.brokers
+        },
+    )
 
 
-def _measured(found: Sequence[Standing], leaders: Mapping[Partition, int], addresses: Mapping[int, str]) -> list[Standing]:
-    """With what has been copied, by the bytes that new replicas and leaders have on their disks. Each host is asked once, all at the same time."""
+def _measured(
+    found: Sequence[Standing], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
+) -> list[Standing]:
+    """With what has been copied, by the bytes that new replicas and leaders have on their disks.
+    Each host is asked once, all at the same time.
+    """
     wanted: dict[int, dict[str, list[int]]] = {}
     for one in found:
         if one.move is not None and one.move.adding:
@@ -69,12 +97,21 @@ def _measured(found: Sequence[Standing], leaders: Mapping[Partition, int], addre
         return list(found)
     with ThreadPoolExecutor(min(len(wanted), offline.SHOWN_MAX)) as threads:
         sizes = dict(zip(wanted, threads.map(lambda node: _sizes(addresses[node], wanted[node]), wanted)))
-    return [_copied(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one for one in found]
+    return [
+        _copied(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
+        for one in found
+    ]
 
 
 def _sizes(address: str, wanted: Mapping[str, list[int]]) -> dict[Partition, int]:
     results = offline.log_directories(address, wanted)
-    return {(topic.name, one.partition_index): one.partition_size for result in results for topic in result.topics for one in topic.partitions if not one.is_future_key}
+    return {
+        (topic.name, one.partition_index): one.partition_size
+        for result in results
+        for topic in result.topics
+        for one in topic.partitions
+        if not one.is_future_key
+    }
 
 
 def _copied(one: Standing, sizes: Mapping[int, Mapping[Partition, int]], leader: int) -> Standing:
@@ -92,4 +129,6 @@ def told(topic: str, found: Sequence[Standing]) -> str:
     if counts[DONE] == len(found):
         return f"topic {topic}: all of the plan is done"
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {said}" + (" (carry the plan out again for these)" if counts[OTHERWISE] else "")
+    return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {said}" + (
+        " (carry the plan out again for these)" if counts[OTHERWISE] else ""
+    )

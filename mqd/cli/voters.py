@@ -1,4 +1,6 @@
-"""Which voters of the metadata quorum can be counted on, as its leader sees them, and how many more may be lost."""
+"""Which voters of the metadata quorum can be counted on, as its leader sees them, and how many more
+may be lost.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ FETCH_TIMEOUTS = 2  # a voter asks for news again after three eighths of control
 
 
 class Judged(NamedTuple):
-    """Node ids, ascending. `now_ms`: the leader's clock when it answered, -1 where it knows nobody: what it says of others was read from the same clock."""
+    """Node ids, ascending. `now_ms`: the leader's clock when it answered, -1 where it knows nobody:
+    what it says of others was read from the same clock.
+    """
 
     now_ms: int
     silent: list[int]  # not heard of lately, or never in this epoch
-    behind: list[int]  # these are heard, but lack what has long been committed, as with a full disk: nothing is committed with their help
+    # these are heard, but lack what has long been committed, as with a full disk: nothing is
+    # committed with their help
+    behind: list[int]
     may_be_lost: int
 
     @property
@@ -23,15 +29,28 @@ class Judged(NamedTuple):
         return self.silent + self.behind
 
     def told(self) -> str:
-        parts = [f"; {what}: {', '.join(map(str, nodes))}" for what, nodes in (("not heard of", self.silent), ("does not keep up", self.behind)) if nodes]
-        return f"{''.join(parts)}; {self.may_be_lost or 'none'} of {'the others' if self.missing else 'them'} may be lost"
+        parts = [
+            f"; {what}: {', '.join(map(str, nodes))}"
+            for what, nodes in (("not heard of", self.silent), ("does not keep up", self.behind))
+            if nodes
+        ]
+        return (
+            f"{''.join(parts)}; {self.may_be_lost or 'none'} of {'the others' if self.missing else 'them'} may be lost"
+        )
 
 
 def judged(quorum: DescribeQuorumResponse.PartitionData) -> Judged:
     replicas = [*quorum.current_voters, *quorum.observers]
-    now_ms = max((max(one.last_fetch_timestamp, one.last_caught_up_timestamp) for one in replicas), default=-1)  # its own are of this moment (KIP-836)
+    # its own are of this moment (KIP-836)
+    now_ms = max((max(one.last_fetch_timestamp, one.last_caught_up_timestamp) for one in replicas), default=-1)
     since_ms = max(now_ms - max(SILENT_MS_MIN, FETCH_TIMEOUTS * quorum.fetch_timeout_ms), 0)
     voters = sorted(quorum.current_voters, key=lambda one: one.replica_id)
-    silent = [one.replica_id for one in voters if one.last_fetch_timestamp < since_ms and one.replica_id != quorum.leader_id]
-    behind = [one.replica_id for one in voters if one.replica_id not in silent and (one.log_end_offset < 0 or one.last_caught_up_timestamp < since_ms)]
+    silent = [
+        one.replica_id for one in voters if one.last_fetch_timestamp < since_ms and one.replica_id != quorum.leader_id
+    ]
+    behind = [
+        one.replica_id
+        for one in voters
+        if one.replica_id not in silent and (one.log_end_offset < 0 or one.last_caught_up_timestamp < since_ms)
+    ]
     return Judged(now_ms, silent, behind, max(0, (len(voters) - 1) // 2 - len(silent) - len(behind)))

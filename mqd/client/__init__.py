@@ -1,6 +1,8 @@
-"""The client library: confluent_kafka's names and call shapes, over shared memory where the broker is this host's and over librdkafka elsewhere.
+"""The client library: confluent_kafka's names and call shapes, over shared memory where the broker
+is this host's and over librdkafka elsewhere.
 
-`from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; how they are used stands in docs/client.md. Nothing is imported before it is asked for.
+`from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; how they are used
+stands in docs/client.md. Nothing is imported before it is asked for.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from mqd.client import config as configuration
 
 
 class AdminClient(confluent_kafka.admin.AdminClient):
-    """confluent_kafka.admin.AdminClient; keys of this package (transport, mqd.*) in `config` are accepted and do nothing."""
+    """confluent_kafka.admin.AdminClient; keys of this package (transport, mqd.*) in `config` are
+    accepted and do nothing.
+    """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         settings = configuration.read(config, more)

@@ -1,9 +1,12 @@
 """AsyncConsumer: the Consumer for asyncio.
 
-One thread of its own does what may wait; a record that is at hand already is handed out on the event loop without it.
+One thread of its own does what may wait; a record that is at hand already is handed out on the
+event loop without it.
 
-    A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is the next answer, or is read again; until then no commit counts it as handed out
-    A2  whoever calls something else while a wait is under way interrupts the wait: commit() does not stand behind a poll() without end
+    A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is
+        the next answer, or is read again; until then no commit counts it as handed out
+    A2  whoever calls something else while a wait is under way interrupts the wait: commit() does
+        not stand behind a poll() without end
     A3  a program that ends without close() ends: nothing waits for a wait without end
 """
 
@@ -27,7 +30,9 @@ EXIT_S = 1.0  # at the interpreter's end, for a wait to be over
 
 
 class _Calls:
-    """Calls, one after another, in a thread of their own. The interpreter's end does not wait for it, as it would for an executor's (A3)."""
+    """Calls, one after another, in a thread of their own. The interpreter's end does not wait for
+    it, as it would for an executor's (A3).
+    """
 
     def __init__(self) -> None:
         self._begin: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -82,12 +87,14 @@ class _Calls:
 class AsyncConsumer:
     """Consumer with the methods of mqd.Consumer as coroutines, and iteration.
 
-        async with AsyncConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app"}) as consumer:
+        async with AsyncConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app"}) as
+        consumer:
             await consumer.subscribe(["events"])
             async for message in consumer:          # errors are raised as KafkaException
                 handle(message.value())
 
-    For one event loop, and one task at a time. Callbacks of subscribe() may be coroutine functions (run on the loop) or functions (run in the consumer's thread).
+    For one event loop, and one task at a time. Callbacks of subscribe() may be coroutine functions
+    (run on the loop) or functions (run in the consumer's thread).
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -104,7 +111,7 @@ class AsyncConsumer:
 
     @property
     def transport(self) -> str:
-        """"shm" or "tcp"."""
+        """ "shm" or "tcp"."""
         return self._consumer.transport
 
     @property
@@ -112,7 +119,7 @@ class AsyncConsumer:
         """Why."""
         return self._consumer.transport_reason
 
-    # -- records ----------------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     async def poll(self, timeout: float = -1) -> Message | None:
         """As Consumer.poll."""
@@ -124,7 +131,9 @@ class AsyncConsumer:
         return found[0] if found else None
 
     async def getone(self) -> Message:
-        """The next record, however long it takes. Raises KafkaException for an error; ends of partitions are passed over."""
+        """The next record, however long it takes. Raises KafkaException for an error; ends of
+        partitions are passed over.
+        """
         while True:
             message = await self.poll()
             if message is None:
@@ -169,7 +178,9 @@ class AsyncConsumer:
             if self._left:
                 found, self._left = self._left[:count], self._left[count:]
                 return found
-            waiting = self._waiting if self._waiting is not None else self._begin(self._implementation.take, count, None)
+            waiting = (
+                self._waiting if self._waiting is not None else self._begin(self._implementation.take, count, None)
+            )
             done, _ = await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
             if not done:
                 await self._interrupt()
@@ -200,7 +211,9 @@ class AsyncConsumer:
             self._left += waiting.result()
 
     def _give_back(self) -> None:
-        """What was brought and nobody has taken is read again: whatever is called next may commit what was handed out. Not awaited, so that no cancellation meets it."""
+        """What was brought and nobody has taken is read again: whatever is called next may commit
+        what was handed out. Not awaited, so that no cancellation meets it.
+        """
         left, self._left = self._left, []
         if left:
             self._ready = _nothing  # in this thread nothing is handed out before that has been done
@@ -212,7 +225,7 @@ class AsyncConsumer:
             self._ready, self._given_back = self._take_ready, None
         outcome.result()
 
-    # -- everything else, in the thread -----------------------------------------------------------------------------------------
+    # -- everything else, in the thread ------------------------------------------------------------
 
     async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._waiting is not None:
@@ -232,9 +245,19 @@ class AsyncConsumer:
 
         return call
 
-    async def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        """As Consumer.subscribe. A callback that is a coroutine function may not await this consumer."""
-        await self._call(self._consumer.subscribe, topics, self._callback(on_assign), self._callback(on_revoke), self._callback(on_lost))
+    async def subscribe(
+        self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None
+    ) -> None:
+        """As Consumer.subscribe. A callback that is a coroutine function may not await this
+        consumer.
+        """
+        await self._call(
+            self._consumer.subscribe,
+            topics,
+            self._callback(on_assign),
+            self._callback(on_revoke),
+            self._callback(on_lost),
+        )
 
     async def unsubscribe(self) -> None:
         """As Consumer.unsubscribe."""
@@ -276,7 +299,9 @@ class AsyncConsumer:
         """As Consumer.position."""
         return await self._call(self._consumer.position, partitions)
 
-    async def commit(self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = False) -> list[TopicPartition] | None:
+    async def commit(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = False
+    ) -> list[TopicPartition] | None:
         """As Consumer.commit, but by default it waits for the outcome (and the event loop goes on)."""
         return await self._call(self._consumer.commit, message, offsets, asynchronous)
 
@@ -292,11 +317,15 @@ class AsyncConsumer:
         """As Consumer.list_topics."""
         return await self._call(self._consumer.list_topics, topic, timeout)
 
-    async def get_watermark_offsets(self, partition: TopicPartition, timeout: float | None = None, cached: bool = False) -> tuple[int, int] | None:
+    async def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
+    ) -> tuple[int, int] | None:
         """As Consumer.get_watermark_offsets."""
         return await self._call(self._consumer.get_watermark_offsets, partition, timeout, cached)
 
-    async def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+    async def offsets_for_times(
+        self, partitions: list[TopicPartition], timeout: float | None = None
+    ) -> list[TopicPartition]:
         """As Consumer.offsets_for_times."""
         return await self._call(self._consumer.offsets_for_times, partitions, timeout)
 
@@ -312,10 +341,12 @@ class AsyncConsumer:
         """As Consumer.subscription."""
         return self._consumer.subscription()
 
-    # -- life -------------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As Consumer.close. What a cancelled wait brought and nobody took is read again by whoever gets the partition; what it raised is raised when all is closed."""
+        """As Consumer.close. What a cancelled wait brought and nobody took is read again by whoever
+        gets the partition; what it raised is raised when all is closed.
+        """
         if self._waiting is not None:
             self._implementation.interrupt()
         async with self._lock:

@@ -24,10 +24,12 @@ class AsyncProducer:
 
         async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
             future = await producer.produce("events", b"...", key=b"k")     # taken; waits only while the queue is full
-            message = await future                                         # written: a Message, or raises KafkaException
+            message = await future                                         # written: a Message, or
+                                                                           raises KafkaException
             deliveries = await producer.produce_batch("events", values)    # all written
 
-    To be made and used in one event loop. `config` as Producer's. One thread serves the reports. error_cb, stats_cb and throttle_cb are called in any thread; what they raise is logged.
+    To be made and used in one event loop. `config` as Producer's. One thread serves the reports.
+    error_cb, stats_cb and throttle_cb are called in any thread; what they raise is logged.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -42,16 +44,25 @@ class AsyncProducer:
 
     @property
     def transport(self) -> str:
-        """"shm" or "tcp"."""
+        """ "shm" or "tcp"."""
         return self._producer.transport
 
     @property
     def transport_reason(self) -> str:
         return self._producer.transport_reason
 
-    async def produce(self, topic: str, value: bytes | str | None = None, key: bytes | str | None = None, partition: int = -1, timestamp: int = 0,
-                      headers: Any = None) -> asyncio.Future[Message]:  # fmt: skip
-        """Takes one record, waiting while the queue is full; the future has its Message when it is written, or KafkaException."""
+    async def produce(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        partition: int = -1,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> asyncio.Future[Message]:
+        """Takes one record, waiting while the queue is full; the future has its Message when it is
+        written, or KafkaException.
+        """
         future: asyncio.Future[Message] = self._loop.create_future()
 
         def report(error: KafkaError | None, message: Message) -> None:
@@ -60,14 +71,26 @@ class AsyncProducer:
         while True:
             self._room.clear()
             try:
-                self._producer.produce(topic, value, key, partition, on_delivery=report, timestamp=timestamp, headers=headers)
+                self._producer.produce(
+                    topic, value, key, partition, on_delivery=report, timestamp=timestamp, headers=headers
+                )
                 return future
             except BufferError:
                 await self._wait_room()
 
-    async def produce_batch(self, topic: str, values: Any, keys: Any = None, headers: Any = None, partition: Any = -1, timestamps: Any = None) -> list[BatchDelivery]:
-        """Many records (Producer.produce_batch says of which kinds); returns when all are written. Raises the KafkaException of the first record batch that was not, when the
-        fate of all is known."""
+    async def produce_batch(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any = None,
+        headers: Any = None,
+        partition: Any = -1,
+        timestamps: Any = None,
+    ) -> list[BatchDelivery]:
+        """Many records (Producer.produce_batch says of which kinds); returns when all are written.
+        Raises the KafkaException of the first record batch that was not, when the fate of all is
+        known.
+        """
         finished: asyncio.Future[list[BatchDelivery]] = self._loop.create_future()
         deliveries: list[BatchDelivery] = []
         state = _BatchState()
@@ -90,7 +113,10 @@ class AsyncProducer:
             self._finish(note, (error, delivery))
 
         taken = await self._loop.run_in_executor(
-            None, lambda: self._producer.produce_batch(topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=report)
+            None,
+            lambda: self._producer.produce_batch(
+                topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=report
+            ),
         )
         state.taken = taken
         settle()
@@ -98,7 +124,8 @@ class AsyncProducer:
 
     async def _wait_room(self) -> None:
         try:
-            async with asyncio.timeout(0.01):  # wait_for() forgets a cancellation that comes in the turn in which there is room
+            # wait_for() forgets a cancellation that comes in the turn in which there is room
+            async with asyncio.timeout(0.01):
                 await self._room.wait()
         except TimeoutError:
             pass
@@ -128,7 +155,9 @@ class AsyncProducer:
         await self._loop.run_in_executor(None, self._producer.begin_transaction)
 
     async def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
-        await self._loop.run_in_executor(None, self._producer.send_offsets_to_transaction, positions, group_metadata, timeout)
+        await self._loop.run_in_executor(
+            None, self._producer.send_offsets_to_transaction, positions, group_metadata, timeout
+        )
 
     async def commit_transaction(self, timeout: float = -1) -> None:
         await self._loop.run_in_executor(None, self._producer.commit_transaction, timeout)
@@ -157,7 +186,7 @@ class AsyncProducer:
     async def __aexit__(self, *_exception: object) -> None:
         await self.close()
 
-    # -- the thread that serves reports ------------------------------------------------------------------------------------------
+    # -- the thread that serves reports ------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._closing:
@@ -190,8 +219,12 @@ class AsyncProducer:
 
 
 def _guarded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What callbacks raise would end the flush(), the batch or the commit that happens to serve them."""
-    return {key: _logged(key, value) if key in _CALLBACKS and callable(value) else value for key, value in config.items()}
+    """What callbacks raise would end the flush(), the batch or the commit that happens to serve
+    them.
+    """
+    return {
+        key: _logged(key, value) if key in _CALLBACKS and callable(value) else value for key, value in config.items()
+    }
 
 
 def _logged(name: str, callback: Callable[[Any], object]) -> Callable[[Any], None]:

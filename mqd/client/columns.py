@@ -1,17 +1,21 @@
-"""Records as columns: what produce_batch is given (lists, numpy arrays, Arrow arrays) as the contiguous bytes and sizes that the C core and librdkafka take.
+"""Records as columns: what produce_batch is given (lists, numpy arrays, Arrow arrays) as the
+contiguous bytes and sizes that the C core and librdkafka take.
 
     column = pack(values, "values")      column.data     one buffer, records one after another; the caller's own memory where it has that form already
                                          column.sizes    int32 of each, -1 = null; None: every one has column.fixed_bytes
 
     list, tuple of bytes, str (UTF-8), None       joined: one copy
-    numpy 'S'                                     as numpy reads it: without trailing zero bytes; no copy when none has any
-    numpy uint8[n, width]                         every row a value, zeros and all; no copy when it is contiguous
+    numpy 'S'                                     as numpy reads it: without trailing zero bytes; no
+                                                  copy when none has any
+    numpy uint8[n, width]                         every row a value, zeros and all; no copy when it
+                                                  is contiguous
     numpy object                                  as a list
     Arrow binary, string (also large)             no copy, unless a null entry hides bytes
     Arrow fixed_size_binary                       no copy, unless there are nulls
     Arrow chunked array                           one copy when it has several chunks
 
-Everything is checked before the first record is taken: whoever gets an exception from produce_batch knows that nothing was sent.
+Everything is checked before the first record is taken: whoever gets an exception from produce_batch
+knows that nothing was sent.
 """
 
 from __future__ import annotations
@@ -65,7 +69,11 @@ class Column:
         data = bytes(self.data)
         if self.sizes is None:
             width = self.fixed_bytes
-            return [data[start : start + width] for start in range(0, self.count * width, width)] if width else [b""] * self.count
+            return (
+                [data[start : start + width] for start in range(0, self.count * width, width)]
+                if width
+                else [b""] * self.count
+            )
         found: list[bytes | None] = []
         position = 0
         for size in self.sizes.tolist():
@@ -85,8 +93,14 @@ def pack(values: Any, what: str) -> Column:
         return _pack_numpy(values, what)
     if type(values).__module__.partition(".")[0] == "pyarrow":
         return _pack_arrow(values, what)
-    if isinstance(values, (bytes, bytearray, memoryview, str)) or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
-        raise TypeError(f"expected {what} to be a list of bytes, a numpy or an Arrow array, not {type(values).__name__}")
+    if (
+        isinstance(values, (bytes, bytearray, memoryview, str))
+        or not hasattr(values, "__len__")
+        or not hasattr(values, "__getitem__")
+    ):
+        raise TypeError(
+            f"expected {what} to be a list of bytes, a numpy or an Arrow array, not {type(values).__name__}"
+        )
     return _pack_list(list(values), what)
 
 
@@ -112,7 +126,10 @@ def _pack_numpy(values: np.ndarray, what: str) -> Column:
         return _pack_fixed_text(np.ascontiguousarray(values))
     if values.ndim == 1 and values.dtype.kind in "OU":
         return _pack_list(values.tolist(), what)
-    raise TypeError(f"expected {what} to be numpy of 'S', uint8 with two dimensions or objects, not {values.dtype} with {values.ndim}")
+    raise TypeError(
+        f"expected {what} to be numpy of 'S', uint8 with two dimensions or objects, not {values.dtype} with"
+        f" {values.ndim}"
+    )
 
 
 def _pack_fixed_text(values: np.ndarray) -> Column:
@@ -178,7 +195,7 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
     return Column(count, data, sizes)
 
 
-# -- the smaller columns -----------------------------------------------------------------------------------------------------------
+# -- the smaller columns ---------------------------------------------------------------------------
 
 
 def pack_partitions(partition: Any, count: int) -> tuple[int, np.ndarray | None]:
@@ -202,7 +219,9 @@ def _one_partition(partition: int) -> int:
 
 
 def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.ndarray | None]:
-    """(milliseconds for all, of each or None). numpy's datetime64 are converted; 0 and None = now, as in confluent_kafka."""
+    """(milliseconds for all, of each or None). numpy's datetime64 are converted; 0 and None = now,
+    as in confluent_kafka.
+    """
     if timestamps is None:
         return now_ms, None
     if isinstance(timestamps, (int, np.integer)):
@@ -238,12 +257,23 @@ def largest_pair(values: Column, keys: Column | None) -> int:
         return 0
     if keys is None:
         return values.largest()
-    sizes = [np.full(values.count, column.fixed_bytes, np.int64) if column.sizes is None else np.maximum(column.sizes, 0).astype(np.int64) for column in (values, keys)]
+    sizes = [
+        (
+            np.full(values.count, column.fixed_bytes, np.int64)
+            if column.sizes is None
+            else np.maximum(column.sizes, 0).astype(np.int64)
+        )
+        for column in (values, keys)
+    ]
     return int((sizes[0] + sizes[1]).max())
 
 
-def records(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any) -> list[tuple[Any, Any, int, int, Any]]:
-    """Record by record: (value, key, partition, timestamp or 0, headers or None), checked as the columns are."""
+def records(
+    values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any
+) -> list[tuple[Any, Any, int, int, Any]]:
+    """Record by record: (value, key, partition, timestamp or 0, headers or None), checked as the
+    columns are.
+    """
     packed = pack(values, "values")
     count = packed.count
     key_items = [None] * count if keys is None else pack_keys(keys, count).items()
@@ -271,7 +301,9 @@ def checked_partition(partition: Any, count: int) -> int:
 
 
 def one(value: Any, place: int) -> bytes | None:
-    """One value or key, argument `place` of produce(), as bytes. Raises TypeError as confluent_kafka does, but takes bytearray and memoryview, too."""
+    """One value or key, argument `place` of produce(), as bytes. Raises TypeError as
+    confluent_kafka does, but takes bytearray and memoryview, too.
+    """
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):

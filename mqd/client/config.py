@@ -1,8 +1,12 @@
-"""Configuration: confluent_kafka's dictionaries and librdkafka's keys, and what this package adds to them.
+"""Configuration: confluent_kafka's dictionaries and librdkafka's keys, and what this package adds
+to them.
 
-1. What librdkafka knows is judged by librdkafka: unknown keys, ranges and contradictions raise the KafkaException that confluent_kafka raises, whatever the transport.
-2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there and do nothing.
-3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, and a callable as partitioner. They never reach librdkafka.
+1. What librdkafka knows is judged by librdkafka: unknown keys, ranges and contradictions raise the
+   KafkaException that confluent_kafka raises, whatever the transport.
+2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there
+   and do nothing.
+3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, and a callable as
+   partitioner. They never reach librdkafka.
 
 `choose_transport` says which way a client goes, and why, in words.
 """
@@ -23,20 +27,53 @@ log = logging.getLogger("mqd.client")
 TRANSPORTS = ("auto", "shm", "tcp")
 _OWN = {"transport": "auto", "mqd.socket.path": None, "mqd.buffer.bytes": 0, "mqd.spin.us": 20}
 _ALIASES = {
-    "request.required.acks": "acks", "message.timeout.ms": "delivery.timeout.ms", "queue.buffering.max.ms": "linger.ms", "message.send.max.retries": "retries",
-    "compression.codec": "compression.type", "max.in.flight": "max.in.flight.requests.per.connection", "metadata.broker.list": "bootstrap.servers",
-    "dr_cb": "on_delivery", "dr_msg_cb": "on_delivery",
-}  # fmt: skip
+    "request.required.acks": "acks",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms",
+    "message.send.max.retries": "retries",
+    "compression.codec": "compression.type",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "metadata.broker.list": "bootstrap.servers",
+    "dr_cb": "on_delivery",
+    "dr_msg_cb": "on_delivery",
+}
 # librdkafka's defaults of the keys that are used on shared memory
 _PRODUCER_DEFAULTS: dict[str, Any] = {
-    "bootstrap.servers": "", "client.id": "mqd", "acks": -1, "request.timeout.ms": 30_000, "delivery.timeout.ms": 300_000, "enable.idempotence": False,
-    "enable.gapless.guarantee": False, "transactional.id": None, "transaction.timeout.ms": 60_000, "queue.buffering.max.messages": 100_000,
-    "queue.buffering.max.kbytes": 1_048_576, "linger.ms": 5.0, "retries": 2_147_483_647, "retry.backoff.ms": 100, "retry.backoff.max.ms": 1000,
-    "compression.type": "none", "compression.level": -1, "batch.num.messages": 10_000, "batch.size": 1_000_000, "message.max.bytes": 1_000_000,
-    "max.in.flight.requests.per.connection": 1_000_000, "partitioner": "consistent_random", "sticky.partitioning.linger.ms": 10, "statistics.interval.ms": 0,
-    "delivery.report.only.error": False, "topic.metadata.refresh.interval.ms": 300_000, "topic.metadata.propagation.max.ms": 30_000, "socket.timeout.ms": 60_000,
-    "allow.auto.create.topics": True, "security.protocol": "plaintext", "error_cb": None, "stats_cb": None, "on_delivery": None, "logger": None,
-}  # fmt: skip
+    "bootstrap.servers": "",
+    "client.id": "mqd",
+    "acks": -1,
+    "request.timeout.ms": 30_000,
+    "delivery.timeout.ms": 300_000,
+    "enable.idempotence": False,
+    "enable.gapless.guarantee": False,
+    "transactional.id": None,
+    "transaction.timeout.ms": 60_000,
+    "queue.buffering.max.messages": 100_000,
+    "queue.buffering.max.kbytes": 1_048_576,
+    "linger.ms": 5.0,
+    "retries": 2_147_483_647,
+    "retry.backoff.ms": 100,
+    "retry.backoff.max.ms": 1000,
+    "compression.type": "none",
+    "compression.level": -1,
+    "batch.num.messages": 10_000,
+    "batch.size": 1_000_000,
+    "message.max.bytes": 1_000_000,
+    "max.in.flight.requests.per.connection": 1_000_000,
+    "partitioner": "consistent_random",
+    "sticky.partitioning.linger.ms": 10,
+    "statistics.interval.ms": 0,
+    "delivery.report.only.error": False,
+    "topic.metadata.refresh.interval.ms": 300_000,
+    "topic.metadata.propagation.max.ms": 30_000,
+    "socket.timeout.ms": 60_000,
+    "allow.auto.create.topics": True,
+    "security.protocol": "plaintext",
+    "error_cb": None,
+    "stats_cb": None,
+    "on_delivery": None,
+    "logger": None,
+}
 _WORDS = {"acks": {"all": -1}}
 _TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}
 IDEMPOTENT_IN_FLIGHT_MAX = 5
@@ -45,7 +82,9 @@ Kind = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
 
 
 class Settings(NamedTuple):
-    """`own`: this package's keys; `rdkafka`: what librdkafka is given, as the user wrote it; `logger` or None."""
+    """`own`: this package's keys; `rdkafka`: what librdkafka is given, as the user wrote it;
+    `logger` or None.
+    """
 
     own: dict[str, Any]
     rdkafka: dict[str, Any]
@@ -54,7 +93,9 @@ class Settings(NamedTuple):
 
 
 def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Settings:
-    """Takes a client's arguments apart. Raises KafkaException (_INVALID_ARG) for a wrong value of an added key, TypeError when it is no dictionary."""
+    """Takes a client's arguments apart. Raises KafkaException (_INVALID_ARG) for a wrong value of
+    an added key, TypeError when it is no dictionary.
+    """
     if config is None and not more:
         raise TypeError("expected configuration dict")
     if config is not None and not isinstance(config, Mapping):
@@ -66,7 +107,10 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
         if isinstance(key, str) and key.startswith("mqd."):
             raise failure(KafkaError._INVALID_ARG, f'No such configuration property: "{key}"')
     if own["transport"] not in TRANSPORTS:
-        raise failure(KafkaError._INVALID_ARG, f'Invalid value "{own["transport"]}" for configuration property "transport": auto, shm or tcp')
+        raise failure(
+            KafkaError._INVALID_ARG,
+            f'Invalid value "{own["transport"]}" for configuration property "transport": auto, shm or tcp',
+        )
     for key in ("mqd.buffer.bytes", "mqd.spin.us"):
         own[key] = _number(key, own[key], int)
     partitioner = given.pop("partitioner") if callable(given.get("partitioner")) else None
@@ -74,14 +118,22 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
 
 
 def check(settings: Settings, kind: Kind) -> None:
-    """Raises what confluent_kafka raises for this configuration. Costs about 2 ms: librdkafka makes a client that talks to nobody."""
-    given = {key: value for key, value in settings.rdkafka.items() if key not in ("bootstrap.servers", "metadata.broker.list")}
+    """Raises what confluent_kafka raises for this configuration. Costs about 2 ms: librdkafka makes
+    a client that talks to nobody.
+    """
+    given = {
+        key: value
+        for key, value in settings.rdkafka.items()
+        if key not in ("bootstrap.servers", "metadata.broker.list")
+    }
     probe = kind({**given, "log_level": 0})
     del probe
 
 
 class ProducerConfig:
-    """The values of librdkafka's keys that a producer on shared memory uses, in their types. `config["linger.ms"]`."""
+    """The values of librdkafka's keys that a producer on shared memory uses, in their types.
+    `config["linger.ms"]`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         given: dict[str, Any] = {}
@@ -95,7 +147,9 @@ class ProducerConfig:
             values["enable.idempotence"] = True
         if values["enable.idempotence"]:
             values["acks"] = -1
-            values["max.in.flight.requests.per.connection"] = min(values["max.in.flight.requests.per.connection"], IDEMPOTENT_IN_FLIGHT_MAX)
+            values["max.in.flight.requests.per.connection"] = min(
+                values["max.in.flight.requests.per.connection"], IDEMPOTENT_IN_FLIGHT_MAX
+            )
         if values["transactional.id"] and "delivery.timeout.ms" not in given:
             values["delivery.timeout.ms"] = min(values["delivery.timeout.ms"], values["transaction.timeout.ms"])
 
@@ -112,7 +166,11 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return _boolean(key, value)
     if isinstance(default, (int, float)):
         return _number(key, value, type(default))
-    return value.lower() if key in ("compression.type", "security.protocol", "partitioner") and isinstance(value, str) else value
+    return (
+        value.lower()
+        if key in ("compression.type", "security.protocol", "partitioner") and isinstance(value, str)
+        else value
+    )
 
 
 def _boolean(key: str, value: Any) -> bool:
@@ -129,11 +187,13 @@ def _number(key: str, value: Any, kind: type) -> Any:
         raise failure(KafkaError._INVALID_ARG, f'Invalid value for configuration property "{key}"') from None
 
 
-# -- the transport -------------------------------------------------------------------------------------------------------------
+# -- the transport ---------------------------------------------------------------------------------
 
 
 class Choice(NamedTuple):
-    """`transport` shm or tcp; `socket_path` for shm; `reason` in words, for the log and for whoever asks."""
+    """`transport` shm or tcp; `socket_path` for shm; `reason` in words, for the log and for whoever
+    asks.
+    """
 
     transport: str
     socket_path: str | None
@@ -141,14 +201,21 @@ class Choice(NamedTuple):
 
 
 def choose_transport(settings: Settings) -> Choice:
-    """Which way this client goes, before anything has been tried. Raises KafkaException when transport=shm cannot be."""
+    """Which way this client goes, before anything has been tried. Raises KafkaException when
+    transport=shm cannot be.
+    """
     wanted = settings.own["transport"]
     if wanted == "tcp":
         return Choice("tcp", None, "transport=tcp")
     servers = str(settings.rdkafka.get("bootstrap.servers") or settings.rdkafka.get("metadata.broker.list") or "")
     protocol = str(settings.rdkafka.get("security.protocol") or "plaintext").lower()
     if wanted == "auto" and protocol != "plaintext":
-        return Choice("tcp", None, f"security.protocol={protocol} asks for a connection with an identity of its own; transport=shm would use the process's user")
+        return Choice(
+            "tcp",
+            None,
+            f"security.protocol={protocol} asks for a connection with an identity of its own; transport=shm would use"
+            " the process's user",
+        )
     found = rendezvous.find(servers, settings.own["mqd.socket.path"])
     if found.path is not None:
         return Choice("shm", found.path, found.reason)

@@ -17,27 +17,35 @@ _log = logging.getLogger("mqd.client")
 class Consumer:
     """Consumer with confluent_kafka.Consumer's methods.
 
-        consumer = Consumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app", "auto.offset.reset": "earliest"})
-        consumer.subscribe(["events"])
-        while (message := consumer.poll(1.0)) is not None:
+        consumer = Consumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app",
+        "auto.offset.reset": "earliest"}) consumer.subscribe(["events"]) while (message :=
+        consumer.poll(1.0)) is not None:
             if message.error() is None:
                 handle(message.key(), message.value())
         consumer.close()
 
     `config`: librdkafka's keys; unknown ones raise KafkaException. Added keys:
 
-        transport           auto (default): shared memory if the broker is this host's and this process may attach, else TCP. shm: or an error. tcp: never shared memory.
-        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by bootstrap.servers. The environment's MQD_SOCKET does the same.
+        transport           auto (default): shared memory if the broker is this host's and this
+                            process may attach, else TCP. shm: or an error. tcp: never shared
+                            memory.
+        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
+                            bootstrap.servers. The environment's MQD_SOCKET does the same.
         mqd.spin.us         how long a wait spins before it sleeps; 20
 
-    `transport` and `transport_reason` say which way was taken and why; the log (logger "mqd.client") too. What is other than in librdkafka: docs/client.md.
+    `transport` and `transport_reason` say which way was taken and why; the log (logger
+    "mqd.client") too. What is other than in librdkafka: docs/client.md.
 
-    One thread at a time; memberid() and consumer_group_metadata() any. In a child of fork() every call raises KafkaException: make a new consumer there. Usable as a context
-    manager, which closes it. Every method raises RuntimeError when the consumer is closed, and KafkaException where confluent_kafka does.
+    One thread at a time; memberid() and consumer_group_metadata() any. In a child of fork() every
+    call raises KafkaException: make a new consumer there. Usable as a context manager, which closes
+    it. Every method raises RuntimeError when the consumer is closed, and KafkaException where
+    confluent_kafka does.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        settings = configuration.read(config, {name.replace("_", "."): value for name, value in more.items()} if config is None else more)
+        settings = configuration.read(
+            config, {name.replace("_", "."): value for name, value in more.items()} if config is None else more
+        )
         self._implementation = _make(self, settings)
         self.transport_reason: str = self._implementation.reason
         kind = type(self)
@@ -47,15 +55,17 @@ class Consumer:
 
     @property
     def transport(self) -> str:
-        """"shm" or "tcp"."""
+        """ "shm" or "tcp"."""
         return self._implementation.transport
 
-    # -- records ----------------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next record, or an event (its error() is not None), or None when `timeout` seconds passed without one (None, below 0: waits without end).
+        """The next record, or an event (its error() is not None), or None when `timeout` seconds
+        passed without one (None, below 0: waits without end).
 
-        Calls the callbacks of subscribe() and on_commit. An application that does not poll for max.poll.interval.ms loses its partitions.
+        Calls the callbacks of subscribe() and on_commit. An application that does not poll for
+        max.poll.interval.ms loses its partitions.
         """
         return self._implementation.poll(timeout)
 
@@ -64,21 +74,27 @@ class Consumer:
         return self._implementation.consume(num_messages, timeout)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """The next records of one partition as columns (mqd.client.shm.reading.RecordBatch), as soon as there is one; None when `timeout` seconds passed without.
+        """The next records of one partition as columns (mqd.client.shm.reading.RecordBatch), as
+        soon as there is one; None when `timeout` seconds passed without.
 
-        On shared memory its columns are views of the mapped log: nothing is copied, and they are good as long as the batch, or an array made of it, lives. Uncommitted and aborted
-        records are left out as by poll(). Raises KafkaException for an error of a partition or of the group, each once.
+        On shared memory its columns are views of the mapped log: nothing is copied, and they are
+        good as long as the batch, or an array made of it, lives. Uncommitted and aborted records
+        are left out as by poll(). Raises KafkaException for an error of a partition or of the
+        group, each once.
         """
         return self._implementation.consume_batch(max_records, timeout)
 
-    # -- the group --------------------------------------------------------------------------------------------------------------
+    # -- the group ---------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        """Joins the group for these topics; replaces what was subscribed to. A name that begins with ^ is a regular expression (RE2).
+        """Joins the group for these topics; replaces what was subscribed to. A name that begins
+        with ^ is a regular expression (RE2).
 
-        on_assign, on_revoke, on_lost(consumer, list of TopicPartition): called from poll(), consume(), unsubscribe() and close(). on_assign may call assign() (with
-        group.protocol=consumer or cooperative-sticky incremental_assign()) to begin elsewhere; if it does not, its partitions are assigned from the committed offsets.
-        Without on_lost, on_revoke is called for partitions that are lost.
+        on_assign, on_revoke, on_lost(consumer, list of TopicPartition): called from poll(),
+        consume(), unsubscribe() and close(). on_assign may call assign() (with
+        group.protocol=consumer or cooperative-sticky incremental_assign()) to begin elsewhere; if
+        it does not, its partitions are assigned from the committed offsets. Without on_lost,
+        on_revoke is called for partitions that are lost.
         """
         self._implementation.subscribe(topics, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
@@ -98,10 +114,12 @@ class Consumer:
         """For Producer.send_offsets_to_transaction(), whichever way that producer goes."""
         return self._implementation.consumer_group_metadata()
 
-    # -- the assignment ---------------------------------------------------------------------------------------------------------
+    # -- the assignment ----------------------------------------------------------------------------
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Reads exactly these partitions, each from its offset: absolute, OFFSET_BEGINNING, OFFSET_END, or (OFFSET_STORED, OFFSET_INVALID) the committed one."""
+        """Reads exactly these partitions, each from its offset: absolute, OFFSET_BEGINNING,
+        OFFSET_END, or (OFFSET_STORED, OFFSET_INVALID) the committed one.
+        """
         self._implementation.assign(partitions)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
@@ -121,11 +139,15 @@ class Consumer:
         return self._implementation.assignment()
 
     def seek(self, partition: TopicPartition) -> None:
-        """The next record of this assigned partition is the one at partition.offset (absolute or logical)."""
+        """The next record of this assigned partition is the one at partition.offset (absolute or
+        logical).
+        """
         self._implementation.seek(partition)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """No records of these partitions until resume(); also what was read ahead is not handed out."""
+        """No records of these partitions until resume(); also what was read ahead is not handed
+        out.
+        """
         self._implementation.pause(partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
@@ -136,12 +158,20 @@ class Consumer:
         """Offset behind the last record that was handed out; OFFSET_INVALID: none was."""
         return self._implementation.position(partitions)
 
-    # -- commits ----------------------------------------------------------------------------------------------------------------
+    # -- commits -----------------------------------------------------------------------------------
 
-    def commit(self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True) -> list[TopicPartition] | None:
-        """Commits the offset behind `message`, or `offsets`, or everything stored. Asynchronous: on_commit is told, from poll(). Else returns what was committed, each with
-        its error or None; raises KafkaException when one of them could not be."""
-        return self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous) if message is None or offsets is None else _both()
+    def commit(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
+    ) -> list[TopicPartition] | None:
+        """Commits the offset behind `message`, or `offsets`, or everything stored. Asynchronous:
+        on_commit is told, from poll(). Else returns what was committed, each with its error or
+        None; raises KafkaException when one of them could not be.
+        """
+        return (
+            self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous)
+            if message is None or offsets is None
+            else _both()
+        )
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """What the next commit says; with enable.auto.offset.store=false."""
@@ -154,35 +184,57 @@ class Consumer:
 
     def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
         """The group's committed offsets; OFFSET_INVALID: none."""
-        return self._implementation.committed(partitions, timeout) if timeout is not None else self._implementation.committed(partitions)
+        return (
+            self._implementation.committed(partitions, timeout)
+            if timeout is not None
+            else self._implementation.committed(partitions)
+        )
 
-    # -- asking the broker ------------------------------------------------------------------------------------------------------
+    # -- asking the broker -------------------------------------------------------------------------
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """confluent_kafka.admin.ClusterMetadata of one topic or of all."""
-        return self._implementation.list_topics(topic, timeout) if topic is not None else self._implementation.list_topics(timeout=timeout)
+        return (
+            self._implementation.list_topics(topic, timeout)
+            if topic is not None
+            else self._implementation.list_topics(timeout=timeout)
+        )
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float | None = None, cached: bool = False) -> tuple[int, int] | None:
-        """(log start offset, high watermark; the last stable offset with isolation.level=read_committed). cached: as last seen, without asking."""
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
+    ) -> tuple[int, int] | None:
+        """(log start offset, high watermark; the last stable offset with
+        isolation.level=read_committed). cached: as last seen, without asking.
+        """
         more = {"timeout": timeout} if timeout is not None else {}
         return self._implementation.get_watermark_offsets(partition, cached=cached, **more)
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
-        """The offset of the first record not older than partition.offset milliseconds since the epoch; OFFSET_END: there is none."""
-        return self._implementation.offsets_for_times(partitions, timeout) if timeout is not None else self._implementation.offsets_for_times(partitions)
+        """The offset of the first record not older than partition.offset milliseconds since the
+        epoch; OFFSET_END: there is none.
+        """
+        return (
+            self._implementation.offsets_for_times(partitions, timeout)
+            if timeout is not None
+            else self._implementation.offsets_for_times(partitions)
+        )
 
     def cluster_id(self, timeout: float = -1) -> str | None:
         """The cluster's id."""
         return self._implementation.cluster_id(timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """For the next connection over TCP; nothing on shared memory, where a client is its process's user."""
+        """For the next connection over TCP; nothing on shared memory, where a client is its
+        process's user.
+        """
         self._implementation.set_sasl_credentials(username, password)
 
-    # -- life -------------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Commits (enable.auto.commit), gives everything back, leaves the group. A static member (group.instance.id) keeps its place for the session time-out."""
+        """Commits (enable.auto.commit), gives everything back, leaves the group. A static member
+        (group.instance.id) keeps its place for the session time-out.
+        """
         self._implementation.close()
 
     def __enter__(self) -> Consumer:
@@ -211,14 +263,22 @@ def _make(owner: Consumer, settings: configuration.Settings) -> Any:
     return TcpConsumer(owner, settings, choice.reason)
 
 
-def _try_shared_memory(owner: Consumer, settings: configuration.Settings, choice: configuration.Choice) -> tuple[Any, configuration.Choice]:
+def _try_shared_memory(
+    owner: Consumer, settings: configuration.Settings, choice: configuration.Choice
+) -> tuple[Any, configuration.Choice]:
     from mqd.client.shm.consumer import open_consumer
 
     try:
         made = open_consumer(owner, settings, choice)
     except (KafkaException, OSError) as error:
-        if settings.own["transport"] == "shm" or (isinstance(error, KafkaException) and error.args[0].code() == confluent_kafka.KafkaError._INVALID_ARG):
+        if settings.own["transport"] == "shm" or (
+            isinstance(error, KafkaException) and error.args[0].code() == confluent_kafka.KafkaError._INVALID_ARG
+        ):
             raise
-        return None, configuration.Choice("tcp", None, f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}")
+        return None, configuration.Choice(
+            "tcp",
+            None,
+            f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}",
+        )
     _log.info("consumer goes through shared memory: %s", choice.reason)
     return made, choice

@@ -1,8 +1,12 @@
-"""What a client hands to its user: Message, with confluent_kafka's method names, and the things that are confluent_kafka's own.
+"""What a client hands to its user: Message, with confluent_kafka's method names, and the things
+that are confluent_kafka's own.
 
-1. `Message` is a confluent_kafka.Message (isinstance holds), but every method is ours: nothing of the C object under it is used.
-2. KafkaError, KafkaException and TopicPartition are confluent_kafka's classes, not copies: `except KafkaException` catches the errors of both transports.
-3. The group metadata of a consumer is confluent_kafka's serialized form, so a consumer of one transport serves a transactional producer of the other.
+1. `Message` is a confluent_kafka.Message (isinstance holds), but every method is ours: nothing of
+   the C object under it is used.
+2. KafkaError, KafkaException and TopicPartition are confluent_kafka's classes, not copies:
+   `except KafkaException` catches the errors of both transports.
+3. The group metadata of a consumer is confluent_kafka's serialized form, so a consumer of one
+   transport serves a transactional producer of the other.
 """
 
 from __future__ import annotations
@@ -27,24 +31,61 @@ from confluent_kafka import (
 from mqd.protocol.errors import ERRORS
 
 __all__ = [
-    "OFFSET_BEGINNING", "OFFSET_END", "OFFSET_INVALID", "OFFSET_STORED", "TIMESTAMP_CREATE_TIME", "TIMESTAMP_LOG_APPEND_TIME", "TIMESTAMP_NOT_AVAILABLE",
-    "BatchDelivery", "GroupMetadata", "KafkaError", "KafkaException", "Message", "TopicPartition", "broker_error", "failure", "local_error",
-]  # fmt: skip
+    "OFFSET_BEGINNING",
+    "OFFSET_END",
+    "OFFSET_INVALID",
+    "OFFSET_STORED",
+    "TIMESTAMP_CREATE_TIME",
+    "TIMESTAMP_LOG_APPEND_TIME",
+    "TIMESTAMP_NOT_AVAILABLE",
+    "BatchDelivery",
+    "GroupMetadata",
+    "KafkaError",
+    "KafkaException",
+    "Message",
+    "TopicPartition",
+    "broker_error",
+    "failure",
+    "local_error",
+]
 
 _NO_TIMESTAMP = (TIMESTAMP_NOT_AVAILABLE, 0)
 
 
 class Message(confluent_kafka.Message):
-    """One record, or an error event when error() is not None. The methods are confluent_kafka.Message's.
+    """One record, or an error event when error() is not None. The methods are
+    confluent_kafka.Message's.
 
-    `headers` may be given as the bytes of a record's header section (count varint first): they are decoded when they are asked for.
+    `headers` may be given as the bytes of a record's header section (count varint first): they are
+    decoded when they are asked for.
     """
 
-    __slots__ = ("_error", "_headers", "_key", "_latency", "_leader_epoch", "_offset", "_partition", "_timestamp", "_topic", "_value")
+    __slots__ = (
+        "_error",
+        "_headers",
+        "_key",
+        "_latency",
+        "_leader_epoch",
+        "_offset",
+        "_partition",
+        "_timestamp",
+        "_topic",
+        "_value",
+    )
 
     def __init__(
-        self, topic=None, partition=None, offset=None, key=None, value=None, headers=None, error=None, timestamp=_NO_TIMESTAMP, latency=None, leader_epoch=None
-    ) -> None:  # fmt: skip
+        self,
+        topic=None,
+        partition=None,
+        offset=None,
+        key=None,
+        value=None,
+        headers=None,
+        error=None,
+        timestamp=_NO_TIMESTAMP,
+        latency=None,
+        leader_epoch=None,
+    ) -> None:
         self._topic = topic
         self._partition = partition
         self._offset = offset
@@ -87,7 +128,9 @@ class Message(confluent_kafka.Message):
         return self._error
 
     def timestamp(self) -> tuple[int, int]:
-        """(TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE; milliseconds since the epoch)."""
+        """(TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE;
+        milliseconds since the epoch).
+        """
         return self._timestamp
 
     def latency(self) -> float | None:
@@ -114,7 +157,18 @@ class Message(confluent_kafka.Message):
         self._error = value
 
     def _fields(self) -> tuple:
-        return (self._topic, self._partition, self._offset, self._key, self._value, self.headers(), self._error, self._timestamp, self._latency, self._leader_epoch)
+        return (
+            self._topic,
+            self._partition,
+            self._offset,
+            self._key,
+            self._value,
+            self.headers(),
+            self._error,
+            self._timestamp,
+            self._latency,
+            self._leader_epoch,
+        )
 
     def __eq__(self, other: object) -> bool:
         return self._fields() == other._fields() if isinstance(other, Message) else NotImplemented
@@ -143,10 +197,12 @@ class Message(confluent_kafka.Message):
 
 
 class BatchDelivery(NamedTuple):
-    """What a callback of produce_batch gets: one record batch of the call, all of whose records share a fate.
+    """What a callback of produce_batch gets: one record batch of the call, all of whose records
+    share a fate.
 
-    `indices` are the places of its records in what the call was given, in the order of their offsets: the i-th has offset base_offset + i. base_offset is None when
-    it is not known (acks=0, an error).
+    `indices` are the places of its records in what the call was given, in the order of their
+    offsets: the i-th has offset base_offset + i. base_offset is None when it is not known (acks=0,
+    an error).
     """
 
     topic: str
@@ -173,7 +229,15 @@ class GroupMetadata(NamedTuple):
     def to_bytes(self) -> bytes:
         """librdkafka's serialized form: what confluent_kafka's consumer_group_metadata() gives."""
         instance = b"\1" if self.group_instance_id is None else b"\0" + self.group_instance_id.encode() + b"\0"
-        return self._MAGIC + struct.pack("=i", self.generation_id) + self.group_id.encode() + b"\0" + self.member_id.encode() + b"\0" + instance
+        return (
+            self._MAGIC
+            + struct.pack("=i", self.generation_id)
+            + self.group_id.encode()
+            + b"\0"
+            + self.member_id.encode()
+            + b"\0"
+            + instance
+        )
 
     @classmethod
     def read(cls, given: object) -> GroupMetadata:
@@ -189,19 +253,27 @@ class GroupMetadata(NamedTuple):
             instance = None if rest == b"\1" else rest.removeprefix(b"\0").removesuffix(b"\0").decode()
             return cls(group_id.decode(), generation_id, member_id.decode(), instance)
         except (ValueError, struct.error):
-            raise failure(KafkaError._INVALID_ARG, "group_metadata must be what consumer.consumer_group_metadata() gives") from None
+            raise failure(
+                KafkaError._INVALID_ARG, "group_metadata must be what consumer.consumer_group_metadata() gives"
+            ) from None
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
-def local_error(code: int, reason: str | None = None, *, fatal: bool = False, retriable: bool = False, abort: bool = False) -> KafkaError:
-    """A KafkaError with librdkafka's flags: fatal (the client is finished), retriable, abort (the transaction must be aborted, then it goes on)."""
+def local_error(
+    code: int, reason: str | None = None, *, fatal: bool = False, retriable: bool = False, abort: bool = False
+) -> KafkaError:
+    """A KafkaError with librdkafka's flags: fatal (the client is finished), retriable, abort (the
+    transaction must be aborted, then it goes on).
+    """
     return KafkaError(code, reason, fatal, retriable, abort)
 
 
 def broker_error(code: int, doing: str = "", **flags: bool) -> KafkaError:
-    """A KafkaError for an error code in a response; retriable as the protocol's table says unless told."""
+    """A KafkaError for an error code in a response; retriable as the protocol's table says unless
+    told.
+    """
     row = ERRORS.get(code)
     flags.setdefault("retriable", row is not None and row.retriable)
     text = f"Broker: {row.message if row else f'error {code}'}"
@@ -213,7 +285,7 @@ def failure(code: int, reason: str | None = None, **flags: bool) -> KafkaExcepti
     return KafkaException(local_error(code, reason, **flags))
 
 
-# -- headers -----------------------------------------------------------------------------------------------------------------
+# -- headers ---------------------------------------------------------------------------------------
 
 
 def _varint(data, position: int) -> tuple[int, int]:
@@ -230,7 +302,9 @@ def _varint(data, position: int) -> tuple[int, int]:
 
 
 def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
-    """A record's header section, from its count on. The bytes are another producer's: raises ValueError for what is no such section."""
+    """A record's header section, from its count on. The bytes are another producer's: raises
+    ValueError for what is no such section.
+    """
     try:
         count, position = _varint(data, 0)
         if not 0 <= count <= len(data):
@@ -260,7 +334,9 @@ def _append_varint(out: bytearray, value: int) -> None:
 
 
 def encode_headers(headers: object) -> bytes:
-    """A dict or a list of (str, bytes | str | None) as a record's header section. Raises TypeError as confluent_kafka does."""
+    """A dict or a list of (str, bytes | str | None) as a record's header section. Raises TypeError
+    as confluent_kafka does.
+    """
     if isinstance(headers, dict):
         headers = list(headers.items())
     if not isinstance(headers, list):

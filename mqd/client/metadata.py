@@ -1,4 +1,5 @@
-"""What the broker says about topics, remembered: asked once for many who want it, and again when it is old.
+"""What the broker says about topics, remembered: asked once for many who want it, and again when it
+is old.
 
 1. One request is under way at a time; what is wanted meanwhile joins the next one.
 2. `version` changes with every answer; whoever waits looks again.
@@ -37,10 +38,12 @@ class MetadataCache:
         self._under_way = False
         self._refresh_at = _NEVER
 
-    # -- asking ---------------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def refresh(self, topics: Iterable[str] | None = (), allow_auto_create: bool = False) -> None:
-        """Asks soon, without waiting: for `topics` by name, None = for all, () = for those known. `version` will change."""
+        """Asks soon, without waiting: for `topics` by name, None = for all, () = for those known.
+        `version` will change.
+        """
         if topics is None:
             self._all_wanted = True
         else:
@@ -49,7 +52,9 @@ class MetadataCache:
         self._ask()
 
     def learn(self, response: Any) -> None:
-        """The answer to a question of somebody else's about some topics. Raises KafkaException: it is not sound."""
+        """The answer to a question of somebody else's about some topics. Raises KafkaException: it
+        is not sound.
+        """
         cluster, topics = requests.read_metadata(response)
         self._take([topic.name for topic in topics], cluster, topics)
         self.version += 1
@@ -61,7 +66,9 @@ class MetadataCache:
             self.refresh()
 
     def find(self, name: str, timeout: float, allow_auto_create: bool = False) -> TopicInfo:
-        """The topic, asked for until it is there. Raises KafkaException: the topic's error, _TIMED_OUT, _TRANSPORT."""
+        """The topic, asked for until it is there. Raises KafkaException: the topic's error,
+        _TIMED_OUT, _TRANSPORT.
+        """
         with self._attachment.lock:
             known = self.topics.get(name)
             if known is not None and not known.error:
@@ -79,22 +86,33 @@ class MetadataCache:
         while not self._attachment.wait_for(look, min(_RETRY_S, max(deadline - time.monotonic(), 0))):
             if time.monotonic() >= deadline:
                 info = self.topics.get(name)
-                raise KafkaException(broker_error(info.error, f"topic {name}") if info is not None and info.error else self.error or local_error(KafkaError._TIMED_OUT))
+                raise KafkaException(
+                    broker_error(info.error, f"topic {name}")
+                    if info is not None and info.error
+                    else self.error or local_error(KafkaError._TIMED_OUT)
+                )
             with self._attachment.lock:
                 self.refresh([name], allow_auto_create)
         return found[-1]
 
     def list_topics(self, topic: str | None, timeout: float, allow_auto_create: bool = False) -> Any:
-        """confluent_kafka's ClusterMetadata, asked for now. Raises KafkaException; TypeError when `topic` is no name."""
+        """confluent_kafka's ClusterMetadata, asked for now. Raises KafkaException; TypeError when
+        `topic` is no name.
+        """
         if topic is not None and not isinstance(topic, str):
             raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
         attachment = self._attachment
         version = attachment.api.pick(requests.METADATA)
-        response = attachment.request(requests.METADATA, version, requests.metadata(None if topic is None else [topic], allow_auto_create), timeout)
+        response = attachment.request(
+            requests.METADATA,
+            version,
+            requests.metadata(None if topic is None else [topic], allow_auto_create),
+            timeout,
+        )
         cluster, topics = requests.read_metadata(response)
         return cluster_metadata(cluster, topics)
 
-    # -- the driver's turn --------------------------------------------------------------------------------------------------------
+    # -- the driver's turn -------------------------------------------------------------------------
 
     def on_turn(self, now: float) -> float:
         if now >= self._refresh_at:
@@ -103,14 +121,24 @@ class MetadataCache:
         return self._refresh_at
 
     def _ask(self) -> None:
-        if self._under_way or not (self._wanted or self._all_wanted) or not self._attachment.api.versions or self._attachment.fatal is not None:
+        if (
+            self._under_way
+            or not (self._wanted or self._all_wanted)
+            or not self._attachment.api.versions
+            or self._attachment.fatal is not None
+        ):
             return
         creating = any(self._wanted.values()) and not self._all_wanted
         names = None if self._all_wanted else sorted(self._wanted)
         self._wanted, self._all_wanted = {}, False
         self._under_way = True
         version = self._attachment.api.pick(requests.METADATA)
-        self._attachment.send(requests.METADATA, version, requests.metadata(names, creating), lambda response, error: self._on_response(names, response, error))
+        self._attachment.send(
+            requests.METADATA,
+            version,
+            requests.metadata(names, creating),
+            lambda response, error: self._on_response(names, response, error),
+        )
 
     def _on_response(self, names: list[str] | None, response: Any, error: KafkaError | None) -> None:
         self._under_way = False

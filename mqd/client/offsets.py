@@ -1,6 +1,9 @@
-"""Committed offsets and offsets by time, without I/O: requests made of TopicPartitions, and what their responses say. Errors become KafkaErrors on the TopicPartition they are of.
+"""Committed offsets and offsets by time, without I/O: requests made of TopicPartitions, and what
+their responses say. Errors become KafkaErrors on the TopicPartition they are of.
 
-Versions: OffsetFetch up to 9, the last one that names topics by name; OffsetCommit 10 where all topics' ids are known: the broker refuses those that are gone, whatever has their names by now. Else 9.
+Versions: OffsetFetch up to 9, the last one that names topics by name; OffsetCommit 10 where all
+topics' ids are known: the broker refuses those that are gone, whatever has their names by now.
+Else 9.
 """
 
 from __future__ import annotations
@@ -11,13 +14,21 @@ from typing import Any, NamedTuple
 from mqd.client.messages import OFFSET_INVALID, KafkaError, TopicPartition, broker_error, local_error
 from mqd.client.requests import NO_TOPIC_ID, TopicInfo
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import FetchRequest, FetchResponse, ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
+from mqd.protocol.messages import (
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
 
 COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
 # What a commit is worth trying again after, and what of a member's standing must be mended first
-COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
+COORDINATOR_AWAY = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+)
 STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.REBALANCE_IN_PROGRESS})
 
 Key = tuple[str, int]
@@ -39,7 +50,9 @@ def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
     return found
 
 
-def commit_request(group_id: str, member_id: str, generation: int, instance_id: str | None, offsets: dict[Key, Committed]) -> OffsetCommitRequest:
+def commit_request(
+    group_id: str, member_id: str, generation: int, instance_id: str | None, offsets: dict[Key, Committed]
+) -> OffsetCommitRequest:
     """`generation` -1: not as a member. Names and ids: the version decides which of them are sent."""
     Topic, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
     topics: dict[tuple[str, bytes], OffsetCommitRequest.Topic] = {}
@@ -47,34 +60,63 @@ def commit_request(group_id: str, member_id: str, generation: int, instance_id: 
         topic = topics.get((name, one.topic_id))
         if topic is None:
             topic = topics[name, one.topic_id] = Topic(name=name, topic_id=one.topic_id)
-        topic.partitions.append(Partition(partition_index=index, committed_offset=one.offset, committed_leader_epoch=one.leader_epoch, committed_metadata=one.metadata))
+        topic.partitions.append(
+            Partition(
+                partition_index=index,
+                committed_offset=one.offset,
+                committed_leader_epoch=one.leader_epoch,
+                committed_metadata=one.metadata,
+            )
+        )
     member = member_id if generation >= 0 else ""
     return OffsetCommitRequest(
-        group_id=group_id, generation_id_or_member_epoch=generation, member_id=member, group_instance_id=instance_id if generation >= 0 else None, topics=list(topics.values())
+        group_id=group_id,
+        generation_id_or_member_epoch=generation,
+        member_id=member,
+        group_instance_id=instance_id if generation >= 0 else None,
+        topics=list(topics.values()),
     )
 
 
 def commit_version_max(offsets: dict[Key, Committed]) -> int:
-    return COMMIT_BY_ID_VERSION if all(one.topic_id != NO_TOPIC_ID for one in offsets.values()) else COMMIT_BY_NAME_VERSION_MAX
+    return (
+        COMMIT_BY_ID_VERSION
+        if all(one.topic_id != NO_TOPIC_ID for one in offsets.values())
+        else COMMIT_BY_NAME_VERSION_MAX
+    )
 
 
 def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
     """Error codes of `offsets`, 0 = committed."""
     names = {one.topic_id: topic for (topic, _), one in offsets.items()}
-    return {(topic.name or names.get(topic.topic_id, ""), one.partition_index): one.error_code for topic in response.topics for one in topic.partitions}
+    return {
+        (topic.name or names.get(topic.topic_id, ""), one.partition_index): one.error_code
+        for topic in response.topics
+        for one in topic.partitions
+    }
 
 
 def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:
-    """`require_stable`: offsets of open transactions are waited for (UNSTABLE_OFFSET_COMMIT, retriable)."""
-    topics = [OffsetFetchRequest.GroupTopic(name=topic, partition_indexes=indexes) for topic, indexes in _by_topic(keys).items()]
-    return OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=group_id, topics=topics)], require_stable=require_stable)
+    """`require_stable`: offsets of open transactions are waited for (UNSTABLE_OFFSET_COMMIT,
+    retriable).
+    """
+    topics = [
+        OffsetFetchRequest.GroupTopic(name=topic, partition_indexes=indexes)
+        for topic, indexes in _by_topic(keys).items()
+    ]
+    return OffsetFetchRequest(
+        groups=[OffsetFetchRequest.Group(group_id=group_id, topics=topics)], require_stable=require_stable
+    )
 
 
 def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
     """(error code, what is committed: offset -1 = nothing)."""
     (group,) = response.groups
     return {
-        (topic.name, one.partition_index): (group.error_code or one.error_code, Committed(one.committed_offset, one.committed_leader_epoch, one.metadata or None))
+        (topic.name, one.partition_index): (
+            group.error_code or one.error_code,
+            Committed(one.committed_offset, one.committed_leader_epoch, one.metadata or None),
+        )
         for topic in group.topics
         for one in topic.partitions
     }
@@ -83,25 +125,44 @@ def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
 def list_offsets_request(timestamps: dict[Key, int], isolation_level: int, timeout_ms: int) -> ListOffsetsRequest:
     Topic, Partition = ListOffsetsRequest.Topic, ListOffsetsRequest.Partition
     topics = [
-        Topic(name=topic, partitions=[Partition(partition_index=index, timestamp=timestamps[topic, index]) for index in indexes]) for topic, indexes in _by_topic(timestamps).items()
+        Topic(
+            name=topic,
+            partitions=[Partition(partition_index=index, timestamp=timestamps[topic, index]) for index in indexes],
+        )
+        for topic, indexes in _by_topic(timestamps).items()
     ]
     return ListOffsetsRequest(isolation_level=isolation_level, topics=topics, timeout_ms=timeout_ms)
 
 
 def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
     """(error code, offset, leader epoch); offset -1 = no record is that late."""
-    return {(topic.name, one.partition_index): (one.error_code, one.offset, one.leader_epoch) for topic in response.topics for one in topic.partitions}
+    return {
+        (topic.name, one.partition_index): (one.error_code, one.offset, one.leader_epoch)
+        for topic in response.topics
+        for one in topic.partitions
+    }
 
 
-def positions_request(positions: Iterable[tuple[bytes, int, int]], isolation_level: int, max_wait_ms: int, rack_id: str) -> FetchRequest:
-    """Positions alone (max_bytes 0), parked until one of the partitions has something behind the offset given. `positions`: (topic id, partition index, offset)."""
+def positions_request(
+    positions: Iterable[tuple[bytes, int, int]], isolation_level: int, max_wait_ms: int, rack_id: str
+) -> FetchRequest:
+    """Positions alone (max_bytes 0), parked until one of the partitions has something behind the
+    offset given. `positions`: (topic id, partition index, offset).
+    """
     topics: dict[bytes, FetchRequest.Topic] = {}
     for topic_id, index, offset in positions:
         topic = topics.get(topic_id)
         if topic is None:
             topic = topics[topic_id] = FetchRequest.Topic(topic_id=topic_id)
         topic.partitions.append(FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=1))
-    return FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=0, isolation_level=isolation_level, topics=list(topics.values()), rack_id=rack_id)
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=0,
+        isolation_level=isolation_level,
+        topics=list(topics.values()),
+        rack_id=rack_id,
+    )
 
 
 def read_positions(response: FetchResponse) -> Iterable[tuple[bytes, int, Any]]:
@@ -111,11 +172,21 @@ def read_positions(response: FetchResponse) -> Iterable[tuple[bytes, int, Any]]:
 
 
 class PartitionResult(TopicPartition):
-    """A TopicPartition with an `error` of its own making: confluent_kafka's cannot be set from Python."""
+    """A TopicPartition with an `error` of its own making: confluent_kafka's cannot be set from
+    Python.
+    """
 
     __slots__ = ("_outcome",)
 
-    def __init__(self, topic: str, partition: int = -1, offset: int = OFFSET_INVALID, metadata: str | None = None, leader_epoch: int = -1, error: KafkaError | None = None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int = -1,
+        offset: int = OFFSET_INVALID,
+        metadata: str | None = None,
+        leader_epoch: int = -1,
+        error: KafkaError | None = None,
+    ) -> None:
         more: dict[str, Any] = {}
         if metadata is not None:
             more["metadata"] = metadata
@@ -128,7 +199,8 @@ class PartitionResult(TopicPartition):
     def error(self) -> KafkaError | None:  # type: ignore[override]
         return self._outcome
 
-    # confluent_kafka's compare with their own class alone; a subclass is asked first, from both sides
+    # confluent_kafka's compare with their own class alone; a subclass is asked first, from both
+    # sides
 
     def _place(self) -> Key:
         return self.topic, self.partition
@@ -159,7 +231,9 @@ class PartitionResult(TopicPartition):
     __str__ = __repr__
 
 
-def with_outcome(topic: str, index: int, offset: int, code: int, metadata: str | None = None, leader_epoch: int = -1) -> PartitionResult:
+def with_outcome(
+    topic: str, index: int, offset: int, code: int, metadata: str | None = None, leader_epoch: int = -1
+) -> PartitionResult:
     """`code`: Kafka's, 0 = none."""
     return PartitionResult(topic, index, offset, metadata, leader_epoch, broker_error(code) if code else None)
 
@@ -167,7 +241,12 @@ def with_outcome(topic: str, index: int, offset: int, code: int, metadata: str |
 def unknown_partition(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
     """Why there is no such partition, as librdkafka says it; None: there is."""
     if info is None or info.error:
-        return broker_error(info.error if info is not None and info.error else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), f"{topic} [{index}]")
+        return broker_error(
+            info.error if info is not None and info.error else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            f"{topic} [{index}]",
+        )
     if index >= info.partition_count:
-        return local_error(KafkaError._UNKNOWN_PARTITION, f"{topic} [{index}]: the topic has {info.partition_count} partitions")
+        return local_error(
+            KafkaError._UNKNOWN_PARTITION, f"{topic} [{index}]: the topic has {info.partition_count} partitions"
+        )
     return None

@@ -1,4 +1,5 @@
-"""Partitioners by librdkafka's names. The same key goes to the same partition through shared memory, librdkafka and (murmur2) the Java client.
+"""Partitioners by librdkafka's names. The same key goes to the same partition through shared
+memory, librdkafka and (murmur2) the Java client.
 
     consistent_random (default)   CRC-32 of the key; without a key, or an empty one: random
     consistent                    CRC-32 of the key; without a key: that of the empty one
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 from mqd.client.messages import KafkaError, failure
 
-NAMES = ("random", "consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")  # in the order of enum mqd_partitioner
+# in the order of enum mqd_partitioner
+NAMES = ("random", "consistent", "consistent_random", "murmur2", "murmur2_random", "fnv1a", "fnv1a_random")
 
 
 def number_of(name: str) -> int:
     """Raises KafkaException (_INVALID_ARG) for a name that librdkafka lacks."""
     if name not in NAMES:
-        raise failure(KafkaError._INVALID_ARG, f'Invalid value "{name}" for configuration property "partitioner": {", ".join(NAMES)}')
+        raise failure(
+            KafkaError._INVALID_ARG,
+            f'Invalid value "{name}" for configuration property "partitioner": {", ".join(NAMES)}',
+        )
     return NAMES.index(name)

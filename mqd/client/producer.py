@@ -24,15 +24,21 @@ class Producer:
 
     `config`: librdkafka's keys; unknown ones raise KafkaException. Added keys:
 
-        transport           auto (default): shared memory if the broker is this host's and this process may attach, else TCP. shm: or an error. tcp: never shared memory.
-        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by bootstrap.servers. The environment's MQD_SOCKET does the same.
-        mqd.buffer.bytes    memory shared with the broker for records under way, 64 KiB to 1 GiB; 0 (default) = 16 MiB. It bounds what is outstanding on shared memory.
+        transport           auto (default): shared memory if the broker is this host's and this
+                            process may attach, else TCP. shm: or an error. tcp: never shared
+                            memory.
+        mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
+                            bootstrap.servers. The environment's MQD_SOCKET does the same.
+        mqd.buffer.bytes    memory shared with the broker for records under way, 64 KiB to 1 GiB; 0
+                            (default) = 16 MiB. It bounds what is outstanding on shared memory.
         mqd.spin.us         how long a wait spins before it sleeps; 20
         partitioner         also a callable (key: bytes or None, partition_count) -> partition
 
-    `transport` and `transport_reason` say which way was taken and why; the log (logger "mqd.client") too.
+    `transport` and `transport_reason` say which way was taken and why; the log (logger
+    "mqd.client") too.
 
-    All methods may be called by any thread. In a child of fork() every call raises KafkaException: make a new producer there. Usable as a context manager, which closes it.
+    All methods may be called by any thread. In a child of fork() every call raises KafkaException:
+    make a new producer there. Usable as a context manager, which closes it.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -46,46 +52,88 @@ class Producer:
 
     @property
     def transport(self) -> str:
-        """"shm" or "tcp"."""
+        """ "shm" or "tcp"."""
         return self._implementation.transport
 
-    # -- records ----------------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
-    def produce(self, topic: str, value: bytes | str | None = None, key: bytes | str | None = None, partition: int = -1, callback: Any = None,
-                on_delivery: Any = None, timestamp: int = 0, headers: Any = None) -> None:  # fmt: skip
+    def produce(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        partition: int = -1,
+        callback: Any = None,
+        on_delivery: Any = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
         """Takes one record; does not wait for the broker.
 
-        partition: -1 = by the partitioner. timestamp: milliseconds since the epoch, 0 = now. headers: a dict or a list of (str, bytes | str | None).
-        on_delivery (or callback): called as on_delivery(error: KafkaError | None, message: Message) from poll() or flush() when the record's fate is known.
+        partition: -1 = by the partitioner. timestamp: milliseconds since the epoch, 0 = now.
+        headers: a dict or a list of (str, bytes | str | None). on_delivery (or callback): called as
+        on_delivery(error: KafkaError | None, message: Message) from poll() or flush() when the
+        record's fate is known.
 
-        Raises BufferError when the queue is full: poll(), then again. KafkaException: MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION, _STATE (no transaction begun), or the
-        producer's fatal error. TypeError for what is neither bytes nor str nor None.
+        Raises BufferError when the queue is full: poll(), then again. KafkaException:
+        MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION, _STATE (no transaction begun), or the producer's
+        fatal error. TypeError for what is neither bytes nor str nor None.
         """
         self._implementation.produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
 
-    def produce_batch(self, topic: str, values: Any = None, keys: Any = None, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
-                      timeout: float = -1, *, messages: list[dict[str, Any]] | None = None, callback: Any = None) -> int:  # fmt: skip
-        """Takes many records of one topic, in order; several million a second on shared memory. Returns how many were taken.
+    def produce_batch(
+        self,
+        topic: str,
+        values: Any = None,
+        keys: Any = None,
+        headers: Any = None,
+        partition: Any = -1,
+        timestamps: Any = None,
+        on_delivery: Any = None,
+        timeout: float = -1,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        callback: Any = None,
+    ) -> int:
+        """Takes many records of one topic, in order; several million a second on shared memory.
+        Returns how many were taken.
 
-        values, keys: lists of bytes (or str, None); numpy arrays of 'S' or, with two dimensions, uint8; Arrow arrays (binary, string, fixed_size_binary).
-        headers: a dict or list of tuples for all records, or a list with one such (or None) for each.
-        partition: one for all (-1 = by the partitioner), or an array. timestamps: milliseconds, one for all or an array; numpy's datetime64 as well.
-        on_delivery: called as on_delivery(error, BatchDelivery) from poll() or flush(), once for each record batch that was made of them.
-        timeout: how long to wait for room, in seconds. Below 0, the default: until all are taken; then the result is len(values), always. 0: does not wait. A result smaller
-        than len(values) means that there was no room for the others: they were not taken, give them again.
+        values, keys: lists of bytes (or str, None); numpy arrays of 'S' or, with two dimensions,
+        uint8; Arrow arrays (binary, string, fixed_size_binary). headers: a dict or list of tuples
+        for all records, or a list with one such (or None) for each. partition: one for all (-1 = by
+        the partitioner), or an array. timestamps: milliseconds, one for all or an array; numpy's
+        datetime64 as well. on_delivery: called as on_delivery(error, BatchDelivery) from poll() or
+        flush(), once for each record batch that was made of them. timeout: how long to wait for
+        room, in seconds. Below 0, the default: until all are taken; then the result is len(values),
+        always. 0: does not wait. A result smaller than len(values) means that there was no room for
+        the others: they were not taken, give them again.
 
-        Everything is checked first: an exception (TypeError, ValueError, KafkaException MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any one
-        later (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute `taken`. Memory of numpy and Arrow arrays may be used again after the return.
+        Everything is checked first: an exception (TypeError, ValueError, KafkaException
+        MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any one later
+        (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute `taken`.
+        Memory of numpy and Arrow arrays may be used again after the return.
 
-        confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, is taken too, record by record as produce() does; it does not wait, and
-        those that could not be taken have "_error" set. Its names are taken as well: messages, callback.
+        confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, is
+        taken too, record by record as produce() does; it does not wait, and those that could not be
+        taken have "_error" set. Its names are taken as well: messages, callback.
         """
         on_delivery = on_delivery if callback is None else callback
         if messages is not None:
             values = messages
         if isinstance(values, list) and values and isinstance(values[0], dict):
-            return self._produce_dicts(topic, values, -1 if keys is None and not isinstance(partition, int) else partition, on_delivery)
-        return self._implementation.produce_batch(topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=on_delivery, timeout=timeout)
+            return self._produce_dicts(
+                topic, values, -1 if keys is None and not isinstance(partition, int) else partition, on_delivery
+            )
+        return self._implementation.produce_batch(
+            topic,
+            values,
+            keys,
+            headers=headers,
+            partition=partition,
+            timestamps=timestamps,
+            on_delivery=on_delivery,
+            timeout=timeout,
+        )
 
     def _produce_dicts(self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Any) -> int:
         taken = 0
@@ -104,8 +152,15 @@ class Producer:
         where = message.get("partition")
         report = message.get("callback") or message.get("on_delivery") or on_delivery
         try:
-            self.produce(topic, message.get("value"), message.get("key"), partition if where is None else where, on_delivery=report,
-                         timestamp=message.get("timestamp") or 0, headers=message.get("headers"))  # fmt: skip
+            self.produce(
+                topic,
+                message.get("value"),
+                message.get("key"),
+                partition if where is None else where,
+                on_delivery=report,
+                timestamp=message.get("timestamp") or 0,
+                headers=message.get("headers"),
+            )
             return 1
         except BufferError:
             message["_error"] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._QUEUE_FULL)
@@ -114,15 +169,21 @@ class Producer:
         return 0
 
     def poll(self, timeout: float = -1) -> int:
-        """Serves delivery reports and the other callbacks; waits up to `timeout` seconds (below 0: without end) for the first. Returns how many were served."""
+        """Serves delivery reports and the other callbacks; waits up to `timeout` seconds (below 0:
+        without end) for the first. Returns how many were served.
+        """
         return self._implementation.poll(timeout)
 
     def flush(self, timeout: float = -1) -> int:
-        """Sends everything at once and serves reports until nothing is outstanding, or for `timeout` seconds. Returns how many records are outstanding."""
+        """Sends everything at once and serves reports until nothing is outstanding, or for
+        `timeout` seconds. Returns how many records are outstanding.
+        """
         return self._implementation.flush(timeout)
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Gives up what is queued, and what was sent but not answered (which may have been written all the same); reports say _PURGE_QUEUE, _PURGE_INFLIGHT."""
+        """Gives up what is queued, and what was sent but not answered (which may have been written
+        all the same); reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
+        """
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def __len__(self) -> int:
@@ -134,18 +195,26 @@ class Producer:
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """confluent_kafka.admin.ClusterMetadata of one topic or of all."""
-        return self._implementation.list_topics(topic, timeout) if topic is not None else self._implementation.list_topics(timeout=timeout)
+        return (
+            self._implementation.list_topics(topic, timeout)
+            if topic is not None
+            else self._implementation.list_topics(timeout=timeout)
+        )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """For the next connection over TCP; nothing on shared memory, where a client is its process's user."""
+        """For the next connection over TCP; nothing on shared memory, where a client is its
+        process's user.
+        """
         self._implementation.set_sasl_credentials(username, password)
 
-    # -- transactions -----------------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
-        """Fences older producers of this transactional.id, ends what they have left open. Once, before everything else.
+        """Fences older producers of this transactional.id, ends what they have left open. Once,
+        before everything else.
 
-        Raises KafkaException; its KafkaError says retriable(), txn_requires_abort() or fatal(), here and in the methods below.
+        Raises KafkaException; its KafkaError says retriable(), txn_requires_abort() or fatal(),
+        here and in the methods below.
         """
         self._implementation.init_transactions(timeout)
 
@@ -154,23 +223,29 @@ class Producer:
         self._implementation.begin_transaction()
 
     def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
-        """Consumed positions (list of TopicPartition, the next offsets to read) become part of the transaction. group_metadata: consumer.consumer_group_metadata()."""
+        """Consumed positions (list of TopicPartition, the next offsets to read) become part of the
+        transaction. group_metadata: consumer.consumer_group_metadata().
+        """
         self._implementation.send_offsets_to_transaction(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """Flushes, then commits. When a record could not be written: KafkaException with txn_requires_abort()."""
+        """Flushes, then commits. When a record could not be written: KafkaException with
+        txn_requires_abort().
+        """
         self._implementation.commit_transaction(timeout)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Gives up what is outstanding (reports say _PURGE_QUEUE, _PURGE_INFLIGHT) and aborts."""
         self._implementation.abort_transaction(timeout)
 
-    # -- life -------------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Aborts an open transaction, flushes, ends; every record has had its report then, also after a fatal error. Not from a callback.
+        """Aborts an open transaction, flushes, ends; every record has had its report then, also
+        after a fatal error. Not from a callback.
 
-        On shared memory it waits 5 s for a broker that is away, then gives up what is outstanding: reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
+        On shared memory it waits 5 s for a broker that is away, then gives up what is outstanding:
+        reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
         """
         return self._implementation.close()
 
@@ -201,7 +276,9 @@ def _make(settings: configuration.Settings) -> Any:
     return tcp
 
 
-def _try_shared_memory(settings: configuration.Settings, choice: configuration.Choice) -> tuple[Any, configuration.Choice]:
+def _try_shared_memory(
+    settings: configuration.Settings, choice: configuration.Choice
+) -> tuple[Any, configuration.Choice]:
     from mqd.client.shm.producer import ShmProducer
 
     try:
@@ -209,6 +286,10 @@ def _try_shared_memory(settings: configuration.Settings, choice: configuration.C
     except (KafkaException, OSError) as error:
         if settings.own["transport"] == "shm":
             raise
-        return None, configuration.Choice("tcp", None, f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}")
+        return None, configuration.Choice(
+            "tcp",
+            None,
+            f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}",
+        )
     _log.info("producer goes through shared memory: %s", choice.reason)
     return made, choice

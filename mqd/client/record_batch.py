@@ -6,13 +6,17 @@
         batch.keys, batch.values               Blobs: a sequence of bytes or None, and
         batch.values.to_list()                     list of bytes and None; one copy each
         batch.values.views()                       list of memoryviews and None; no copy
-        batch.values.to_arrow()                    Arrow BinaryView array; no copy but of values up to 12 bytes (needs the extra mqd[arrow])
+        batch.values.to_arrow()                    Arrow BinaryView array; no copy but of values up
+                                                   to 12 bytes (needs the extra mqd[arrow])
         batch.values.to_numpy("<f8")               every value as an element of that type; one copy
         batch.headers(i)                       [(str, bytes | None)...] of one record
 
-Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment file. Views, arrays and Arrow arrays are good for as long as somebody holds them,
-also when the segment has been deleted or compacted, or the broker stopped; meanwhile the file keeps its room on the disk. release(), or the end of the `with` block, lets go of what the
-batch itself holds: afterwards it says so (ValueError) instead of giving records, while what was taken out of it before stays good. Bytes from to_list() or indexing are copies.
+Lifetime. On shared memory keys and values are not copied: they are views into the mapped segment
+file. Views, arrays and Arrow arrays are good for as long as somebody holds them, also when the
+segment has been deleted or compacted, or the broker stopped; meanwhile the file keeps its room on
+the disk. release(), or the end of the `with` block, lets go of what the batch itself holds:
+afterwards it says so (ValueError) instead of giving records, while what was taken out of it before
+stays good. Bytes from to_list() or indexing are copies.
 
 A batch whose records came over TCP has the same face over bytes that librdkafka had copied.
 Concurrency: a batch is one thread's at a time; what was taken out of it is anybody's.
@@ -26,7 +30,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message, decode_headers, encode_headers
+from mqd.client.messages import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Message,
+    decode_headers,
+    encode_headers,
+)
 from mqd.native import reader as segments
 
 if TYPE_CHECKING:
@@ -39,11 +49,19 @@ _SPARSE_BYTES = 1 << 20  # a region with more than this between its blobs is not
 
 
 class Blobs(Sequence):
-    """A column of byte strings, some of them None (null). Indexing copies one out as bytes; see the module for all of them at once."""
+    """A column of byte strings, some of them None (null). Indexing copies one out as bytes; see the
+    module for all of them at once.
+    """
 
     __slots__ = ("_base", "_list", "_positions", "_sizes")
 
-    def __init__(self, base: memoryview | bytes, positions: np.ndarray, sizes: np.ndarray, items: list[bytes | None] | None = None) -> None:
+    def __init__(
+        self,
+        base: memoryview | bytes,
+        positions: np.ndarray,
+        sizes: np.ndarray,
+        items: list[bytes | None] | None = None,
+    ) -> None:
         self._base, self._positions, self._sizes, self._list = base, positions, sizes, items
 
     @classmethod
@@ -61,7 +79,12 @@ class Blobs(Sequence):
     def __getitem__(self, index: slice) -> Blobs: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return Blobs(self._base, self._positions[index], self._sizes[index], None if self._list is None else self._list[index])
+            return Blobs(
+                self._base,
+                self._positions[index],
+                self._sizes[index],
+                None if self._list is None else self._list[index],
+            )
         size, position = int(self._sizes[index]), int(self._positions[index])
         return None if size < 0 else bytes(self._base[position : position + size])
 
@@ -83,7 +106,9 @@ class Blobs(Sequence):
 
     @property
     def buffer(self) -> memoryview:
-        """What the positions count from, read-only: on shared memory the mapped segment file (it goes on behind the last record; that may not be touched)."""
+        """What the positions count from, read-only: on shared memory the mapped segment file (it
+        goes on behind the last record; that may not be touched).
+        """
         return memoryview(self._base)
 
     @property
@@ -104,13 +129,19 @@ class Blobs(Sequence):
         """Read-only memoryviews and None; nothing is copied."""
         base = self.buffer
         starts = self._positions.tolist()
-        return [None if size < 0 else base[start : start + size] for start, size in zip(starts, self._sizes.tolist(), strict=True)]
+        return [
+            None if size < 0 else base[start : start + size]
+            for start, size in zip(starts, self._sizes.tolist(), strict=True)
+        ]
 
     def _copy_out(self) -> list[bytes | None]:
         sizes = self._sizes
         if len(sizes) <= _FEW:
             base = self._base
-            return [None if size < 0 else bytes(base[start : start + size]) for start, size in zip(self._positions.tolist(), sizes.tolist(), strict=True)]
+            return [
+                None if size < 0 else bytes(base[start : start + size])
+                for start, size in zip(self._positions.tolist(), sizes.tolist(), strict=True)
+            ]
         low, high = int(sizes.min()), int(sizes.max())
         if low == high:
             if high <= 0:
@@ -122,14 +153,23 @@ class Blobs(Sequence):
             data, offsets = segments.gather(self.buffer, self._positions, sizes, True)
             region, starts, stops = data.tobytes(), offsets[:-1].tolist(), offsets[1:].tolist()
         else:
-            region, starts, stops = bytes(self._base[begin:end]), (self._positions - begin).tolist(), (ends - begin).tolist()
+            region, starts, stops = (
+                bytes(self._base[begin:end]),
+                (self._positions - begin).tolist(),
+                (ends - begin).tolist(),
+            )
         if low >= 0:
             return [region[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        return [None if size < 0 else region[start:stop] for start, stop, size in zip(starts, stops, sizes.tolist(), strict=True)]
+        return [
+            None if size < 0 else region[start:stop]
+            for start, stop, size in zip(starts, stops, sizes.tolist(), strict=True)
+        ]
 
     def to_numpy(self, dtype: Any = None) -> np.ndarray:
-        """With a dtype of a fixed size ("<i8", "S16", a record type...): every blob is one element, copied; ValueError when one has another size (for "S": a larger one) or is null.
-        Without: uint8[count, width] when all have one width, else an array of bytes objects and None."""
+        """With a dtype of a fixed size ("<i8", "S16", a record type...): every blob is one element,
+        copied; ValueError when one has another size (for "S": a larger one) or is null. Without:
+        uint8[count, width] when all have one width, else an array of bytes objects and None.
+        """
         sizes = self._sizes
         low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
         if dtype is None:
@@ -150,7 +190,9 @@ class Blobs(Sequence):
         return np.array(self.to_list(), kind)
 
     def to_arrow(self, type: str = "binary_view") -> pyarrow.Array:  # noqa: A002  (Arrow's own word)
-        """`binary_view` or `string_view`: over the bytes where they are, which the array keeps. `binary`, `string` (large ones): one copy. Strings are not checked to be UTF-8."""
+        """`binary_view` or `string_view`: over the bytes where they are, which the array keeps.
+        `binary`, `string` (large ones): one copy. Strings are not checked to be UTF-8.
+        """
         arrow = _pyarrow()
         if type in ("binary", "string"):
             return self._arrow_copied(arrow, type)
@@ -159,7 +201,11 @@ class Blobs(Sequence):
         base = self.buffer
         views, validity, null_count, origin = segments.arrow_views(base, self._positions, self._sizes)
         end = int((self._positions + np.maximum(self._sizes, 0)).max()) if len(self) else 0
-        buffers = [arrow.py_buffer(validity) if null_count else None, arrow.py_buffer(views), arrow.py_buffer(base[origin:end])]
+        buffers = [
+            arrow.py_buffer(validity) if null_count else None,
+            arrow.py_buffer(views),
+            arrow.py_buffer(base[origin:end]),
+        ]
         kind = arrow.binary_view() if type == "binary_view" else arrow.string_view()
         return arrow.Array.from_buffers(kind, len(self), buffers, null_count)
 
@@ -167,8 +213,14 @@ class Blobs(Sequence):
         data, offsets = segments.gather(self.buffer, self._positions, self._sizes, True)
         null_count = self.null_count
         validity = np.packbits(self._sizes >= 0, bitorder="little") if null_count else None
-        buffers = [None if validity is None else arrow.py_buffer(validity), arrow.py_buffer(offsets), arrow.py_buffer(data)]
-        return arrow.Array.from_buffers(arrow.large_binary() if type == "binary" else arrow.large_string(), len(self), buffers, null_count)
+        buffers = [
+            None if validity is None else arrow.py_buffer(validity),
+            arrow.py_buffer(offsets),
+            arrow.py_buffer(data),
+        ]
+        return arrow.Array.from_buffers(
+            arrow.large_binary() if type == "binary" else arrow.large_string(), len(self), buffers, null_count
+        )
 
 
 def _pyarrow() -> Any:
@@ -177,20 +229,47 @@ def _pyarrow() -> Any:
     except ImportError:
         raise ImportError("Arrow arrays need pyarrow: pip install 'mqd[arrow]'") from None
     if int(pyarrow.__version__.partition(".")[0]) < _ARROW_MIN:
-        raise ImportError(f"pyarrow {pyarrow.__version__} makes no BinaryView arrays over given memory: pip install --upgrade 'mqd[arrow]'")
+        raise ImportError(
+            f"pyarrow {pyarrow.__version__} makes no BinaryView arrays over given memory: pip install --upgrade"
+            " 'mqd[arrow]'"
+        )
     return pyarrow
 
 
 class RecordBatchView:
     """Records of one partition, in order, as columns; see the module. False when it has none."""
 
-    __slots__ = ("_base", "_headers", "_headers_list", "_key_source", "_keys", "_offsets", "_timestamps", "_value_source", "_values", "leader_epoch", "partition", "timestamp_type", "topic")
+    __slots__ = (
+        "_base",
+        "_headers",
+        "_headers_list",
+        "_key_source",
+        "_keys",
+        "_offsets",
+        "_timestamps",
+        "_value_source",
+        "_values",
+        "leader_epoch",
+        "partition",
+        "timestamp_type",
+        "topic",
+    )
 
     def __init__(
-        self, topic: str, partition: int, offsets: np.ndarray, timestamps: np.ndarray, keys: Blobs, values: Blobs, headers: Blobs | None = None,
-        leader_epoch: int | None = None, timestamp_type: int = TIMESTAMP_CREATE_TIME,
-    ) -> None:  # fmt: skip
-        """`headers`: header sections as records have them (count varint first); None: no record has any."""
+        self,
+        topic: str,
+        partition: int,
+        offsets: np.ndarray,
+        timestamps: np.ndarray,
+        keys: Blobs,
+        values: Blobs,
+        headers: Blobs | None = None,
+        leader_epoch: int | None = None,
+        timestamp_type: int = TIMESTAMP_CREATE_TIME,
+    ) -> None:
+        """`headers`: header sections as records have them (count varint first); None: no record has
+        any.
+        """
         self.topic, self.partition = topic, partition
         self.leader_epoch = leader_epoch
         self.timestamp_type = timestamp_type
@@ -206,12 +285,29 @@ class RecordBatchView:
         stamps = [message.timestamp() for message in messages]
         timestamps = np.fromiter((time for _, time in stamps), np.int64, count)
         sections = [message.headers() for message in messages]
-        headers = Blobs.of_list([encode_headers(section) if section else _NO_HEADERS for section in sections]) if any(sections) else None
-        keys, values = Blobs.of_list([message.key() for message in messages]), Blobs.of_list([message.value() for message in messages])
+        headers = (
+            Blobs.of_list([encode_headers(section) if section else _NO_HEADERS for section in sections])
+            if any(sections)
+            else None
+        )
+        keys, values = (
+            Blobs.of_list([message.key() for message in messages]),
+            Blobs.of_list([message.value() for message in messages]),
+        )
         epoch = messages[-1].leader_epoch() if count else None
-        return cls(topic, partition, offsets, timestamps, keys, values, headers, epoch, stamps[0][0] if count else TIMESTAMP_CREATE_TIME)
+        return cls(
+            topic,
+            partition,
+            offsets,
+            timestamps,
+            keys,
+            values,
+            headers,
+            epoch,
+            stamps[0][0] if count else TIMESTAMP_CREATE_TIME,
+        )
 
-    # -- lifetime -------------------------------------------------------------------------------------------------------------------
+    # -- lifetime ----------------------------------------------------------------------------------
 
     def release(self) -> None:
         """Lets go of the records. Twice is once."""
@@ -232,10 +328,13 @@ class RecordBatchView:
 
     def _held(self) -> np.ndarray:
         if self._offsets is None:
-            raise ValueError(f"this batch of {self.topic} [{self.partition}] was released: use it before release() or the end of its with block, or keep copies (to_list, numpy.copy)")
+            raise ValueError(
+                f"this batch of {self.topic} [{self.partition}] was released: use it before release() or the end of its"
+                " with block, or keep copies (to_list, numpy.copy)"
+            )
         return self._offsets
 
-    # -- columns --------------------------------------------------------------------------------------------------------------------
+    # -- columns -----------------------------------------------------------------------------------
 
     @property
     def offsets(self) -> np.ndarray:
@@ -271,7 +370,9 @@ class RecordBatchView:
 
     @property
     def header_sections(self) -> Blobs | None:
-        """The headers of every record as they lie in the log (count varint first), in the bytes that keys and values count from; None: no record has any."""
+        """The headers of every record as they lie in the log (count varint first), in the bytes
+        that keys and values count from; None: no record has any.
+        """
         self._held()
         return self._headers
 
@@ -291,9 +392,16 @@ class RecordBatchView:
         if not isinstance(index, slice):
             raise TypeError("a batch is sliced; one record: batch.values[i], or messages()")
         return RecordBatchView(
-            self.topic, self.partition, self._held()[index], self._timestamps[index], self._keys[index], self._values[index],
-            None if self._headers is None else self._headers[index], self.leader_epoch, self.timestamp_type,
-        )  # fmt: skip
+            self.topic,
+            self.partition,
+            self._held()[index],
+            self._timestamps[index],
+            self._keys[index],
+            self._values[index],
+            None if self._headers is None else self._headers[index],
+            self.leader_epoch,
+            self.timestamp_type,
+        )
 
     def __repr__(self) -> str:
         if self._offsets is None:
@@ -301,12 +409,14 @@ class RecordBatchView:
         span = f"offsets {self._offsets[0]} to {self._offsets[-1]}" if len(self._offsets) else "no records"
         return f"<RecordBatchView {self.topic} [{self.partition}], {len(self._offsets)} records, {span}>"
 
-    # -- one by one -----------------------------------------------------------------------------------------------------------------
+    # -- one by one --------------------------------------------------------------------------------
 
     def records(self) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
         """(offset, timestamp, key, value) of each, copied out."""
         self._held()
-        return zip(self._offsets.tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True)  # type: ignore[union-attr]
+        return zip(
+            self._offsets.tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True
+        )  # type: ignore[union-attr]
 
     def messages(self) -> Iterator[Message]:
         """A Message for each, copied out all at once: they outlive the batch."""
@@ -315,7 +425,19 @@ class RecordBatchView:
         stamps = zip(repeat(kind), self._timestamps.tolist())
         sections = repeat(None) if self._headers is None else map(_section, self._headers.to_list())
         topic, partition, epoch = repeat(self.topic), repeat(self.partition), repeat(self.leader_epoch)
-        return map(Message, topic, partition, offsets, self._keys.to_list(), self._values.to_list(), sections, repeat(None), stamps, repeat(None), epoch)
+        return map(
+            Message,
+            topic,
+            partition,
+            offsets,
+            self._keys.to_list(),
+            self._values.to_list(),
+            sections,
+            repeat(None),
+            stamps,
+            repeat(None),
+            epoch,
+        )
 
 
 def _section(section: bytes | None) -> bytes | None:
@@ -323,5 +445,7 @@ def _section(section: bytes | None) -> bytes | None:
 
 
 def timestamp_type_of(number: int) -> int:
-    """confluent_kafka's number for the timestamp type of a record batch (0 create time, 1 log append time)."""
+    """confluent_kafka's number for the timestamp type of a record batch (0 create time, 1 log
+    append time).
+    """
     return TIMESTAMP_LOG_APPEND_TIME if number else TIMESTAMP_CREATE_TIME

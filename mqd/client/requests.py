@@ -1,6 +1,8 @@
-"""Requests of a client and what their responses mean, without I/O: what a request carries in, what the caller wants to know out.
+"""Requests of a client and what their responses mean, without I/O: what a request carries in, what
+the caller wants to know out.
 
-Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes become KafkaErrors where they are read.
+Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes
+become KafkaErrors where they are read.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from mqd.protocol.messages import ApiVersionsRequest, InitProducerIdRequest, Met
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 0, 1, 2, 3, 8, 9, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, API_VERSIONS = 11, 12, 13, 14, 18
-INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 22, 23, 24, 25, 26, 28
+INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = (
+    22,
+    23,
+    24,
+    25,
+    26,
+    28,
+)
 CONSUMER_GROUP_HEARTBEAT = 68
 
 _ADD_PARTITIONS_CLIENT_MAX = 3  # from 4 on it is a batch that brokers send each other
@@ -45,7 +54,9 @@ class ApiTable(msgspec.Struct, frozen=True):
 
     @property
     def transactions_v2(self) -> bool:
-        """KIP-890's second version: partitions join a transaction by being written, every transaction has an epoch of its own."""
+        """KIP-890's second version: partitions join a transaction by being written, every
+        transaction has an epoch of its own.
+        """
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 
     def pick_transactional(self, api_key: int, version_2: bool) -> int:
@@ -60,7 +71,9 @@ def api_versions() -> ApiVersionsRequest:
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic as the broker last described it. `leaders` and `leader_epochs` by partition index; -1 where there is none."""
+    """A topic as the broker last described it. `leaders` and `leader_epochs` by partition index; -1
+    where there is none.
+    """
 
     name: str
     topic_id: bytes
@@ -89,7 +102,11 @@ def metadata(topics: list[str] | None, allow_auto_create: bool) -> MetadataReque
 
 
 def read_metadata(response: object) -> tuple[ClusterInfo, list[TopicInfo]]:
-    cluster = ClusterInfo(response.cluster_id, response.controller_id, {broker.node_id: (broker.host, broker.port) for broker in response.brokers})
+    cluster = ClusterInfo(
+        response.cluster_id,
+        response.controller_id,
+        {broker.node_id: (broker.host, broker.port) for broker in response.brokers},
+    )
     return cluster, [_topic(topic) for topic in response.topics]
 
 
@@ -98,14 +115,24 @@ def _topic(topic: object) -> TopicInfo:
     if [partition.partition_index for partition in partitions] != list(range(len(partitions))):
         raise failure(KafkaError._BAD_MSG, f"the broker's metadata of topic {topic.name} leaves out partitions")
     return TopicInfo(
-        topic.name, topic.topic_id, topic.error_code, topic.is_internal,
-        tuple(partition.leader_id for partition in partitions), tuple(partition.leader_epoch for partition in partitions),
-        tuple(tuple(partition.replica_nodes) for partition in partitions), tuple(tuple(partition.isr_nodes) for partition in partitions),
-    )  # fmt: skip
+        topic.name,
+        topic.topic_id,
+        topic.error_code,
+        topic.is_internal,
+        tuple(partition.leader_id for partition in partitions),
+        tuple(partition.leader_epoch for partition in partitions),
+        tuple(tuple(partition.replica_nodes) for partition in partitions),
+        tuple(tuple(partition.isr_nodes) for partition in partitions),
+    )
 
 
-def init_producer_id(transactional_id: str | None, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1) -> InitProducerIdRequest:
+def init_producer_id(
+    transactional_id: str | None, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1
+) -> InitProducerIdRequest:
     """With an identity: the same producer with the next epoch (KIP-360)."""
     return InitProducerIdRequest(
-        transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=producer_id, producer_epoch=producer_epoch
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
     )

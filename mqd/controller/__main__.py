@@ -1,7 +1,9 @@
-"""`python -m mqd.controller`: the controller of this host: member of the metadata quorum, and this host as a broker. The data directory comes from MQD_DATA_DIR.
+"""`python -m mqd.controller`: the controller of this host: member of the metadata quorum, and this
+host as a broker. The data directory comes from MQD_DATA_DIR.
 
-Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 2 when it refuses to start (corrupt metadata, a directory of another broker),
-1 when a flush failed or for a fault of its own; then supervisord starts it again.
+Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 2 when it
+refuses to start (corrupt metadata, a directory of another broker), 1 when a flush failed or for a
+fault of its own; then supervisord starts it again.
 """
 
 from __future__ import annotations
@@ -66,18 +68,28 @@ def _enter_cluster_id(places: paths.Layout, cluster_id: str) -> None:
     """From here on this data directory is that cluster's."""
     properties = directories.read_properties(places.meta_properties)
     properties["cluster.id"] = cluster_id
-    native.file_replace(places.meta_properties, "".join(f"{name}={value}\n" for name, value in properties.items()).encode())
+    native.file_replace(
+        places.meta_properties, "".join(f"{name}={value}\n" for name, value in properties.items()).encode()
+    )
 
 
 async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
-    """With empty metadata every partition would be nobody's; whoever has records must not lose their names silently."""
+    """With empty metadata every partition would be nobody's; whoever has records must not lose
+    their names silently.
+    """
     answers = await directories.in_time([partial(directories.holds_partitions, path) for path in log_dirs])
     silent = [path for path, answer in zip(log_dirs, answers) if not answer.done()]
     if silent:
-        raise Refused(f"{places.metadata_dir} is empty, and {silent[0]} does not answer: it may hold partitions of which nothing would be known. Start again when it does, or without it in log.dirs")
+        raise Refused(
+            f"{places.metadata_dir} is empty, and {silent[0]} does not answer: it may hold partitions of which nothing"
+            " would be known. Start again when it does, or without it in log.dirs"
+        )
     full = [path for path, answer in zip(log_dirs, answers) if answer.result()]
     if full:
-        raise Refused(f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore {places.metadata_dir} from a copy, or move the partitions away")
+        raise Refused(
+            f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore"
+            f" {places.metadata_dir} from a copy, or move the partitions away"
+        )
 
 
 def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -> Membership | Alone:
@@ -125,7 +137,9 @@ class Process:
         self.client.watch(loop, on_death, self.on_shutdown, self.end, lambda reason: self.leave())
 
     def leave(self) -> None:
-        """What this host leads goes to others while its processes serve on; then they are told to end."""
+        """What this host leads goes to others while its processes serve on; then they are told to
+        end.
+        """
 
         async def work() -> None:
             if self.shell is not None and self.server is not None:
@@ -138,21 +152,31 @@ class Process:
         self.told = True
         self.end(reason)
 
-    # -- the cluster -------------------------------------------------------------------------------------------------------
+    # -- the cluster -------------------------------------------------------------------------------
 
     async def settle_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
-        """(cluster id, what the quorum begins with, node ids that may know its leader): at once where there is a log; else found alone, or ask the seeds until that is clear."""
+        """(cluster id, what the quorum begins with, node ids that may know its leader): at once
+        where there is a log; else found alone, or ask the seeds until that is clear.
+        """
         known = _known_cluster_id(self.places)
         if stored.snapshot is not None:
             if state.cluster_id and known and state.cluster_id != known:
-                raise Refused(f"{self.places.metadata_dir} is of cluster {state.cluster_id}, {self.places.meta_properties} says {known}: the two do not belong together; restore one of them")
+                raise Refused(
+                    f"{self.places.metadata_dir} is of cluster {state.cluster_id}, {self.places.meta_properties} says"
+                    f" {known}: the two do not belong together; restore one of them"
+                )
             return known or state.cluster_id, stored, ()
         if not self.membership.seeds:
             await _refuse_lost_metadata(self.places, self.log_dirs)
             cluster_id = known or directory_text(new_topic_id())
             return cluster_id, self._found(cluster_id, (Voter(self.key, *self.membership.address),)), ()
         decision = await self.membership.form(known)
-        voters = tuple(sorted(Voter(ReplicaKey(voter.node_id, directory_bytes(voter.directory_id)), voter.host, voter.port) for voter in decision.voters))
+        voters = tuple(
+            sorted(
+                Voter(ReplicaKey(voter.node_id, directory_bytes(voter.directory_id)), voter.host, voter.port)
+                for voter in decision.voters
+            )
+        )
         if getattr(decision, "voter", True):
             return decision.cluster_id, self._found(decision.cluster_id, voters), ()
         log.info("this host joins a cluster", cluster_id=decision.cluster_id)
@@ -160,27 +184,46 @@ class Process:
         return decision.cluster_id, stored, self.membership.members()
 
     def _found(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
-        """The id first: with it and without a log this host asks again, and never founds another cluster."""
+        """The id first: with it and without a log this host asks again, and never founds another
+        cluster.
+        """
         _enter_cluster_id(self.places, cluster_id)
         if len(voters) > 1:
-            log.info("the hosts of the cluster have found each other", cluster_id=cluster_id, voters=",".join(str(voter.node_id) for voter in voters))
+            log.info(
+                "the hosts of the cluster have found each other",
+                cluster_id=cluster_id,
+                voters=",".join(str(voter.node_id) for voter in voters),
+            )
         return self.store.found(SnapshotMeta(0, 0, voters, GENERATION_FIRST))
 
-    # -- this host ---------------------------------------------------------------------------------------------------------
+    # -- this host ---------------------------------------------------------------------------------
 
     async def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
-        own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))  # else another host had this number: its replicas are placed anew when this one registers
+        # else another host had this number: its replicas are placed anew when this one registers
+        own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
         known = broker.directories if broker is not None and own else {}
-        used = {directory for node, directory in state.partition_counts if node == self.node_id and directory} if own else set()
-        settled = await directories.settle_in_time(self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id()))
+        used = (
+            {directory for node, directory in state.partition_counts if node == self.node_id and directory}
+            if own
+            else set()
+        )
+        settled = await directories.settle_in_time(
+            self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id())
+        )
         absent = used - {directory.directory_id for directory in settled}
         for directory_id in sorted(absent):
-            log.error("a log directory with partitions is not in log.dirs; they are offline", directory_id=directory_id, last_seen=known.get(directory_id, "?"))
+            log.error(
+                "a log directory with partitions is not in log.dirs; they are offline",
+                directory_id=directory_id,
+                last_seen=known.get(directory_id, "?"),
+            )
         return settled
 
     async def devices(self) -> list[int]:
-        """Of log.dirs; when one does not answer they are other ones than before, as far as anybody knows."""
+        """Of log.dirs; when one does not answer they are other ones than before, as far as anybody
+        knows.
+        """
         (devices,) = await directories.in_time([partial(session.devices, self.log_dirs)])
         return devices.result() if devices.done() else [-1]
 
@@ -191,53 +234,89 @@ class Process:
         inter_broker, controller = welcome.inter_broker_listener or ("", 0), self.membership.address
         directory_id = directory_text(self.key.directory_id)
         return broker_messages.RegisterBroker(
-            node_id=self.node_id, directory_id=directory_id, incarnation=self.client.control.generation, host=told.host, port=told.port, rack=self.config.get("broker.rack"),
-            inter_broker_host=inter_broker[0], inter_broker_port=inter_broker[1], controller_host=controller[0], controller_port=controller[1],
-            worker_count=welcome.worker_count, directories=list(reports(settled)),
+            node_id=self.node_id,
+            directory_id=directory_id,
+            incarnation=self.client.control.generation,
+            host=told.host,
+            port=told.port,
+            rack=self.config.get("broker.rack"),
+            inter_broker_host=inter_broker[0],
+            inter_broker_port=inter_broker[1],
+            controller_host=controller[0],
+            controller_port=controller[1],
+            worker_count=welcome.worker_count,
+            directories=list(reports(settled)),
             clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), devices),
             features=features.supported(),
             flush_on_ack=bool(configuration.broker_value(self.config, "log.flush.on.ack")),
-        )  # fmt: skip
+        )
 
     @property
     def session_path(self) -> Path:
         return self.places.metadata_dir / "session"
 
     def remember(self, broker_epoch: int, clean: bool) -> None:
-        devices = session.devices(self.log_dirs)  # may hang with one of them: then nothing is written, and nobody waits for the lock
+        # may hang with one of them: then nothing is written, and nobody waits for the lock
+        devices = session.devices(self.log_dirs)
         with self._session_lock:
-            boot = session.boot_id() if broker_epoch > self._doubted_epoch else ""  # a session once doubted stays so: this may have hung since before
-            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), boot, devices, clean))
+            # a session once doubted stays so: this may have hung since before
+            boot = session.boot_id() if broker_epoch > self._doubted_epoch else ""
+            session.write(
+                self.session_path,
+                session.Session(broker_epoch, directory_text(self.key.directory_id), boot, devices, clean),
+            )
 
     def doubt(self, broker_epoch: int) -> None:
-        """After a failed flush the page cache lies: that the machine is still the same proves nothing then."""
+        """After a failed flush the page cache lies: that the machine is still the same proves
+        nothing then.
+        """
         with self._session_lock:
             self._doubted_epoch = max(self._doubted_epoch, broker_epoch)
-            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), "", [], False))
+            session.write(
+                self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), "", [], False)
+            )
 
     async def run(self) -> int:
         self.watch()
         recovered = self.store.open()
         if recovered.cut_bytes:
-            log.warning("the last write to the metadata log was interrupted; its torn end was cut off", bytes=recovered.cut_bytes)
+            log.warning(
+                "the last write to the metadata log was interrupted; its torn end was cut off",
+                bytes=recovered.cut_bytes,
+            )
         await self.membership.listen()
         cluster_id, stored, peers = await self._or_end(self.settle_cluster(recovered.stored, recovered.state))
         shell = self.shell = self._make_shell(stored, recovered.state)
         self.membership.joined(cluster_id, shell)
         shell.start_quorum(cluster_id, peers)
-        await self._or_end(self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation))
+        await self._or_end(
+            self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation)
+        )
         control = self.client.control
         restarted = control.broker_incarnation == control.generation
-        await self._or_end(shell.wait_metadata(control.metadata_version, shell.quorum.core.log.end_offset) if restarted else shell.wait_metadata(0))
+        await self._or_end(
+            shell.wait_metadata(control.metadata_version, shell.quorum.core.log.end_offset)
+            if restarted
+            else shell.wait_metadata(0)
+        )
         if shell.failed.done():
             return await self._finish()
         state = shell.core.committed
         lacking = features.unsupported(state.features, features.supported())
         if lacking:
-            raise Refused(f"this version of mqd is one that the cluster has left behind: {lacking}. Install the version that the other hosts run")
-        settled, devices = await self._or_end(asyncio.gather(self.settle_directories(cluster_id, state), self.devices()))
+            raise Refused(
+                f"this version of mqd is one that the cluster has left behind: {lacking}. Install the version that the"
+                " other hosts run"
+            )
+        settled, devices = await self._or_end(
+            asyncio.gather(self.settle_directories(cluster_id, state), self.devices())
+        )
         state = shell.core.committed  # it may have grown meanwhile
-        index_of = {directory.directory_id: index for index, directory in enumerate(settled) if directory.directory_id and directory.usable}
+        index_of = {
+            directory.directory_id: index
+            for index, directory in enumerate(settled)
+            if directory.directory_id and directory.usable
+        }
         host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
         broker = BrokerCore(self.node_id, state, options.controller_options(self.config))
         server = self.server = shell.server = Server(self.places.controller_socket, shell.on_message, shell.on_end)
@@ -253,9 +332,23 @@ class Process:
     def _make_shell(self, stored: Stored, state: MetadataState) -> Shell:
         quorum = QuorumCore(self.key, stored, options.quorum_settings(self.config), random.Random(os.urandom(8)))
         metadata = MetadataCore(
-            state, self.node_id, ConfigRules(self.config), new_topic_id, placement.PARTITIONS_MAX, active=False, options=options.controller_options(self.config)
+            state,
+            self.node_id,
+            ConfigRules(self.config),
+            new_topic_id,
+            placement.PARTITIONS_MAX,
+            active=False,
+            options=options.controller_options(self.config),
         )
-        return Shell(quorum, metadata, self.store, self.client.control, self.membership.send, self.membership.know, quotas.burst_ns(self.config))
+        return Shell(
+            quorum,
+            metadata,
+            self.store,
+            self.client.control,
+            self.membership.send,
+            self.membership.know,
+            quotas.burst_ns(self.config),
+        )
 
     async def _or_end(self, work):
         """Its result; or Ended, when this process is to end before."""
@@ -270,7 +363,13 @@ class Process:
         shell = self.shell
         assert shell is not None
         state = shell.core.committed
-        log.info("controller serves", cluster_id=cluster_id, version=state.version, topics=len(state.topics), partitions=state.partition_count)
+        log.info(
+            "controller serves",
+            cluster_id=cluster_id,
+            version=state.version,
+            topics=len(state.topics),
+            partitions=state.partition_count,
+        )
         over = {self.ended, shell.failed, ticking}
         await asyncio.wait({*over, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
         if shell.in_service.done():
@@ -298,12 +397,20 @@ class Process:
         return 0
 
     async def _remember_clean(self, shell: Shell) -> None:
-        """When the workers have ended and have left their markers: nothing was lost with this session. Directories that do not answer are not waited for."""
+        """When the workers have ended and have left their markers: nothing was lost with this
+        session. Directories that do not answer are not waited for.
+        """
         control, loop = self.client.control, asyncio.get_running_loop()
         epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
         deadline = loop.time() + WORKERS_END_S
         workers = range(self.client.welcome.worker_count)
-        while any(control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING) for index in workers) and loop.time() < deadline:
+        while (
+            any(
+                control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING)
+                for index in workers
+            )
+            and loop.time() < deadline
+        ):
             await asyncio.sleep(0.005)
         if epoch < 0:
             return
@@ -322,11 +429,18 @@ class Process:
             await asyncio.wait(asked.values(), timeout=directories.ANSWER_S)
         silent = sorted(path for path, answer in asked.items() if not answer.done())
         if silent:
-            log.error("log directory does not answer: this session is not remembered as a clean end; the next start checks the logs", directory=",".join(silent), seconds=directories.ANSWER_S)
+            log.error(
+                "log directory does not answer: this session is not remembered as a clean end; the next start checks"
+                " the logs",
+                directory=",".join(silent),
+                seconds=directories.ANSWER_S,
+            )
         return {path: answer.result() for path, answer in asked.items() if answer.done()}
 
     def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
-        """(log directory, worker) of every partition that lies here: each leaves a marker there when it ends well."""
+        """(log directory, worker) of every partition that lies here: each leaves a marker there
+        when it ends well.
+        """
         count = self.client.welcome.worker_count
         paths_by_id = {directory.directory_id: directory.path for directory in shell.directories}
         return {

@@ -1,4 +1,6 @@
-"""A host that listens for no others: what mqd/controller/membership.py is elsewhere, without any of it (and without importing it: a start should not pay for what it does not use)."""
+"""A host that listens for no others: what mqd/controller/membership.py is elsewhere, without any of
+it (and without importing it: a start should not pay for what it does not use).
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""Who the entries of log.dirs are. Each directory carries its identity in meta.properties (Kafka's file), so that a partition finds its directory again when
-log.dirs is reordered or a disk is mounted elsewhere, and an empty mount point is not taken for the disk that should be there.
+"""Who the entries of log.dirs are. Each directory carries its identity in meta.properties (Kafka's
+file), so that a partition finds its directory again when log.dirs is reordered or a disk is mounted
+elsewhere, and an empty mount point is not taken for the disk that should be there.
 """
 
 import asyncio
@@ -28,26 +29,51 @@ class DirectoryRefused(RuntimeError):
 def read_properties(path: Path) -> dict[str, str]:
     """Raises OSError."""
     lines = (line.strip() for line in path.read_text(errors="replace").splitlines())
-    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#!")}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#!")
+    }
 
 
-def settle(paths: Iterable[str], cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]) -> list[Directory]:
-    """One Directory for each path, in order. `known`: directory id -> path where it was last seen; `used`: ids that hold partitions.
+def settle(
+    paths: Iterable[str],
+    cluster_id: str,
+    node_id: int,
+    known: Mapping[str, str],
+    used: set[str],
+    new_id: Callable[[], str],
+) -> list[Directory]:
+    """One Directory for each path, in order. `known`: directory id -> path where it was last seen;
+    `used`: ids that hold partitions.
 
-    A directory that cannot be read, or that is empty where one with partitions was, is not usable: its partitions are offline, everything else goes on.
-    Raises DirectoryRefused."""
+    A directory that cannot be read, or that is empty where one with partitions was, is not usable:
+    its partitions are offline, everything else goes on. Raises DirectoryRefused.
+    """
     return _no_twins([_settle_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
 
 
-async def settle_in_time(paths: Iterable[str], cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]) -> list[Directory]:
-    """As settle(), in threads; one whose file system does not answer within ANSWER_S is not usable, and what lies there is offline, until the next start."""
+async def settle_in_time(
+    paths: Iterable[str],
+    cluster_id: str,
+    node_id: int,
+    known: Mapping[str, str],
+    used: set[str],
+    new_id: Callable[[], str],
+) -> list[Directory]:
+    """As settle(), in threads; one whose file system does not answer within ANSWER_S is not usable,
+    and what lies there is offline, until the next start.
+    """
     places = list(paths)
     answers = await in_time([partial(_settle_one, path, cluster_id, node_id, known, used, new_id) for path in places])
-    return _no_twins([answer.result() if answer.done() else _silent(path, known) for path, answer in zip(places, answers)])
+    return _no_twins(
+        [answer.result() if answer.done() else _silent(path, known) for path, answer in zip(places, answers)]
+    )
 
 
 async def in_time(questions: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
-    """What was asked of file systems, each in a thread of its own: those that hang are not done after `limit_s` (None: ANSWER_S)."""
+    """What was asked of file systems, each in a thread of its own: those that hang are not done
+    after `limit_s` (None: ANSWER_S).
+    """
     answers = [in_thread(question) for question in questions]
     if answers:
         await asyncio.wait(answers, timeout=ANSWER_S if limit_s is None else limit_s)
@@ -55,19 +81,31 @@ async def in_time(questions: Iterable[Callable[[], T]], limit_s: float | None = 
 
 
 def _silent(path: str, known: Mapping[str, str]) -> Directory:
-    log.error("log directory does not answer: its partitions are offline until the broker is restarted", directory=path, seconds=ANSWER_S)
+    log.error(
+        "log directory does not answer: its partitions are offline until the broker is restarted",
+        directory=path,
+        seconds=ANSWER_S,
+    )
     return Directory(next((directory_id for directory_id, where in known.items() if where == path), ""), path, 0, False)
 
 
 def _no_twins(found: list[Directory]) -> list[Directory]:
     for index, directory in enumerate(found):
-        twin = next((other for other in found[:index] if other.directory_id and other.directory_id == directory.directory_id), None)
+        twin = next(
+            (other for other in found[:index] if other.directory_id and other.directory_id == directory.directory_id),
+            None,
+        )
         if twin is not None:
-            raise DirectoryRefused(f"{directory.path} and {twin.path} have the same directory.id: one is a copy of the other; remove one of them from log.dirs")
+            raise DirectoryRefused(
+                f"{directory.path} and {twin.path} have the same directory.id: one is a copy of the other; remove one"
+                " of them from log.dirs"
+            )
     return found
 
 
-def _settle_one(path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]) -> Directory:
+def _settle_one(
+    path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]
+) -> Directory:
     here = [directory_id for directory_id, where in known.items() if where == path]
     properties_path = Path(path) / META_PROPERTIES
     try:
@@ -76,20 +114,30 @@ def _settle_one(path: str, cluster_id: str, node_id: int, known: Mapping[str, st
         missing = [directory_id for directory_id in here if directory_id in used]
         if missing:
             log.error(
-                "log directory is not the one that was here: its partitions are offline. Mount the right disk and restart; or, if its records are lost for good, write"
-                " the line directory.id=... into meta.properties to begin anew with empty partitions",
-                directory=path, expected_directory_id=missing[0], file=str(properties_path),
-            )  # fmt: skip
+                "log directory is not the one that was here: its partitions are offline. Mount the right disk and"
+                " restart; or, if its records are lost for good, write the line directory.id=... into meta.properties"
+                " to begin anew with empty partitions",
+                directory=path,
+                expected_directory_id=missing[0],
+                file=str(properties_path),
+            )
             return Directory(missing[0], path, 0, False)
         return _claim(path, properties_path, here[0] if here else new_id(), cluster_id, node_id)
     except OSError as error:
-        log.error("log directory cannot be read: its partitions are offline until the broker is restarted", directory=path, reason=str(error))
+        log.error(
+            "log directory cannot be read: its partitions are offline until the broker is restarted",
+            directory=path,
+            reason=str(error),
+        )
         return Directory(here[0] if here else "", path, 0, False)
     _check_owner(properties, properties_path, cluster_id, node_id)
     directory_id = properties.get("directory.id", "")
     if not directory_id:
-        raise DirectoryRefused(f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs")
-    anew = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)  # written by hand, as the message above says: its replicas are empty now
+        raise DirectoryRefused(
+            f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs"
+        )
+    # written by hand, as the message above says: its replicas are empty now
+    anew = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)
     return measure(Directory(directory_id, path, 0, True, fresh=anew))
 
 
@@ -103,7 +151,10 @@ def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, nod
     for name, own in (("cluster.id", cluster_id), ("node.id", str(node_id))):
         theirs = properties.get(name, own)
         if theirs != own:
-            raise DirectoryRefused(f"{path} says {name}={theirs}, this broker has {name}={own}: the directory is another broker's; remove it from log.dirs")
+            raise DirectoryRefused(
+                f"{path} says {name}={theirs}, this broker has {name}={own}: the directory is another broker's; remove"
+                " it from log.dirs"
+            )
 
 
 def _claim(path: str, properties_path: Path, directory_id: str, cluster_id: str, node_id: int) -> Directory:
@@ -130,9 +181,12 @@ def measure(directory: Directory) -> Directory:
 
 
 class Measures:
-    """What the file systems of the entries of log.dirs say, again and again. Each is asked in a thread of its own, one question at a time: whoever waits here waits ANSWER_S at most, a disk that hangs takes no second thread,
-    and keeps no process from its end. `entries`: as they were settled at the start, for what could not be used then has no place in the image of this host until a restart, whatever its file system says.
-    Concurrency: the event loop's thread."""
+    """What the file systems of the entries of log.dirs say, again and again. Each is asked in a
+    thread of its own, one question at a time: whoever waits here waits ANSWER_S at most, a disk
+    that hangs takes no second thread, and keeps no process from its end. `entries`: as they were
+    settled at the start, for what could not be used then has no place in the image of this host
+    until a restart, whatever its file system says. Concurrency: the event loop's thread.
+    """
 
     def __init__(self, entries: Iterable[Directory]) -> None:
         self._entries = list(entries)
@@ -155,7 +209,12 @@ class Measures:
         if not asked.done():
             if index not in self._silent:
                 self._silent.add(index)
-                log.error("file system does not answer: until it does, no partition is placed there, and what lies there counts as failed", directory=entry.path, seconds=ANSWER_S)
+                log.error(
+                    "file system does not answer: until it does, no partition is placed there, and what lies there"
+                    " counts as failed",
+                    directory=entry.path,
+                    seconds=ANSWER_S,
+                )
             return entry._replace(free_bytes=0, usable=False)
         del self._asked[index]
         if index in self._silent:
@@ -165,7 +224,9 @@ class Measures:
 
 
 def holds_partitions(path: str) -> bool:
-    """Is there any partition in this directory? For the one moment when the metadata log is empty and should perhaps not be."""
+    """Is there any partition in this directory? For the one moment when the metadata log is empty
+    and should perhaps not be.
+    """
     try:
         return any(entry.is_dir() and (Path(entry.path) / "partition.metadata").exists() for entry in os.scandir(path))
     except OSError:

@@ -1,9 +1,12 @@
-"""Carries out what the quorum asks of the disk: one thread, one thing after another, in the order in which it was asked; what waits behind a flush is flushed together.
+"""Carries out what the quorum asks of the disk: one thread, one thing after another, in the order
+in which it was asked; what waits behind a flush is flushed together.
 
 Invariants
-    D1  DiskDone(n) is said only when everything up to n is durable; DiskRefused(n) when n and what is queued behind it left nothing behind
+    D1  DiskDone(n) is said only when everything up to n is durable; DiskRefused(n) when n and what
+        is queued behind it left nothing behind
     D2  a flush that fails, or whatever leaves the files in doubt, ends the process (`on_failure`)
-    D3  snapshots of own state and reads of them wait their turn in the same queue, so a file is never replaced under a reader
+    D3  snapshots of own state and reads of them wait their turn in the same queue, so a file is
+        never replaced under a reader
 """
 
 import asyncio
@@ -29,13 +32,28 @@ class StoreSnapshot(msgspec.Struct, frozen=True):
     state: MetadataState  # nobody else has it
 
 
-Work = events.PersistVote | events.AppendLog | events.TruncateLog | events.InstallSnapshot | events.ReadSnapshot | StoreSnapshot
+Work = (
+    events.PersistVote
+    | events.AppendLog
+    | events.TruncateLog
+    | events.InstallSnapshot
+    | events.ReadSnapshot
+    | StoreSnapshot
+)
 
 
 class Disk:
-    """`on_event(DiskDone | DiskRefused | SnapshotStored | SnapshotRead)` is called in the loop's thread; `committed()`: what is known to be committed."""
+    """`on_event(DiskDone | DiskRefused | SnapshotStored | SnapshotRead)` is called in the loop's
+    thread; `committed()`: what is known to be committed.
+    """
 
-    def __init__(self, store: QuorumStore, on_event: Callable[[events.Event], None], on_failure: Callable[[str], None], committed: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: QuorumStore,
+        on_event: Callable[[events.Event], None],
+        on_failure: Callable[[str], None],
+        committed: Callable[[], int],
+    ) -> None:
         self._store = store
         self._on_event, self._on_failure, self._committed = on_event, on_failure, committed
         self._queue: deque[Work] = deque()
@@ -63,7 +81,9 @@ class Disk:
                 await self._next(self._queue.popleft())
         except FlushFailed as error:
             self._fail(f"a flush of the metadata log failed, so what is on disk is unknown: {error}")
-        except Exception as error:  # our own fault: the story, then the end; supervisord starts a successor over what is on disk
+        # our own fault: the story, then the end; supervisord starts a successor over what is on
+        # disk
+        except Exception as error:
             log.exception("the controller failed")
             self._fail(f"{type(error).__name__}: {error}")
         finally:
@@ -94,7 +114,14 @@ class Disk:
                 case StoreSnapshot():
                     await self._snapshot(work)
                 case events.ReadSnapshot():
-                    data = await run(self._thread, self._store.read_snapshot, work.snapshot_offset, work.snapshot_epoch, work.position, work.size_bytes)
+                    data = await run(
+                        self._thread,
+                        self._store.read_snapshot,
+                        work.snapshot_offset,
+                        work.snapshot_epoch,
+                        work.position,
+                        work.size_bytes,
+                    )
                     self._on_event(events.SnapshotRead(work, data))
         except (OSError, ValueError) as error:
             self._refused(work, error)
@@ -133,7 +160,9 @@ class Disk:
                 raise error  # our own fault
             case _:
                 log.error("the metadata log cannot be written; what waits is refused", reason=str(error))
-                self._queue = deque(waiting for waiting in self._queue if isinstance(waiting, StoreSnapshot | events.ReadSnapshot))
+                self._queue = deque(
+                    waiting for waiting in self._queue if isinstance(waiting, StoreSnapshot | events.ReadSnapshot)
+                )
                 self._on_event(events.DiskRefused(work.sequence, str(error)))
 
     async def restore_reserve(self) -> None:

@@ -1,4 +1,6 @@
-"""Asks the seeds until this host knows of which cluster it is (mqd/cluster/membership/formation.py), and answers others that ask."""
+"""Asks the seeds until this host knows of which cluster it is
+(mqd/cluster/membership/formation.py), and answers others that ask.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -16,10 +18,16 @@ log = logging.get("controller.forming")
 
 
 class Forming:
-    """`await run()` gives the decision; `on_ask(connection, ask)` for questions that come over connections."""
+    """`await run()` gives the decision; `on_ask(connection, ask)` for questions that come over
+    connections.
+    """
 
-    def __init__(self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None) -> None:
-        """`on_waiting`: for whom this host waits, when it takes longer than TELL_S and whenever that changes; once, when it takes long, also what to look at."""
+    def __init__(
+        self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`on_waiting`: for whom this host waits, when it takes longer than TELL_S and whenever
+        that changes; once, when it takes long, also what to look at.
+        """
         self.core = core
         self._on_waiting = on_waiting
         self._waits_for = self._advice = ""
@@ -66,7 +74,11 @@ class Forming:
                 case formation.Wait():
                     self._waits_for = "; ".join(effect.reasons)
                     self._advice = effect.advice or self._advice
-                    log.info("waiting for the hosts of the cluster", reasons=self._waits_for, **({"advice": effect.advice} if effect.advice else {}))
+                    log.info(
+                        "waiting for the hosts of the cluster",
+                        reasons=self._waits_for,
+                        **({"advice": effect.advice} if effect.advice else {}),
+                    )
         self._changed.set()
 
     async def _ask(self, effect: formation.AskSeed) -> None:
@@ -82,7 +94,11 @@ class Forming:
         except (OSError, EOFError, TimeoutError, HandshakeFailed, PeerProtocolError) as error:
             self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, f"cannot be asked: {reason_of(error)}"))
             return
-        if isinstance(answer, FormationAnswer) and answer.member.node_id == connection.identity.node_id and answer.member.directory_id == connection.identity.directory_id:
+        if (
+            isinstance(answer, FormationAnswer)
+            and answer.member.node_id == connection.identity.node_id
+            and answer.member.directory_id == connection.identity.directory_id
+        ):
             self._handle(formation.Answered(effect.seed, answer))
         else:
             self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "did not answer the question"))

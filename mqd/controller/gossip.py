@@ -1,16 +1,22 @@
-"""The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address, a timer, and the file that counts this directory's lives.
+"""The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address,
+a timer, and the file that counts this directory's lives.
 
     gossip = create(profile, secret, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
     await gossip.start()                       joins by the seeds, in the background
-    gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged, Forget, ProfileChanged
-    await gossip.serve(hello, reader, writer)  a connection whose handshake said "gossip" (Peers' on_stream): until it ends
+    gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
+                                               Forget, ProfileChanged
+    await gossip.serve(hello, reader, writer)  a connection whose handshake said "gossip" (Peers'
+                                               on_stream): until it ends
     await gossip.stop()                        says goodbye first
 
-`on_change` is told MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the core has done with the event. Everything it hears is a hint.
+`on_change` is told MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the
+core has done with the event. Everything it hears is a hint.
 
-A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): 4-byte length and a State or StreamPing from who connected, the same and a State or
-StreamAck back; then it ends. Bounds: STATE_BYTES_MAX a message, SERVED_COUNT_MAX served at once, exchange_ms_max each, RESOLVE_COUNT_MAX names being looked up.
+A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"):
+4-byte length and a State or StreamPing from who connected, the same and a State or StreamAck back;
+then it ends. Bounds: STATE_BYTES_MAX a message, SERVED_COUNT_MAX served at once, exchange_ms_max
+each, RESOLVE_COUNT_MAX names being looked up.
 """
 
 import asyncio
@@ -27,8 +33,28 @@ from mqd.base import clock, logging
 from mqd.base.blocking_pool import in_thread
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
-from mqd.cluster.membership.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings
-from mqd.cluster.membership.gossip_messages import LIFE_MAX, MAGIC, STATE_BYTES_MAX, Refused, Seal, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
+from mqd.cluster.membership.gossip_events import (
+    KeepLife,
+    LeaveDone,
+    ProbeStream,
+    Profile,
+    PushPull,
+    SendDatagram,
+    Settings,
+)
+from mqd.cluster.membership.gossip_messages import (
+    LIFE_MAX,
+    MAGIC,
+    STATE_BYTES_MAX,
+    Refused,
+    Seal,
+    State,
+    StreamAck,
+    StreamMessage,
+    StreamPing,
+    decode_stream,
+    encode,
+)
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, derive_key
 from mqd.controller.peers import Peers
 
@@ -44,11 +70,13 @@ Change = events.MemberChanged | events.ControllerSeen | events.NodeIdTwice
 log = logging.get("controller.gossip")
 
 
-# -- lives -----------------------------------------------------------------------------------------------------------------------
+# -- lives -----------------------------------------------------------------------------------------
 
 
 def next_life(path: Path) -> int:
-    """One more than the file says, written there before it is used. A file that is missing or damaged counts as 0: whoever remembers a later life says so when this host joins."""
+    """One more than the file says, written there before it is used. A file that is missing or
+    damaged counts as 0: whoever remembers a later life says so when this host joins.
+    """
     try:
         life = int(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -72,7 +100,7 @@ def directory_bytes(directory_id: str) -> bytes:
     return decoded if len(decoded) == 16 else hashlib.sha256(directory_id.encode()).digest()[:16]
 
 
-# -- connections --------------------------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------
 
 
 async def _read(reader: asyncio.StreamReader) -> StreamMessage:
@@ -89,7 +117,10 @@ def _write(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
 
 
 def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple]]":
-    """As getaddrinfo() gives it, for datagrams; in a thread of its own, so that a name for which the resolver does not answer keeps no other waiting. There is none: OSError; a name that cannot be one: UnicodeError."""
+    """As getaddrinfo() gives it, for datagrams; in a thread of its own, so that a name for which
+    the resolver does not answer keeps no other waiting. There is none: OSError; a name that cannot
+    be one: UnicodeError.
+    """
     try:
         return in_thread(lambda: socket.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM))
     except RuntimeError as error:  # no more threads
@@ -99,7 +130,9 @@ def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple
 
 
 class _Names:
-    """Host names to socket addresses, looked up outside the loop; a number is its own. What waits for a name is one datagram of each: the newest. A name is looked up once at a time."""
+    """Host names to socket addresses, looked up outside the loop; a number is its own. What waits
+    for a name is one datagram of each: the newest. A name is looked up once at a time.
+    """
 
     def __init__(self, family: int, send: Callable[[bytes, tuple], None]) -> None:
         self._family, self._send = family, send
@@ -200,7 +233,7 @@ class Gossip(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    # -- the core -----------------------------------------------------------------------------------------------------------------
+    # -- the core ----------------------------------------------------------------------------------
 
     def event(self, event: events.Event) -> None:
         if self._ended:
@@ -227,18 +260,30 @@ class Gossip(asyncio.DatagramProtocol):
 
     def _tell(self, change: Change) -> None:
         if isinstance(change, events.MemberChanged) and change.before != change.member.state:
-            log.info("member", node=change.member.node_id, state=change.member.state, before=change.before or "unknown", incarnation=change.member.incarnation)
+            log.info(
+                "member",
+                node=change.member.node_id,
+                state=change.member.state,
+                before=change.before or "unknown",
+                incarnation=change.member.incarnation,
+            )
         elif isinstance(change, events.NodeIdTwice):
-            log.warning("two hosts have the same node id", node=change.node_id, directories=",".join(directory.hex() for directory in change.directory_ids))
+            log.warning(
+                "two hosts have the same node id",
+                node=change.node_id,
+                directories=",".join(directory.hex() for directory in change.directory_ids),
+            )
         self.on_change(change)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(loop.time() + max(0, self.core.due_ms - clock.monotonic_ms()) / 1000, self.event, events.Tick())
+        self._timer = loop.call_at(
+            loop.time() + max(0, self.core.due_ms - clock.monotonic_ms()) / 1000, self.event, events.Tick()
+        )
 
-    # -- datagrams ------------------------------------------------------------------------------------------------------------------
+    # -- datagrams ---------------------------------------------------------------------------------
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         if data.startswith(MAGIC):
@@ -257,7 +302,7 @@ class Gossip(asyncio.DatagramProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.sendto(data, address)
 
-    # -- streams ---------------------------------------------------------------------------------------------------------------------
+    # -- streams -----------------------------------------------------------------------------------
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -278,7 +323,9 @@ class Gossip(asyncio.DatagramProtocol):
         try:
             answer = await self._ask(effect.host, effect.port, self.core.state(), self.core.settings.exchange_ms_max)
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed) as error:
-            log.debug("no exchange of states", host=effect.host, port=effect.port, reason=str(error) or type(error).__name__)
+            log.debug(
+                "no exchange of states", host=effect.host, port=effect.port, reason=str(error) or type(error).__name__
+            )
             self.event(events.ExchangeFailed(effect.exchange_id))
             return
         if isinstance(answer, State):
@@ -288,10 +335,15 @@ class Gossip(asyncio.DatagramProtocol):
 
     async def _probe(self, effect: ProbeStream) -> None:
         try:
-            answer = await self._ask(effect.host, effect.port, StreamPing(effect.node_id, effect.directory_id), effect.wait_ms)
+            answer = await self._ask(
+                effect.host, effect.port, StreamPing(effect.node_id, effect.directory_id), effect.wait_ms
+            )
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed):
             return
-        if isinstance(answer, StreamAck) and (answer.node_id, answer.directory_id) == (effect.node_id, effect.directory_id):
+        if isinstance(answer, StreamAck) and (answer.node_id, answer.directory_id) == (
+            effect.node_id,
+            effect.directory_id,
+        ):
             self.event(events.StreamAnswered(effect.probe_id))
 
     async def serve(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -319,9 +371,18 @@ class Gossip(asyncio.DatagramProtocol):
 
 
 def create(
-    profile: Profile, secret: bytes, cluster_id: str, seeds: Sequence[tuple[str, int]], datagrams: socket.socket, peers: Peers, directory: Path, settings: Settings | None = None
+    profile: Profile,
+    secret: bytes,
+    cluster_id: str,
+    seeds: Sequence[tuple[str, int]],
+    datagrams: socket.socket,
+    peers: Peers,
+    directory: Path,
+    settings: Settings | None = None,
 ) -> Gossip:
-    """Not started yet. `secret`: of the cluster, empty where no listener leaves the host; `directory`: where this host's lives are counted (its metadata directory). Raises OSError."""
+    """Not started yet. `secret`: of the cluster, empty where no listener leaves the host;
+    `directory`: where this host's lives are counted (its metadata directory). Raises OSError.
+    """
     life_path = directory / "gossip-life"
     seal = Seal(derive_key(secret, "gossip"), cluster_id)
     core = GossipCore(profile, seal, settings or Settings(), random.SystemRandom(), next_life(life_path), seeds)

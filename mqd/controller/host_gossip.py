@@ -1,11 +1,15 @@
 """Gossip of this host: what it tells of itself, and what becomes of the hints that it hears.
 
-    told      profile (racks, capacity), load, the active controller as the quorum knows it; seeds: cluster.seeds and every broker that is registered
-    hints     addresses of hosts (where connections are tried), who may know the quorum's leader (asked when this host knows none), who is suspected (log, `views()`)
+    told      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
+              cluster.seeds and every broker that is registered
+    hints     addresses of hosts (where connections are tried), who may know the quorum's leader
+              (asked when this host knows none), who is suspected (log, `views()`)
 
-Beside it, on the same socket, the notices of keepers (mqd/cluster/membership/death_notice.py): a proof, not a hint.
+Beside it, on the same socket, the notices of keepers (mqd/cluster/membership/death_notice.py): a
+proof, not a hint.
 
-Nothing of gossip fences, elects or changes anything: a wrong hint costs one connection that fails, or one question in vain.
+Nothing of gossip fences, elects or changes anything: a wrong hint costs one connection that fails,
+or one question in vain.
 """
 
 from __future__ import annotations
@@ -79,7 +83,9 @@ class _Numbers(NamedTuple):
 
 
 class HostGossip:
-    """Between start() and stop(). Raises OSError from start(): the count of lives cannot be written."""
+    """Between start() and stop(). Raises OSError from start(): the count of lives cannot be
+    written.
+    """
 
     def __init__(
         self,
@@ -115,9 +121,16 @@ class HostGossip:
         self._orders: death_notice.Orders | None = None
         death_notice.write_orders(run_dir, None)
         profile = Profile(
-            key.node_id, key.directory_id, *address, rack=config.get("broker.rack"), version=_version(), worker_count=worker_count, cpu_count=os.cpu_count() or 0,
-            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), disk_bytes=disk_bytes,
-        )  # fmt: skip
+            key.node_id,
+            key.directory_id,
+            *address,
+            rack=config.get("broker.rack"),
+            version=_version(),
+            worker_count=worker_count,
+            cpu_count=os.cpu_count() or 0,
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            disk_bytes=disk_bytes,
+        )
         self.gossip = gossip.create(profile, self._secret, cluster_id, self._seeds, datagrams, peers, directory)
         self.gossip.on_change = self._on_change
         self.gossip.on_other = self._on_notice
@@ -142,7 +155,7 @@ class HostGossip:
     def views(self) -> list[MemberView]:
         return self.gossip.core.views()
 
-    # -- told ------------------------------------------------------------------------------------------------------------------
+    # -- told --------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
         count = 0
@@ -166,7 +179,11 @@ class HostGossip:
 
     def _tell_seeds(self) -> None:
         brokers = self._shell.core.committed.brokers
-        known = {(broker.controller_host, broker.controller_port) for broker in brokers.values() if broker.controller_host and broker.controller_port}
+        known = {
+            (broker.controller_host, broker.controller_port)
+            for broker in brokers.values()
+            if broker.controller_host and broker.controller_port
+        }
         seeds = tuple(sorted(known | set(self._own_seeds)))
         if seeds != self._seeds:
             self._seeds = seeds
@@ -179,12 +196,20 @@ class HostGossip:
         state, node_id = self._shell.core.committed, self._shell.node_id
         broker = state.brokers.get(node_id)
         replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
-        self.gossip.event(events.LoadMeasured(
-            broker_epoch=broker.epoch if broker is not None else -1, metadata_version=state.version, cpu_permille=self._cpu_permille(), disk_used_bytes=self._used(), replica_count=replicas,
-        ))  # fmt: skip
+        self.gossip.event(
+            events.LoadMeasured(
+                broker_epoch=broker.epoch if broker is not None else -1,
+                metadata_version=state.version,
+                cpu_permille=self._cpu_permille(),
+                disk_used_bytes=self._used(),
+                replica_count=replicas,
+            )
+        )
 
     def _used(self) -> int:
-        """As of the last time; the loop, on which the controller's leases hang, waits for no file system."""
+        """As of the last time; the loop, on which the controller's leases hang, waits for no file
+        system.
+        """
         if self._asked is None or self._asked.done():
             if self._asked is not None:
                 self._used_bytes = self._asked.result()
@@ -195,25 +220,34 @@ class HostGossip:
         return _bytes(self._log_dirs, which)
 
     def _cpu_permille(self) -> int:
-        """Of the whole machine, 1000 per core, since the last time; from /proc/stat (user, nice, system, irq, softirq)."""
+        """Of the whole machine, 1000 per core, since the last time; from /proc/stat (user, nice,
+        system, irq, softirq).
+        """
         try:
             words = Path("/proc/stat").read_text().split(None, 8)[1:8]
         except OSError:
             return 0
         ticks = [int(word) for word in words]
-        cpu_ns, now_ms = (sum(ticks[:3]) + sum(ticks[5:7])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK"), clock.monotonic_ms()
+        cpu_ns, now_ms = (
+            (sum(ticks[:3]) + sum(ticks[5:7])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK"),
+            clock.monotonic_ms(),
+        )
         spent, passed = cpu_ns - self._cpu_ns, max(1, now_ms - self._measured_ms)
         first, self._cpu_ns, self._measured_ms = self._cpu_ns == 0, cpu_ns, now_ms
         return 0 if first else max(0, min(1 << 20, spent // passed // 1_000))
 
-    # -- proof of death --------------------------------------------------------------------------------------------------------
+    # -- proof of death ----------------------------------------------------------------------------
 
     def _leave_orders(self) -> None:
-        """Whom the keeper is to tell when this process ends without a word. Addresses that are names are looked up beside it, when others come; those that are not known yet are not told."""
+        """Whom the keeper is to tell when this process ends without a word. Addresses that are
+        names are looked up beside it, when others come; those that are not known yet are not told.
+        """
         places = death_proofs.told(self._shell.quorum.core, self._shell.core.committed)
         if places != self._places:
             self._places = places
-            self._numbers = {place: known._replace(until_s=0.0) for place, known in self._numbers.items() if place in places}
+            self._numbers = {
+                place: known._replace(until_s=0.0) for place, known in self._numbers.items() if place in places
+            }
         now_s = asyncio.get_running_loop().time()
         for place in places:
             if place not in self._looking and (place not in self._numbers or now_s >= self._numbers[place].until_s):
@@ -236,11 +270,25 @@ class HostGossip:
 
     def _write_orders(self) -> None:
         shell = self._shell
-        words = self._last_words = death_proofs.last_words(shell.quorum.core, shell.core.committed, self._incarnation, self._last_words)
+        words = self._last_words = death_proofs.last_words(
+            shell.quorum.core, shell.core.committed, self._incarnation, self._last_words
+        )
         orders = None
-        numbers = tuple(dict.fromkeys(number for place in self._places if place in self._numbers for number in self._numbers[place].found))
+        numbers = tuple(
+            dict.fromkeys(
+                number for place in self._places if place in self._numbers for number in self._numbers[place].found
+            )
+        )
         if words is not None and numbers:
-            orders = death_notice.Orders(self._incarnation, words.node_id, words.broker_epoch, words.controller_epoch, self._cluster_id, numbers, words.led)
+            orders = death_notice.Orders(
+                self._incarnation,
+                words.node_id,
+                words.broker_epoch,
+                words.controller_epoch,
+                self._cluster_id,
+                numbers,
+                words.led,
+            )
         if orders != self._orders:
             self._orders = orders
             death_notice.write_orders(self._run_dir, orders)
@@ -249,7 +297,8 @@ class HostGossip:
         try:
             self._write_orders()
         except OSError as error:
-            log.warning("the keeper was left no orders", error=error.strerror)  # it is tried again; without them a session has to end
+            # it is tried again; without them a session has to end
+            log.warning("the keeper was left no orders", error=error.strerror)
 
     def _on_leader_changed(self) -> None:
         """At once: in the moments after an election the wrong last words would be left."""
@@ -266,16 +315,20 @@ class HostGossip:
         if notice != self._noticed.get(about):
             self._noticed[about] = notice
             log.info(
-                "a keeper says that processes of its host have ended", node=notice.node_id, all=notice.broker_epoch >= 0, led=notice.led, broker_epoch=notice.broker_epoch,
+                "a keeper says that processes of its host have ended",
+                node=notice.node_id,
+                all=notice.broker_epoch >= 0,
+                led=notice.led,
+                broker_epoch=notice.broker_epoch,
                 controller_epoch=notice.controller_epoch,
-            )  # fmt: skip
+            )
         died, proof = self._proofs.on_notice(notice)
         if died is not None:
             self._shell.quorum.handle(died)
         if proof is not None and self._shell.core.active:
             self._shell.on_peer(proof.node_id, proof)
 
-    # -- hints -----------------------------------------------------------------------------------------------------------------
+    # -- hints -------------------------------------------------------------------------------------
 
     def _on_change(self, change: gossip.Change) -> None:
         if isinstance(change, events.MemberChanged):
@@ -284,4 +337,8 @@ class HostGossip:
         elif isinstance(change, events.ControllerSeen):
             core = self._shell.quorum.core
             if core.leader < 0 and change.epoch >= core.epoch:
-                self._shell.quorum.handle(quorum_events.PeersKnown((change.node_id, *(node for node in core.peers if node != change.node_id))[:PEERS_MAX]))
+                self._shell.quorum.handle(
+                    quorum_events.PeersKnown(
+                        (change.node_id, *(node for node in core.peers if node != change.node_id))[:PEERS_MAX]
+                    )
+                )

@@ -1,4 +1,6 @@
-"""This host among others: who it is, whom it lets in, how it comes into a cluster, where its messages go. On a host that listens for no others there is nobody, and all of this is idle."""
+"""This host among others: who it is, whom it lets in, how it comes into a cluster, where its
+messages go. On a host that listens for no others there is nobody, and all of this is idle.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,35 @@ class Membership:
         self._forming: Forming | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
-        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message, self._on_stream, self._anothers, self._is_voters) if self._sockets else None
+        self._peers = (
+            Peers(
+                cluster_config.load_key(config),
+                self.identity,
+                self._decide,
+                self._on_message,
+                self._on_stream,
+                self._anothers,
+                self._is_voters,
+            )
+            if self._sockets
+            else None
+        )
         self._config, self._worker_count = config, client.welcome.worker_count
         self.gossip: HostGossip | None = None
 
     def identity(self) -> Identity:
         metadata = features.FEATURES["metadata.version"]
         return Identity(
-            self._key.node_id, directory_text(self._key.directory_id), self._cluster_id, self._shell.quorum.core.generation if self._shell is not None else 0, not self._cluster_id,
-            metadata.first, metadata.last, *self.address, features.supported(),
-        )  # fmt: skip
+            self._key.node_id,
+            directory_text(self._key.directory_id),
+            self._cluster_id,
+            self._shell.quorum.core.generation if self._shell is not None else 0,
+            not self._cluster_id,
+            metadata.first,
+            metadata.last,
+            *self.address,
+            features.supported(),
+        )
 
     def _member(self) -> Member:
         return Member(self._key.node_id, directory_text(self._key.directory_id), *self.address)
@@ -56,7 +77,7 @@ class Membership:
         if self._peers is not None:
             await self._peers.listen(self._sockets[0])
 
-    # -- coming into a cluster ---------------------------------------------------------------------------------------------
+    # -- coming into a cluster ---------------------------------------------------------------------
 
     async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
         """Until the seeds have made clear what to do. Only with seeds."""
@@ -74,19 +95,35 @@ class Membership:
         return tuple(sorted(heard - {self._key.node_id}))
 
     def joined(self, cluster_id: str, shell: Shell) -> None:
-        """From here on messages are taken; connections on which this host said that it is of no cluster are made anew."""
+        """From here on messages are taken; connections on which this host said that it is of no
+        cluster are made anew.
+        """
         self._cluster_id, self._shell = cluster_id, shell
         if self._peers is not None:
             self._peers.drop(lambda identity: False)
 
     async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
-        """After joined(). `directory`: where this host's lives are counted; `incarnation`: of the keeper. Raises OSError."""
+        """After joined(). `directory`: where this host's lives are counted; `incarnation`: of the
+        keeper. Raises OSError.
+        """
         if self._peers is None:
             return
         assert self._shell is not None
         size_bytes = await disk_bytes(self._config)
         self.gossip = HostGossip(
-            self._config, self._key, self.address, self._worker_count, self._cluster_id, self._sockets[1], self._peers, self._shell, self.know, directory, run_dir, incarnation, size_bytes
+            self._config,
+            self._key,
+            self.address,
+            self._worker_count,
+            self._cluster_id,
+            self._sockets[1],
+            self._peers,
+            self._shell,
+            self.know,
+            directory,
+            run_dir,
+            incarnation,
+            size_bytes,
         )
         await self.gossip.start()
 
@@ -94,7 +131,7 @@ class Membership:
         if self.gossip is not None and hello.identity.cluster_id == self._cluster_id:
             await self.gossip.serve(hello, reader, writer)
 
-    # -- messages ----------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def send(self, node_id: int, message: msgspec.Struct) -> None:
         if self._peers is not None:
@@ -109,24 +146,47 @@ class Membership:
         if hello.purpose == "gossip" and self.gossip is None:
             return Refusal(handshake.REFUSED_BUSY, "this host does not gossip yet")
         if hello.purpose not in ("controller", "gossip"):
-            return Refusal(handshake.REFUSED_PURPOSE, f"purpose {hello.purpose!r} is not served on the controller's listener")
+            return Refusal(
+                handshake.REFUSED_PURPOSE, f"purpose {hello.purpose!r} is not served on the controller's listener"
+            )
         if theirs.node_id == own.node_id and theirs.directory_id != own.directory_id:
-            return Refusal(handshake.REFUSED_IDENTITY, f"node.id {own.node_id} is the other host's too: give each host a node.id of its own")
+            return Refusal(
+                handshake.REFUSED_IDENTITY,
+                f"node.id {own.node_id} is the other host's too: give each host a node.id of its own",
+            )
         if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
-            return Refusal(handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}")
+            return Refusal(
+                handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}"
+            )
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
-            return Refusal(handshake.REFUSED_FEATURES, f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host {theirs.feature_first} to {theirs.feature_last}")
+            return Refusal(
+                handshake.REFUSED_FEATURES,
+                f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host"
+                f" {theirs.feature_first} to {theirs.feature_last}",
+            )
         if anothers := self._anothers(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, anothers)
-        lacking = features.unsupported(self._shell.core.committed.features, features.told(theirs.features)) if self._shell is not None and own.cluster_id else ""
+        lacking = (
+            features.unsupported(self._shell.core.committed.features, features.told(theirs.features))
+            if self._shell is not None and own.cluster_id
+            else ""
+        )
         if lacking:
-            return Refusal(handshake.REFUSED_FEATURES, f"it runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the other hosts run")
+            return Refusal(
+                handshake.REFUSED_FEATURES,
+                f"it runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the"
+                " other hosts run",
+            )
         return own
 
     def _anothers(self, theirs: Identity) -> str:
-        """Why a host with this identity is not listened to: its node id is that of another host, which is in service. What is said to a node id goes over one connection, so the one in service would hear nothing any more of what
-        is said to it, and lose its lease to the newcomer. While this host knows no leader, or has applied nothing of the present one's epoch, it cannot tell which of the two the cluster means (its metadata may be from before
-        the one was replaced by the other), and listens to both. "" = it is listened to."""
+        """Why a host with this identity is not listened to: its node id is that of another host,
+        which is in service. What is said to a node id goes over one connection, so the one in
+        service would hear nothing any more of what is said to it, and lose its lease to the
+        newcomer. While this host knows no leader, or has applied nothing of the present one's
+        epoch, it cannot tell which of the two the cluster means (its metadata may be from before
+        the one was replaced by the other), and listens to both. "" = it is listened to.
+        """
         if self._shell is None:
             return ""
         core = self._shell.quorum.core
@@ -136,13 +196,18 @@ class Membership:
         if holder is None or holder.fenced or holder.directory_id in ("", theirs.directory_id):
             return ""
         return (
-            f"node.id {theirs.node_id} is that of another host, {holder.controller_host or holder.host}:{holder.controller_port or holder.port}, which is in service: give this host a node.id of its own;"
-            " or, if it takes that one's place, wait until that one's session has ended"
+            f"node.id {theirs.node_id} is that of another host,"
+            f" {holder.controller_host or holder.host}:{holder.controller_port or holder.port}, which is in service:"
+            " give this host a node.id of its own; or, if it takes that one's place, wait until that one's session has"
+            " ended"
         )
 
     def _is_voters(self, identity: Identity) -> bool:
         """Is this the very host that this one's log has as a voter?"""
-        return self._shell is not None and any(voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id for voter in self._shell.quorum.core.voters)
+        return self._shell is not None and any(
+            voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id
+            for voter in self._shell.quorum.core.voters
+        )
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
         if self._anothers(connection.identity):
@@ -151,15 +216,24 @@ class Membership:
             self._on_ask(connection, message)
         elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
             self._shell.on_peer(connection.identity.node_id, message)
-        # else a stranger, or one that did not know yet that it is of this cluster: it says it again over a new connection
+        # else a stranger, or one that did not know yet that it is of this cluster: it says it again
+        # over a new connection
 
     def _on_ask(self, connection: Connection, ask: FormationAsk) -> None:
         if self._shell is None:
             if self._forming is not None:
                 self._forming.on_ask(connection, ask)
             return
-        voters = [Member(voter.node_id, directory_text(voter.key.directory_id), voter.host, voter.port) for voter in self._shell.quorum.voters]
-        Forming.answer(connection, formation.answer_of_member(ask, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters))
+        voters = [
+            Member(voter.node_id, directory_text(voter.key.directory_id), voter.host, voter.port)
+            for voter in self._shell.quorum.voters
+        ]
+        Forming.answer(
+            connection,
+            formation.answer_of_member(
+                ask, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters
+            ),
+        )
 
     async def stop(self) -> None:
         if self.gossip is not None:

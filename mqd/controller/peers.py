@@ -1,14 +1,19 @@
-"""Connections between the controllers of hosts: who connects, who is let in, who is reached how; messages out and in.
+"""Connections between the controllers of hosts: who connects, who is let in, who is reached how;
+messages out and in.
 
-Best effort: a message goes out over a connection that lives, else it waits (a few, for a short time) for the one that is being made, else it is dropped; the cores say everything
-again that matters. In order while a connection lasts. Either side's connection serves both directions; a host sends over one of them until that ends.
+Best effort: a message goes out over a connection that lives, else it waits (a few, for a short
+time) for the one that is being made, else it is dropped; the cores say everything again that
+matters. In order while a connection lasts. Either side's connection serves both directions; a host
+sends over one of them until that ends.
 
-Every connection begins with the handshake (mqd/cluster/membership/handshake.py): what comes after it comes from the node that proved itself, and nothing before it reaches anybody.
+Every connection begins with the handshake (mqd/cluster/membership/handshake.py): what comes after
+it comes from the node that proved itself, and nothing before it reaches anybody.
 
 Bounds
     CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  under way at a time; more are closed at once
     SEND_BYTES_MAX            unread by a peer: its connection is closed   PENDING_MAX     messages that wait for a connection; the oldest is dropped
-    a peer that does not acknowledge bytes for LOST_MS_MAX is disconnected by the kernel (TCP_USER_TIMEOUT)
+    a peer that does not acknowledge bytes for LOST_MS_MAX is disconnected by the kernel
+    (TCP_USER_TIMEOUT)
 """
 
 import asyncio
@@ -30,7 +35,9 @@ CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64
 SEND_BYTES_MAX = 64 << 20
 PENDING_MAX = 64
-LOST_MS_MAX = 3_000  # no longer than a new connection takes: after a cut, the retransmissions of an old one wait longer and longer
+# no longer than a new connection takes: after a cut, the retransmissions of an old one wait longer
+# and longer
+LOST_MS_MAX = 3_000
 CONNECT_SECONDS_MAX = 2.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
 REFUSED_S = 2.0  # a peer that refused is not asked again before
@@ -59,7 +66,9 @@ def set_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
 
 
-async def _shake(side: handshake.Initiator | handshake.Responder, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _shake(
+    side: handshake.Initiator | handshake.Responder, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """Until `side.done`. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
         while side.wanted:
@@ -85,7 +94,9 @@ class Connection:
             self.writer.transport.abort()
 
     async def receive(self) -> msgspec.Struct | None:
-        """The next message; None: one that this version does not know. Raises PeerProtocolError, OSError, EOFError."""
+        """The next message; None: one that this version does not know. Raises PeerProtocolError,
+        OSError, EOFError.
+        """
         size = peer_messages.body_bytes(await self.reader.readexactly(peer_messages.LENGTH_BYTES))
         return peer_messages.decode(await self.reader.readexactly(size))
 
@@ -105,9 +116,13 @@ class _Node:
 
 
 class Peers:
-    """`identity()`: this host as it is now; `decide(hello)`: whom to let in, as whom this host answers; `on_message(connection, message)`: in the loop's thread, in order of arrival.
-    `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then closed. `is_strange(identity)`: of a peer that this host has reached, says why it is not the one that it
-    claims to be; "" = it is. `is_voters(identity)`: a newcomer of the same node id does not displace it."""
+    """`identity()`: this host as it is now; `decide(hello)`: whom to let in, as whom this host
+    answers; `on_message(connection, message)`: in the loop's thread, in order of arrival.
+    `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then
+    closed. `is_strange(identity)`: of a peer that this host has reached, says why it is not the one
+    that it claims to be; "" = it is. `is_voters(identity)`: a newcomer of the same node id does not
+    displace it.
+    """
 
     def __init__(
         self,
@@ -121,7 +136,12 @@ class Peers:
     ) -> None:
         self._key = handshake.derive_key(secret, "handshake")
         self._identity, self._decide = identity, decide
-        self._on_message, self._on_stream, self._is_strange, self._is_voters = on_message, on_stream, is_strange, is_voters
+        self._on_message, self._on_stream, self._is_strange, self._is_voters = (
+            on_message,
+            on_stream,
+            is_strange,
+            is_voters,
+        )
         self._nodes: dict[int, _Node] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -129,7 +149,7 @@ class Peers:
         self._random = random.Random(os.urandom(8))
         self._ended = False
 
-    # -- who is where ------------------------------------------------------------------------------------------------------
+    # -- who is where ------------------------------------------------------------------------------
 
     def know(self, node_id: int, host: str, port: int) -> None:
         """An address of a node; the newest that was told is tried first, two older ones after it."""
@@ -142,12 +162,16 @@ class Peers:
 
     def connected(self) -> list[int]:
         """Node ids with a connection that lives."""
-        return sorted(node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.lives)
+        return sorted(
+            node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.lives
+        )
 
-    # -- sending -----------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def send(self, node_id: int, message: msgspec.Struct) -> None:
-        """Best effort, never waits. A message that is too long is the sender's fault: raises PeerProtocolError."""
+        """Best effort, never waits. A message that is too long is the sender's fault: raises
+        PeerProtocolError.
+        """
         node = self._nodes.get(node_id)
         if node is None or self._ended:
             return
@@ -203,10 +227,17 @@ class Peers:
         node.next_try = time.monotonic() + wait_s
         if reason != node.said:
             node.said = reason
-            log.warning("a host cannot be reached", node=node_id, addresses=",".join(f"{host}:{port}" for host, port in node.addresses), reason=reason)
+            log.warning(
+                "a host cannot be reached",
+                node=node_id,
+                addresses=",".join(f"{host}:{port}" for host, port in node.addresses),
+                reason=reason,
+            )
 
     async def open(self, host: str, port: int, purpose: str) -> Connection:
-        """A connection that has shaken hands. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+        """A connection that has shaken hands. Raises HandshakeFailed, OSError, EOFError,
+        TimeoutError.
+        """
         with looked_up(host):
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
@@ -220,7 +251,7 @@ class Peers:
             writer.transport.abort()
             raise
 
-    # -- receiving ---------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     async def listen(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(self._accept, sock=listener.dup(), limit=1 << 20)
@@ -240,7 +271,11 @@ class Peers:
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
             name = writer.get_extra_info("peername")
-            log.warning("a connection to the controller's listener was turned away", address=f"{name[0]}:{name[1]}" if name else "?", reason=reason_of(error))
+            log.warning(
+                "a connection to the controller's listener was turned away",
+                address=f"{name[0]}:{name[1]}" if name else "?",
+                reason=reason_of(error),
+            )
         finally:
             self._shaking -= 1
         try:
@@ -274,7 +309,14 @@ class Peers:
         self.know(node_id, connection.identity.host, connection.identity.port)
         node = self._nodes.setdefault(node_id, _Node())
         node.connections.append(connection)
-        if node.current is None or not node.current.lives or (node.current.identity.directory_id != connection.identity.directory_id and not self._is_voters(node.current.identity)):
+        if (
+            node.current is None
+            or not node.current.lives
+            or (
+                node.current.identity.directory_id != connection.identity.directory_id
+                and not self._is_voters(node.current.identity)
+            )
+        ):
             node.current = connection
             while node.pending:
                 connection.send(node.pending.popleft())
@@ -288,7 +330,7 @@ class Peers:
             node.current = node.connections[-1] if node.connections else None
             node.next_try = time.monotonic() + BACKOFF_S_MIN * self._random.uniform(0.5, 1.5)
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def drop(self, wanted: Callable[[Identity], bool]) -> None:
         """Ends connections whose peer is not wanted (any more)."""

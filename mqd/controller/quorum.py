@@ -1,6 +1,8 @@
-"""The quorum core at work: its disk, its timer, its messages; what it commits goes into the metadata core, what that proposes comes back.
+"""The quorum core at work: its disk, its timer, its messages; what it commits goes into the
+metadata core, what that proposes comes back.
 
-Everything happens in the loop's thread; an effect is carried out as soon as the core has returned it, in the order given (raft/events.py says what that rests on).
+Everything happens in the loop's thread; an effect is carried out as soon as the core has returned
+it, in the order given (raft/events.py says what that rests on).
 """
 
 import asyncio
@@ -25,7 +27,9 @@ log = logging.get("controller.quorum")
 
 
 class Quorum:
-    """`on_metadata(event)`: into the metadata core. `on_leader()`: leader, epoch, voters or activity have changed. `send(node_id, message)`: best effort."""
+    """`on_metadata(event)`: into the metadata core. `on_leader()`: leader, epoch, voters or
+    activity have changed. `send(node_id, message)`: best effort.
+    """
 
     def __init__(
         self,
@@ -73,13 +77,17 @@ class Quorum:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = deadline
-        self._timer = asyncio.get_running_loop().call_later(max(0, deadline - clock.boottime_ns()) / 1e9, self._on_timer)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0, deadline - clock.boottime_ns()) / 1e9, self._on_timer
+        )
 
     def _on_timer(self) -> None:
         self._timer, self._timer_ns = None, NO_DEADLINE
         if clock.boottime_ns() >= self.core.next_deadline_ns:
             self.handle(events.Tick())
-        if not self._stopped:  # else nobody meets the deadline any more: it would be due at once, again and again, until the process has ended
+        # else nobody meets the deadline any more: it would be due at once, again and again, until
+        # the process has ended
+        if not self._stopped:
             self._schedule()
 
     def _tell_lease(self) -> None:
@@ -91,24 +99,37 @@ class Quorum:
             self._lease_ms = until_ms
             self._on_metadata(metadata_core.LeaseChanged(until_ms))
 
-    # -- what the metadata core wants ----------------------------------------------------------------------------------------
+    # -- what the metadata core wants --------------------------------------------------------------
 
     def propose(self, action: metadata_core.Persist) -> None:
-        self.handle(events.Propose((action.attempt, action.version), tuple([encode_record(record) for record in action.records]), action.base_offset))
+        self.handle(
+            events.Propose(
+                (action.attempt, action.version),
+                tuple([encode_record(record) for record in action.records]),
+                action.base_offset,
+            )
+        )
 
     def change_voters(self, make: Callable[[object], events.Event], ended: Callable[[int, str], None]) -> None:
-        """`make(token)`: AddVoter, RemoveVoter or UpdateVoter; `ended(error, message)` is called once."""
+        """`make(token)`: AddVoter, RemoveVoter or UpdateVoter; `ended(error, message)` is called
+        once.
+        """
         self._change_count += 1
         token = self._change_count
         self._ended[token] = ended
         self.handle(make(token))
 
-    # -- carrying out ------------------------------------------------------------------------------------------------------
+    # -- carrying out ------------------------------------------------------------------------------
 
     def _send_message(self, effect: events.Send) -> None:
         self._send(effect.to, effect.message)
 
-    def _to_disk(self, effect: events.PersistVote | events.AppendLog | events.TruncateLog | events.InstallSnapshot | events.ReadSnapshot) -> None:
+    def _to_disk(
+        self,
+        effect: (
+            events.PersistVote | events.AppendLog | events.TruncateLog | events.InstallSnapshot | events.ReadSnapshot
+        ),
+    ) -> None:
         self.disk.submit(effect)
 
     def _load_state(self, effect: events.LoadState) -> None:
@@ -120,7 +141,9 @@ class Quorum:
             try:
                 records = tuple([decode_record(value) for value in batch.values]) if batch.kind == DATA else ()
             except ValueError as error:
-                raise RuntimeError(f"the metadata record at offset {batch.base_offset}: {error}; start the mqd version that wrote it") from error
+                raise RuntimeError(
+                    f"the metadata record at offset {batch.base_offset}: {error}; start the mqd version that wrote it"
+                ) from error
             self._on_metadata(metadata_core.Committed(records, batch.next_offset))
 
     def _became_active(self, effect: events.BecameActive) -> None:
@@ -164,15 +187,23 @@ class Quorum:
 
     def maybe_snapshot_again(self) -> None:
         """One that could not be written (no space) is tried again."""
-        due = self.core.log.size_bytes >= self.core.settings.log_bytes_max and self.core.log.end_offset > self.core.log.start_offset
-        if due and not self.disk.snapshot_pending and asyncio.get_running_loop().time() - self._snapshot_wanted_at >= SNAPSHOT_RETRY_S:
+        due = (
+            self.core.log.size_bytes >= self.core.settings.log_bytes_max
+            and self.core.log.end_offset > self.core.log.start_offset
+        )
+        if (
+            due
+            and not self.disk.snapshot_pending
+            and asyncio.get_running_loop().time() - self._snapshot_wanted_at >= SNAPSHOT_RETRY_S
+        ):
             if self.core.log.snapshot is None or self._metadata.committed.version > self.core.log.snapshot.offset:
                 self._snapshot()
 
     def _outdated(self, effect: events.Outdated) -> None:
         self._stopped = True
         self._fail(
-            f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to go on without this host: empty this host's data directory, then it joins anew"
+            f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to go on"
+            " without this host: empty this host's data directory, then it joins anew"
         )
 
     def _note(self, effect: events.Note) -> None:

@@ -1,6 +1,8 @@
-"""Quotas out of the metadata into the control segment, where workers and acceptor find them (native/shm/quota.h).
+"""Quotas out of the metadata into the control segment, where workers and acceptor find them
+(native/shm/quota.h).
 
-A client id's own quota counts before the default of all client ids, each key by itself (KIP-13, KIP-257).
+A client id's own quota counts before the default of all client ids, each key by itself (KIP-13,
+KIP-257).
 """
 
 from collections.abc import Mapping
@@ -17,8 +19,14 @@ _INTERVAL_MAX = 2**64 - 1
 
 
 def burst_ns(config: Mapping[str, str]) -> int:
-    """How far ahead a client may spend: Kafka measures over so many windows before it finds a rate too high."""
-    return (int(broker_value(config, "quota.window.num")) - 1) * int(broker_value(config, "quota.window.size.seconds")) * SECOND_NS  # type: ignore[arg-type]
+    """How far ahead a client may spend: Kafka measures over so many windows before it finds a rate
+    too high.
+    """
+    return (
+        (int(broker_value(config, "quota.window.num")) - 1)
+        * int(broker_value(config, "quota.window.size.seconds"))
+        * SECOND_NS
+    )  # type: ignore[arg-type]
 
 
 def interval(key: str, value: float | None) -> int:
@@ -35,5 +43,9 @@ def publish(control: native.Control, client_quotas: Mapping[Entity, Mapping[str,
     def intervals(quotas: Mapping[str, float]) -> tuple[int, ...]:
         return tuple(interval(key, quotas.get(key, default.get(key))) for key in QUOTA_KEYS)
 
-    rules = [(name, intervals(quotas)) for ((kind, name), *rest), quotas in client_quotas.items() if kind == CLIENT_ID and name is not None and not rest]
+    rules = [
+        (name, intervals(quotas))
+        for ((kind, name), *rest), quotas in client_quotas.items()
+        if kind == CLIENT_ID and name is not None and not rest
+    ]
     control.publish_quotas(rules, intervals({}), burst)

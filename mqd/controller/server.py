@@ -1,7 +1,9 @@
-"""The controller's socket: subscribers connect, are told everything in order, and answer. Framing: 4-byte big-endian length, then msgpack.
+"""The controller's socket: subscribers connect, are told everything in order, and answer. Framing:
+4-byte big-endian length, then msgpack.
 
-Bounds: a message from a subscriber has at most REQUEST_BYTES_MAX bytes; a subscriber that leaves SEND_BYTES_MAX unread is disconnected (it connects again and gets
-the image); SUBSCRIBER_COUNT_MAX connections.
+Bounds: a message from a subscriber has at most REQUEST_BYTES_MAX bytes; a subscriber that leaves
+SEND_BYTES_MAX unread is disconnected (it connects again and gets the image); SUBSCRIBER_COUNT_MAX
+connections.
 """
 
 import asyncio
@@ -56,9 +58,13 @@ class Connection:
 
 
 class Server:
-    """`on_message(connection, message)` and `on_end(connection)` are called in the loop's thread, in order of arrival."""
+    """`on_message(connection, message)` and `on_end(connection)` are called in the loop's thread,
+    in order of arrival.
+    """
 
-    def __init__(self, path: Path, on_message: Callable[[Connection, ToController], None], on_end: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, path: Path, on_message: Callable[[Connection, ToController], None], on_end: Callable[[Connection], None]
+    ) -> None:
         self._path = path
         self._on_message = on_message
         self._on_end = on_end
@@ -104,7 +110,9 @@ class Server:
         except (OSError, EOFError):
             pass
         except NoMessage as error:
-            log.warning("subscriber sent what is no message; disconnected", subscriber=connection.name, reason=str(error))
+            log.warning(
+                "subscriber sent what is no message; disconnected", subscriber=connection.name, reason=str(error)
+            )
         finally:
             self._tasks.discard(task)
             del self._connections[connection.number]
@@ -126,5 +134,9 @@ class Server:
             try:
                 self._on_message(connection, message)
             except Exception:  # our own fault, whatever its type
-                log.exception("a subscriber's message cannot be handled; disconnected", subscriber=connection.name, message=type(message).__name__)
+                log.exception(
+                    "a subscriber's message cannot be handled; disconnected",
+                    subscriber=connection.name,
+                    message=type(message).__name__,
+                )
                 return

@@ -1,7 +1,10 @@
-"""What this host remembers of its last session as a broker, so that the next one can say whether its replicas may have forgotten something (R9 of the cluster's rules).
+"""What this host remembers of its last session as a broker, so that the next one can say whether
+its replicas may have forgotten something (R9 of the cluster's rules).
 
-DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session ended cleanly when it was said so at its end; or when the machine has not been restarted since and the log
-directories are on the same devices: whatever a process had written is then in the page cache, or on the disk, also after kill -9 (a replica's position is told only after write()).
+DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session ended cleanly when it
+was said so at its end; or when the machine has not been restarted since and the log directories are
+on the same devices: whatever a process had written is then in the page cache, or on the disk, also
+after kill -9 (a replica's position is told only after write()).
 """
 
 import os
@@ -22,7 +25,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str:
-    """"" where the system does not tell: then only a clean end counts."""
+    """ "" where the system does not tell: then only a clean end counts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,7 +1,10 @@
-"""What carries out the decisions of this host's cores: the quorum, the metadata, the host, the host as a broker; and what joins them to the processes of this host and to other hosts.
+"""What carries out the decisions of this host's cores: the quorum, the metadata, the host, the host
+as a broker; and what joins them to the processes of this host and to other hosts.
 
-One loop, one order: an event goes into a core, its actions are carried out at once, and what one core says to another is an event there. What this host says to itself as to a peer
-(its broker core to its metadata core, while it is the active controller) comes in the loop's next turn, as it would from outside. Only the disk is elsewhere (disk.py).
+One loop, one order: an event goes into a core, its actions are carried out at once, and what one
+core says to another is an event there. What this host says to itself as to a peer (its broker core
+to its metadata core, while it is the active controller) comes in the loop's next turn, as it would
+from outside. Only the disk is elsewhere (disk.py).
 """
 
 import asyncio
@@ -46,8 +49,11 @@ _OF_QUORUM = (messages.AddVoter, messages.RemoveVoter, messages.DescribeQuorum)
 
 
 class Shell:
-    """`control`: native.Control. First start_quorum(), then wait_metadata(), then start(), then subscribers may come. `failed` is set with the reason when the process must end,
-    `in_service` when this host is unfenced and its workers know, `ended` when it may end after a controlled shutdown."""
+    """`control`: native.Control. First start_quorum(), then wait_metadata(), then start(), then
+    subscribers may come. `failed` is set with the reason when the process must end, `in_service`
+    when this host is unfenced and its workers know, `ended` when it may end after a controlled
+    shutdown.
+    """
 
     host: HostCore
     broker: BrokerCore
@@ -66,13 +72,24 @@ class Shell:
         self.core = metadata
         self.node_id = metadata.node_id
         self.server: Server | None = None
-        self.on_registered: Callable[[int], None] = lambda broker_epoch: None  # off the loop; once for each registration
+        # off the loop; once for each registration
+        self.on_registered: Callable[[int], None] = lambda broker_epoch: None
         self.on_leader_changed: Callable[[], None] = lambda: None  # of the quorum, or this host has become active
-        self.on_doubt: Callable[[int], None] = lambda broker_epoch: None  # off the loop; a partition is not served: its disk may have dropped what was written to it
+        # off the loop; a partition is not served: its disk may have dropped what was written to it
+        self.on_doubt: Callable[[int], None] = lambda broker_epoch: None
         self.failed: asyncio.Future[str] = loop.create_future()
         self.in_service: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[broker_core.ShutDown] = loop.create_future()
-        self.quorum = Quorum(quorum, metadata, store, self.metadata, self._leader_changed, self._state_loaded, self._send_peer, self._fail)
+        self.quorum = Quorum(
+            quorum,
+            metadata,
+            store,
+            self.metadata,
+            self._leader_changed,
+            self._state_loaded,
+            self._send_peer,
+            self._fail,
+        )
         self._know = know
         self._send_out = send
         self._control = control
@@ -85,7 +102,7 @@ class Shell:
         self._broker_said: broker_core.SetBroker | None = None
         self._voters = voters.VoterChanges(self)
 
-    # -- start and end -----------------------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     def start_quorum(self, cluster_id: str, peers: tuple[int, ...] = ()) -> None:
         """`peers`: node ids that may know the quorum's leader."""
@@ -95,8 +112,11 @@ class Shell:
             self.quorum.handle(events.PeersKnown(peers))
 
     async def wait_metadata(self, version: int, logged: int = 0) -> None:
-        """Until what is committed is known up to `version` and `logged`, and, on a host that is alone, it decides; or the process must end. `logged`: as far as this host's log went when
-        a predecessor had ended: it had told single workers what it knew to be committed, and that was in its log. What the quorum's leader cuts off there was not committed."""
+        """Until what is committed is known up to `version` and `logged`, and, on a host that is
+        alone, it decides; or the process must end. `logged`: as far as this host's log went when a
+        predecessor had ended: it had told single workers what it knew to be committed, and that was
+        in its log. What the quorum's leader cuts off there was not committed.
+        """
         waiting_since, said = clock.monotonic_ms(), 0
         while not self.failed.done():
             known = self.core.committed
@@ -107,15 +127,31 @@ class Shell:
                 said = waited_s // 10 + 1
                 core = self.quorum.core
                 log.info(
-                    "waiting for the metadata quorum", leader=core.leader, epoch=core.epoch, voters=",".join(str(voter.node_id) for voter in core.voters) or "?",
-                    have=known.version, need=need, seconds=waited_s,
-                )  # fmt: skip
+                    "waiting for the metadata quorum",
+                    leader=core.leader,
+                    epoch=core.epoch,
+                    voters=",".join(str(voter.node_id) for voter in core.voters) or "?",
+                    have=known.version,
+                    need=need,
+                    seconds=waited_s,
+                )
             if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= need)):
                 return
-            await asyncio.sleep(0.002)  # three cores and a disk have to come together; it is a matter of milliseconds, or of other hosts
+            # three cores and a disk have to come together; it is a matter of milliseconds, or of
+            # other hosts
+            await asyncio.sleep(0.002)
 
-    def start(self, host: HostCore, broker: BrokerCore, log_dirs: list[Directory], registration: peer.RegisterBroker, process: int) -> None:
-        """When `present` is done the server may accept subscribers; until then tick() has to run. `process`: a number that no earlier controller process of this host had."""
+    def start(
+        self,
+        host: HostCore,
+        broker: BrokerCore,
+        log_dirs: list[Directory],
+        registration: peer.RegisterBroker,
+        process: int,
+    ) -> None:
+        """When `present` is done the server may accept subscribers; until then tick() has to run.
+        `process`: a number that no earlier controller process of this host had.
+        """
         self.host, self.broker, self.directories = host, broker, log_dirs
         self._measures = directories.Measures(log_dirs)
         self._registration = registration
@@ -129,16 +165,23 @@ class Shell:
             self._control.set_broker(0, 0, 0)  # a new segment has no lease that ends
         lease_ns = self._control.lease_deadline_ns
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
-        self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))  # nothing more may ever be committed
+        # nothing more may ever be committed
+        self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
         self._leader_changed()
         self._maybe_present()
 
     def _maybe_present(self) -> None:
-        """This host's processes are told of metadata that know this life of the host, and of nothing older: by older ones a worker would serve what it led in its last life (R10), and
-        set files aside whose topic it does not find there."""
+        """This host's processes are told of metadata that know this life of the host, and of
+        nothing older: by older ones a worker would serve what it led in its last life (R10), and
+        set files aside whose topic it does not find there.
+        """
         own = self.core.committed.brokers.get(self.node_id)
-        if self.present.done() or own is None or (own.incarnation, own.directory_id) != (self._registration.incarnation, self._registration.directory_id):
+        if (
+            self.present.done()
+            or own is None
+            or (own.incarnation, own.directory_id) != (self._registration.incarnation, self._registration.directory_id)
+        ):
             return
         self.present.set_result(None)
         self.on_host(slots.seen(self._control, self.core.committed))
@@ -150,7 +193,9 @@ class Shell:
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_burst_ns)
 
     async def leave(self) -> int:
-        """What this host leads goes to others, and the quorum too; until then it serves on (R15). Its broker epoch, -1 when it has none."""
+        """What this host leads goes to others, and the quorum too; until then it serves on (R15).
+        Its broker epoch, -1 when it has none.
+        """
         if not self._started or (self.quorum.core.is_alone and len(self.core.committed.brokers) <= 1):
             return self.broker_epoch
         self._leaving = True
@@ -172,7 +217,10 @@ class Shell:
             self.failed.set_result(reason)
 
     async def tick(self) -> None:
-        """The broker core before the metadata core: a process that was paused renews its own session before it looks for sessions that are over. No tick waits for a disk: this host's lease and everybody's sessions hang on it."""
+        """The broker core before the metadata core: a process that was paused renews its own
+        session before it looks for sessions that are over. No tick waits for a disk: this host's
+        lease and everybody's sessions hang on it.
+        """
         loop = asyncio.get_running_loop()
         measured_at, measuring = loop.time(), None
         try:
@@ -195,13 +243,19 @@ class Shell:
                 measuring.cancel()
 
     def _pause_s(self) -> float:
-        """Until the next tick; one comes when a session ends, not up to a tick later: somebody's writes wait for it."""
+        """Until the next tick; one comes when a session ends, not up to a tick later: somebody's
+        writes wait for it.
+        """
         if self._leaving or not self._in_service():
             return QUICK_TICK_S
         if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1:
             return TICK_S
         expiry_ms = self.core.next_expiry_ms
-        return CLUSTER_TICK_S if expiry_ms is None else min(CLUSTER_TICK_S, max(QUICK_TICK_S, (expiry_ms - boottime_ms()) / 1000))
+        return (
+            CLUSTER_TICK_S
+            if expiry_ms is None
+            else min(CLUSTER_TICK_S, max(QUICK_TICK_S, (expiry_ms - boottime_ms()) / 1000))
+        )
 
     async def _measure(self) -> None:
         self.directories = await self._measures.take()
@@ -212,7 +266,9 @@ class Shell:
         await self.quorum.disk.restore_reserve()
 
     def _measured(self) -> host_core.DirectoriesMeasured:
-        return host_core.DirectoriesMeasured({entry.directory_id: entry.free_bytes for entry in self.directories if entry.directory_id})
+        return host_core.DirectoriesMeasured(
+            {entry.directory_id: entry.free_bytes for entry in self.directories if entry.directory_id}
+        )
 
     @property
     def broker_epoch(self) -> int:
@@ -221,7 +277,7 @@ class Shell:
     def _in_service(self) -> bool:
         return self._broker_said is not None and self._broker_said.ready and not self._broker_said.fenced
 
-    # -- this host's processes ---------------------------------------------------------------------------------------------
+    # -- this host's processes ---------------------------------------------------------------------
 
     def on_message(self, connection: Connection, message: messages.ToController) -> None:
         match message:
@@ -235,7 +291,9 @@ class Shell:
             case messages.MoveCompleted():
                 self.on_host(host_core.MoveEnded(connection.number, message))
             case messages.FullDirectories():
-                found = frozenset(self.directories[index].directory_id for index in message.log_dirs if index < len(self.directories))
+                found = frozenset(
+                    self.directories[index].directory_id for index in message.log_dirs if index < len(self.directories)
+                )
                 self.on_broker(broker_core.DirectoriesFull(message.worker, found))
             case messages.PartitionEmptied():
                 self.on_broker(broker_core.PartitionEmptied(message.topic_id, message.index, message.leader_epoch))
@@ -268,8 +326,15 @@ class Shell:
         return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
 
     def _maybe_dead(self) -> None:
-        """No worker lives: nobody here leads anything, and the keeper has proven it. The others need not wait for this host's session to end, nor for its workers to come back."""
-        if self._dead_since_ms >= 0 or self._leaving or self.quorum.core.is_alone or len(self.core.committed.brokers) <= 1:
+        """No worker lives: nobody here leads anything, and the keeper has proven it. The others
+        need not wait for this host's session to end, nor for its workers to come back.
+        """
+        if (
+            self._dead_since_ms >= 0
+            or self._leaving
+            or self.quorum.core.is_alone
+            or len(self.core.committed.brokers) <= 1
+        ):
             return
         if all(state == native.ProcessState.DEAD for state in self._worker_states()):
             log.warning("no worker of this host lives: its leaderships go to others")
@@ -289,7 +354,7 @@ class Shell:
         if self.server is not None:
             self.server.send(client, message)
 
-    # -- other hosts -------------------------------------------------------------------------------------------------------
+    # -- other hosts -------------------------------------------------------------------------------
 
     def on_peer(self, node_id: int, message: msgspec.Struct) -> None:
         """From a host that proved its node id, or from this one."""
@@ -299,7 +364,11 @@ class Shell:
         if kind in _FROM_ACTIVE:
             self.on_broker(broker_core.PeerReceived(node_id, message))  # type: ignore[arg-type]
         elif kind in _TO_ACTIVE:
-            if isinstance(message, peer.ChangeForwarded) and isinstance(message.request.change, _OF_QUORUM) and self.core.active:
+            if (
+                isinstance(message, peer.ChangeForwarded)
+                and isinstance(message.request.change, _OF_QUORUM)
+                and self.core.active
+            ):
                 self._on_forwarded(node_id, message)
             else:
                 self.metadata(metadata_core.PeerReceived(node_id, message))  # type: ignore[arg-type]
@@ -310,7 +379,10 @@ class Shell:
         epoch, version = self.quorum.core.epoch, self.core.committed.version
 
         def answer(found: messages.Answer) -> None:
-            self._send_peer(node_id, peer.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, version, found))
+            self._send_peer(
+                node_id,
+                peer.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, version, found),
+            )
 
         if message.node_id == node_id:
             self._voters.request(message.request, answer)
@@ -346,7 +418,7 @@ class Shell:
         leader = self.quorum.core.leader
         return leader if leader != self.node_id or self.core.active else -1
 
-    # -- carrying out ------------------------------------------------------------------------------------------------------
+    # -- carrying out ------------------------------------------------------------------------------
 
     def metadata(self, event: metadata_core.Event) -> None:
         for action in self.core.handle(event, boottime_ms()):
@@ -363,7 +435,10 @@ class Shell:
                 case metadata_core.SendPeer():
                     message = action.message
                     if action.topic is not None and isinstance(message, peer.ChangeAnswered):
-                        message = msgspec.structs.replace(message, answer=msgspec.structs.replace(message.answer, topic=self.host.topic_image(action.topic)))
+                        message = msgspec.structs.replace(
+                            message,
+                            answer=msgspec.structs.replace(message.answer, topic=self.host.topic_image(action.topic)),
+                        )
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
             self._maybe_present()
@@ -420,14 +495,20 @@ class Shell:
                         self._doubt()
 
     def _doubt(self) -> None:
-        """At once, in a thread of its own: until it is remembered, a kill makes a session look sound whose disk has dropped what was written to it."""
+        """At once, in a thread of its own: until it is remembered, a kill makes a session look
+        sound whose disk has dropped what was written to it.
+        """
         epoch = self.broker_epoch
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)
 
     @staticmethod
     def _on_doubted(answer: "asyncio.Future[None]") -> None:
         if answer.exception() is not None:
-            log.error("that a partition is not served could not be remembered: after a kill of this host's processes its replicas would count as whole", reason=str(answer.exception()))
+            log.error(
+                "that a partition is not served could not be remembered: after a kill of this host's processes its"
+                " replicas would count as whole",
+                reason=str(answer.exception()),
+            )
 
     def on_broker(self, event: broker_core.Event) -> None:
         for action in self.broker.handle(event, boottime_ms()):
@@ -445,9 +526,12 @@ class Shell:
                         self.ended.set_result(action)
                 case broker_core.NotYetRegistered():
                     log.warning(
-                        "this host is not in service: another one has its node.id. It waits until that one's session ends; if that one is to stay, stop this one and give it a node.id of its own, and an"
-                        " empty data directory", node_id=self.node_id, reason=action.message,
-                    )  # fmt: skip
+                        "this host is not in service: another one has its node.id. It waits until that one's session"
+                        " ends; if that one is to stay, stop this one and give it a node.id of its own, and an empty"
+                        " data directory",
+                        node_id=self.node_id,
+                        reason=action.message,
+                    )
                 case broker_core.Refused():
                     self._fail(f"the cluster refuses this broker: {action.message}")
 
@@ -463,10 +547,15 @@ class Shell:
         lease_ns = INT64_MAX if lease_ms >= INT64_MAX // 1_000_000 else lease_ms * 1_000_000
         self._control.set_broker(action.broker_epoch, action.incarnation, lease_ns)
         before, self._broker_said = self._broker_said, action
-        if before is None or (before.fenced, before.ready, before.broker_epoch) != (action.fenced, action.ready, action.broker_epoch):
+        if before is None or (before.fenced, before.ready, before.broker_epoch) != (
+            action.fenced,
+            action.ready,
+            action.broker_epoch,
+        ):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
         if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
-            in_thread(lambda: self.on_registered(action.broker_epoch))  # it asks the log directories, of which one may hang: nobody waits for it at the end
+            # it asks the log directories, of which one may hang: nobody waits for it at the end
+            in_thread(lambda: self.on_registered(action.broker_epoch))
         self._maybe_in_service()
 
     def _maybe_in_service(self) -> None:
@@ -474,12 +563,18 @@ class Shell:
         if self.in_service.done() or not self._in_service():
             return
         registered = self.core.committed.brokers.get(self.node_id)
-        if registered is not None and not registered.fenced and self.broker.in_force_version >= self.core.committed.version:
+        if (
+            registered is not None
+            and not registered.fenced
+            and self.broker.in_force_version >= self.core.committed.version
+        ):
             self.in_service.set_result(None)
 
 
 def new_topic_id() -> bytes:
-    """A random UUID; its text form (base64url) does not begin with a dash, which command lines would take for an option."""
+    """A random UUID; its text form (base64url) does not begin with a dash, which command lines
+    would take for an option.
+    """
     while (topic_id := uuid.uuid4().bytes)[0] >> 2 == 62:
         pass
     return topic_id
@@ -490,4 +585,7 @@ def boottime_ms() -> int:
 
 
 def reports(entries: list[Directory]) -> tuple[peer.DirectoryReport, ...]:
-    return tuple(peer.DirectoryReport(entry.directory_id, entry.path, entry.free_bytes, entry.usable, entry.fresh) for entry in entries)
+    return tuple(
+        peer.DirectoryReport(entry.directory_id, entry.path, entry.free_bytes, entry.usable, entry.fresh)
+        for entry in entries
+    )

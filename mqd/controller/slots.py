@@ -1,4 +1,6 @@
-"""The control segment's partition slots, as the host core knows them: what a predecessor left there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host/core.py)."""
+"""The control segment's partition slots, as the host core knows them: what a predecessor left
+there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host/core.py).
+"""
 
 from mqd import native
 from mqd.cluster.host.core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen, Started
@@ -18,16 +20,30 @@ def seen(control: native.Control, state: MetadataState) -> Started:
         if view is None:
             torn.append(slot)
         elif view.state != native.SlotState.FREE:
-            found.append(SlotSeen(slot, view.topic_id, view.partition_index, view.leader_epoch, view.owner, _is_stale(control, view), view.log_dir))
+            found.append(
+                SlotSeen(
+                    slot,
+                    view.topic_id,
+                    view.partition_index,
+                    view.leader_epoch,
+                    view.owner,
+                    _is_stale(control, view),
+                    view.log_dir,
+                )
+            )
     return Started(state, tuple(found), tuple(torn), alive)
 
 
 def assign(control: native.Control, action: AssignSlot) -> None:
-    """What has no owner is OFFLINE, and stays so until its new owner has opened it: a flush may have failed there, and the owner goes by that."""
+    """What has no owner is OFFLINE, and stays so until its new owner has opened it: a flush may
+    have failed there, and the owner goes by that.
+    """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):
         return  # the witness
-    offline = action.owner == OWNER_NONE or (before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE)
+    offline = action.owner == OWNER_NONE or (
+        before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
+    )
     log_dir = action.log_dir if action.log_dir != LOG_DIR_NONE else 0
     control.assign_slot(action.slot, action.topic_id, action.index, action.owner, log_dir, action.leader_epoch)
     if offline:

@@ -1,4 +1,6 @@
-"""Who votes: what an operator asks of the quorum, and what follows by itself (mqd/cluster/raft/promotion.py). On the active controller; one change at a time."""
+"""Who votes: what an operator asks of the quorum, and what follows by itself
+(mqd/cluster/raft/promotion.py). On the active controller; one change at a time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class VoterChanges:
         self._busy = False
         self._next_try = 0.0
 
-    # -- asked for -----------------------------------------------------------------------------------------------------------
+    # -- asked for ---------------------------------------------------------------------------------
 
     def request(self, request: messages.Request, answer: Callable[[messages.Answer], None]) -> None:
         change = request.change
@@ -47,14 +49,30 @@ class VoterChanges:
             return
         broker = self._shell.core.committed.brokers.get(change.node_id)
         key = promotion.key_of(broker) if broker is not None else None
-        if broker is None or key is None or not broker.controller_host or change.directory_id not in (b"", key.directory_id):
-            ended(int(ErrorCode.INVALID_REQUEST), f"Node {change.node_id} with this directory is not registered, or no other host can reach its controller.")
+        if (
+            broker is None
+            or key is None
+            or not broker.controller_host
+            or change.directory_id not in (b"", key.directory_id)
+        ):
+            ended(
+                int(ErrorCode.INVALID_REQUEST),
+                f"Node {change.node_id} with this directory is not registered, or no other host can reach its"
+                " controller.",
+            )
             return
         voter = Voter(key, broker.controller_host, broker.controller_port)
         self._shell.quorum.change_voters(lambda token: events.AddVoter(token, voter), ended)
 
     def _voter_key(self, change: messages.RemoveVoter) -> ReplicaKey:
-        known = next((voter.key for voter in self._shell.quorum.voters if voter.node_id == change.node_id and change.directory_id in (b"", voter.key.directory_id)), None)
+        known = next(
+            (
+                voter.key
+                for voter in self._shell.quorum.voters
+                if voter.node_id == change.node_id and change.directory_id in (b"", voter.key.directory_id)
+            ),
+            None,
+        )
         return known if known is not None else ReplicaKey(change.node_id, change.directory_id)
 
     def image(self) -> messages.QuorumImage:
@@ -67,14 +85,25 @@ class VoterChanges:
 
         def replica(one: ReplicaView) -> messages.QuorumReplica:
             broker = brokers.get(one.key.node_id)
-            host, port = addresses.get(one.key) or ((broker.controller_host, broker.controller_port) if broker is not None else ("", 0))
+            host, port = addresses.get(one.key) or (
+                (broker.controller_host, broker.controller_port) if broker is not None else ("", 0)
+            )
             fetched = now_ms - one.last_fetch_age_ns // 1_000_000 if one.last_fetch_age_ns >= 0 else -1
             caught_up = now_ms - one.last_caught_up_age_ns // 1_000_000 if one.last_caught_up_age_ns >= 0 else -1
-            return messages.QuorumReplica(one.key.node_id, one.key.directory_id, one.log_end_offset, fetched, caught_up, host, port)
+            return messages.QuorumReplica(
+                one.key.node_id, one.key.directory_id, one.log_end_offset, fetched, caught_up, host, port
+            )
 
-        return messages.QuorumImage(view.leader, view.epoch, view.high_watermark, [replica(one) for one in view.voters], [replica(one) for one in view.observers], core.settings.promise_ns // 1_000_000)
+        return messages.QuorumImage(
+            view.leader,
+            view.epoch,
+            view.high_watermark,
+            [replica(one) for one in view.voters],
+            [replica(one) for one in view.observers],
+            core.settings.promise_ns // 1_000_000,
+        )
 
-    # -- by itself -----------------------------------------------------------------------------------------------------------
+    # -- by itself ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
         shell = self._shell
@@ -83,15 +112,26 @@ class VoterChanges:
         brokers = list(shell.core.committed.brokers.values())
         voters = shell.quorum.voters
         if moved := promotion.moved(voters, brokers):
-            self._change(lambda token: events.UpdateVoter(token, moved), f"the quorum is told the new address of node {moved.node_id}")
+            self._change(
+                lambda token: events.UpdateVoter(token, moved),
+                f"the quorum is told the new address of node {moved.node_id}",
+            )
             return
         fit = promotion.candidates(voters, brokers, shell.quorum.voters_course)
-        caught_up = {
-            one.key for one in shell.quorum.core.describe(clock.boottime_ns()).observers if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
-        } if fit else set()
+        caught_up = (
+            {
+                one.key
+                for one in shell.quorum.core.describe(clock.boottime_ns()).observers
+                if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
+            }
+            if fit
+            else set()
+        )
         chosen = next((voter for voter in fit if voter.key in caught_up), None)
         if chosen is not None:
-            self._change(lambda token: events.AddVoter(token, chosen), f"node {chosen.node_id} becomes a voter of the quorum")
+            self._change(
+                lambda token: events.AddVoter(token, chosen), f"node {chosen.node_id} becomes a voter of the quorum"
+            )
 
     def _change(self, make: Callable[[object], events.Event], text: str) -> None:
         log.info(text)
@@ -101,6 +141,11 @@ class VoterChanges:
             self._busy = False
             self._next_try = time.monotonic() + (RETRY_S if error else 0)
             if error:
-                log.info("a change of the quorum's voters was not made", change=text, error=ErrorCode(error).name, reason=message)
+                log.info(
+                    "a change of the quorum's voters was not made",
+                    change=text,
+                    error=ErrorCode(error).name,
+                    reason=message,
+                )
 
         self._shell.quorum.change_voters(make, ended)

@@ -1,12 +1,17 @@
-"""Reads a coordinator's partition from its segment files and makes its cores, in a thread, quickly: a million committed offsets in seconds.
+"""Reads a coordinator's partition from its segment files and makes its cores, in a thread, quickly:
+a million committed offsets in seconds.
 
-What counts is what compaction would keep: of plain records the last one of each key, in the order of the log, tombstones left out. Records of a transaction count when its
-commit marker comes, unless what counts for their key was written after them (Kafka compares the offsets of the two in the same way); without a marker they are pending, and
-those that could not count any more are pending without a value.
+What counts is what compaction would keep: of plain records the last one of each key, in the order
+of the log, tombstones left out. Records of a transaction count when its commit marker comes, unless
+what counts for their key was written after them (Kafka compares the offsets of the two in the same
+way); without a marker they are pending, and those that could not count any more are pending without
+a value.
 
-Damage is named in the log and passed over, never more than the batch that has it, if the offset index shows where the next one begins; a record that a core cannot read is
-named and passed over alone. So a coordinator that met one bad record still serves everything else.
-Keys and values are found natively (native/wire/record_places.c). The files are only read; above `end_offset` they are not looked at. Blocking: call load() off the event loop.
+Damage is named in the log and passed over, never more than the batch that has it, if the offset
+index shows where the next one begins; a record that a core cannot read is named and passed over
+alone. So a coordinator that met one bad record still serves everything else. Keys and values are
+found natively (native/wire/record_places.c). The files are only read; above `end_offset` they are
+not looked at. Blocking: call load() off the event loop.
 """
 
 from __future__ import annotations
@@ -42,8 +47,11 @@ class _State:
     def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
-        self.open: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}  # producer id -> (epoch, its records and when they were written)
-        self.written: dict[bytes, int] = {}  # when what counts was written; kept only while a transaction is open, what is missing is older
+        # producer id -> (epoch, its records and when they were written)
+        self.open: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
+        # when what counts was written; kept only while a transaction is open, what is missing is
+        # older
+        self.written: dict[bytes, int] = {}
         self.now = 0  # counts
 
     def problem(self, text: str, **fields: object) -> None:
@@ -57,7 +65,12 @@ class _State:
         ends = starts + places[:, (1, 3)]
         tombstones = places[:, 3]
         for key_start, key_end, value_start, value_end, value_size in zip(
-            starts[:, 0].tolist(), ends[:, 0].tolist(), starts[:, 1].tolist(), ends[:, 1].tolist(), tombstones.tolist(), strict=True
+            starts[:, 0].tolist(),
+            ends[:, 0].tolist(),
+            starts[:, 1].tolist(),
+            ends[:, 1].tolist(),
+            tombstones.tolist(),
+            strict=True,
         ):
             key = data[key_start:key_end]
             take(key, None)
@@ -97,7 +110,11 @@ class _State:
 
     def _on_marker(self, batch: BatchInfo, found: list[tuple[bytes | None, bytes | None]]) -> None:
         """Key: version int16, type int16 (0 abort, 1 commit)."""
-        kind = int.from_bytes(found[0][0][2:4], "big") if found and found[0][0] is not None and len(found[0][0]) >= 4 else -1
+        kind = (
+            int.from_bytes(found[0][0][2:4], "big")
+            if found and found[0][0] is not None and len(found[0][0]) >= 4
+            else -1
+        )
         _, pending = self.open.pop(batch.producer_id, (-1, {}))
         if kind == 1:
             for key, (written, value) in pending.items():
@@ -106,7 +123,7 @@ class _State:
         if not self.open:
             self.written.clear()
 
-    # -- cores -------------------------------------------------------------------------------------------------------------
+    # -- cores -------------------------------------------------------------------------------------
 
     def build(self) -> None:
         replay_all = getattr(self.cores, "replay_all", None)
@@ -114,7 +131,11 @@ class _State:
             replay_all(self.loaded.cores, self.plain, self._unreadable)
         else:
             self._replay_each()
-        left = [(written, producer_id, epoch, key, value) for producer_id, (epoch, pending) in self.open.items() for key, (written, value) in pending.items()]
+        left = [
+            (written, producer_id, epoch, key, value)
+            for producer_id, (epoch, pending) in self.open.items()
+            for key, (written, value) in pending.items()
+        ]
         for written, producer_id, epoch, key, value in sorted(left, key=lambda one: one[0]):
             self._pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
 
@@ -152,7 +173,9 @@ class _State:
 
 
 def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_way: UnderWay | None = None) -> Loaded:
-    """The cores that the partition's records below `end_offset` add up to. `under_way` is told how it gets on. Raises OSError when the files cannot be read."""
+    """The cores that the partition's records below `end_offset` add up to. `under_way` is told how
+    it gets on. Raises OSError when the files cannot be read.
+    """
     under_way = under_way or UnderWay()
     loaded = Loaded(end_offset)
     if end_offset > 0:
@@ -164,18 +187,26 @@ def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_w
         under_way.let_go()
         state.build()
         if loaded.skipped_count > _NAMED_MAX:
-            log.error("more of a coordinator's records cannot be read than are named", partition=state.name, count=loaded.skipped_count)
+            log.error(
+                "more of a coordinator's records cannot be read than are named",
+                partition=state.name,
+                count=loaded.skipped_count,
+            )
         for core_name in [core_name for core_name, core in loaded.cores.items() if core.is_empty]:
             del loaded.cores[core_name]
     return loaded
 
 
-def _read_segment(directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces, under_way: UnderWay) -> None:
+def _read_segment(
+    directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces, under_way: UnderWay
+) -> None:
     fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
     try:
         position, next_offset = 0, base
         while next_offset < end_offset:
-            done, position, next_offset = _read_block(fd, directory, base, position, next_offset, end_offset, state, places)
+            done, position, next_offset = _read_block(
+                fd, directory, base, position, next_offset, end_offset, state, places
+            )
             under_way.step()
             if done:
                 return
@@ -184,9 +215,18 @@ def _read_segment(directory: Path, base: int, end_offset: int, state: _State, pl
 
 
 def _read_block(
-    fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State, places: RecordPlaces
+    fd: int,
+    directory: Path,
+    base: int,
+    position: int,
+    next_offset: int,
+    end_offset: int,
+    state: _State,
+    places: RecordPlaces,
 ) -> tuple[bool, int, int]:
-    """(nothing more in this segment, position in the file, next offset). Takes whole batches from one read."""
+    """(nothing more in this segment, position in the file, next offset). Takes whole batches from
+    one read.
+    """
     data = os.pread(fd, BLOCK_BYTES, position)
     at = 0
     while True:
@@ -210,12 +250,21 @@ def _other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int
     try:
         state.on_other(batch, data[at : at + batch.size_bytes])
     except CorruptBatch as error:
-        state.problem("a batch of a coordinator's partition cannot be read and does not count", offset=batch.base_offset, records=batch.record_count, reason=str(error))
+        state.problem(
+            "a batch of a coordinator's partition cannot be read and does not count",
+            offset=batch.base_offset,
+            records=batch.record_count,
+            reason=str(error),
+        )
     return at + batch.size_bytes, batch.next_offset
 
 
-def _large_batch(fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State) -> tuple[bool, int, int]:
-    """No whole batch in a block: one of more than BLOCK_BYTES, or damage, or a file that ends before its time."""
+def _large_batch(
+    fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State
+) -> tuple[bool, int, int]:
+    """No whole batch in a block: one of more than BLOCK_BYTES, or damage, or a file that ends
+    before its time.
+    """
     batch = _header_at(fd, position)
     whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
     if batch is None or not whole or crc32c(whole[_CRC_END:]) != batch.crc:
@@ -234,11 +283,19 @@ def _header_at(fd: int, position: int) -> BatchInfo | None:
 
 def _whole(fd: int, batch: BatchInfo) -> bytes:
     """Its bytes; b"" when the file does not hold them all."""
-    return os.pread(fd, batch.size_bytes, batch.position) if batch.position + batch.size_bytes <= os.fstat(fd).st_size else b""
+    return (
+        os.pread(fd, batch.size_bytes, batch.position)
+        if batch.position + batch.size_bytes <= os.fstat(fd).st_size
+        else b""
+    )
 
 
-def _pass_over(fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State) -> tuple[bool, int, int]:
-    """The next batch after a damaged one: where its own length says, if a sound one is there, else where the offset index says that one begins."""
+def _pass_over(
+    fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State
+) -> tuple[bool, int, int]:
+    """The next batch after a damaged one: where its own length says, if a sound one is there, else
+    where the offset index says that one begins.
+    """
     for candidate in _candidates(fd, directory, base, position):
         batch = _header_at(fd, candidate)
         whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
@@ -249,7 +306,13 @@ def _pass_over(fd: int, directory: Path, base: int, position: int, next_offset: 
 
 
 def _damaged(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
-    state.problem("damage in a coordinator's partition; what it held does not count", segment=base, position=position, first_offset=first_offset, end_offset=end_offset)
+    state.problem(
+        "damage in a coordinator's partition; what it held does not count",
+        segment=base,
+        position=position,
+        first_offset=first_offset,
+        end_offset=end_offset,
+    )
     return end_offset
 
 

@@ -1,14 +1,21 @@
-"""Appending to partitions for coordinators: their own internal ones, and transaction markers into those of users.
+"""Appending to partitions for coordinators: their own internal ones, and transaction markers into
+those of users.
 
-A batch goes by link to the worker that owns the partition, as if by a client with acks=all; it is answered when it is below the high watermark.
+A batch goes by link to the worker that owns the partition, as if by a client with acks=all; it is
+answered when it is below the high watermark.
 
 Invariants
     L1  appends to one partition reach its owner in the order of the calls
-    L2  every append is answered once: by the owner, by the owner's death, or at once when it cannot be sent
-    L3  an error says whether the batch may be in the log (`unknown`): after the owner's death it may
-    L4  an append that names a leader epoch is sent only while the partition is served in that epoch; it names the owner's generation too, so a successor never takes it
-    L5  a marker for a partition that is being retired is written to the one that takes its records too, when the owner says that records go there: done when both are
-Bounds: BYTES_MAX and COUNT_MAX under way; more are refused with COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
+    L2  every append is answered once: by the owner, by the owner's death, or at once when it cannot
+        be sent
+    L3  an error says whether the batch may be in the log (`unknown`): after the owner's death it
+        may
+    L4  an append that names a leader epoch is sent only while the partition is served in that
+        epoch; it names the owner's generation too, so a successor never takes it
+    L5  a marker for a partition that is being retired is written to the one that takes its records
+        too, when the owner says that records go there: done when both are
+Bounds: BYTES_MAX and COUNT_MAX under way; more are refused with COORDINATOR_NOT_AVAILABLE, which is
+retriable, and nothing is written.
 
 Concurrency: the event loop's thread only.
 """
@@ -58,7 +65,9 @@ class Partitions(Protocol):
 class Sender(Protocol):
     """The acceptor's link. `token` comes back in produced() and released()."""
 
-    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None: ...
+    def send_batch(
+        self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
+    ) -> None: ...
 
 
 class Marker(NamedTuple):
@@ -98,31 +107,81 @@ class Log:
         return len(self._pending)
 
     def append_nowait(
-        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True, is_bumped: bool = False, marker: Marker | None = None
+        self,
+        topic: str,
+        partition: int,
+        batch: bytes,
+        leader_epoch: int = -1,
+        control: bool = True,
+        is_bumped: bool = False,
+        marker: Marker | None = None,
     ) -> asyncio.Future[int]:
-        """Queues one record batch. The future gives its base offset when it is below the high watermark, or raises AppendError. `leader_epoch` -1: whichever is in force.
-        `is_bumped`: a marker of transactions v2, refused with INVALID_PRODUCER_EPOCH by a partition that has it already."""
+        """Queues one record batch. The future gives its base offset when it is below the high
+        watermark, or raises AppendError. `leader_epoch` -1: whichever is in force. `is_bumped`: a
+        marker of transactions v2, refused with INVALID_PRODUCER_EPOCH by a partition that has it
+        already.
+        """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
-            self._send(topic, partition, batch, leader_epoch, (PRODUCE_CONTROL if control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0), future, marker)
+            self._send(
+                topic,
+                partition,
+                batch,
+                leader_epoch,
+                (PRODUCE_CONTROL if control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0),
+                future,
+                marker,
+            )
         except AppendError as error:
             future.set_exception(error)
         return future
 
-    async def append(self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True) -> int:
-        """As append_nowait, waited for; a caller that is cancelled changes nothing about the append."""
+    async def append(
+        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True
+    ) -> int:
+        """As append_nowait, waited for; a caller that is cancelled changes nothing about the
+        append.
+        """
         return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
 
     def marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
-        """As append_nowait. For partitions of __consumer_offsets use the group coordinator's: its state changes with the marker."""
-        batch = marker_batch(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.commit, marker.timestamp_ms)
-        return self.append_nowait(marker.topic, marker.partition, batch, leader_epoch, is_bumped=marker.is_bumped, marker=marker)
+        """As append_nowait. For partitions of __consumer_offsets use the group coordinator's: its
+        state changes with the marker.
+        """
+        batch = marker_batch(
+            marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.commit, marker.timestamp_ms
+        )
+        return self.append_nowait(
+            marker.topic, marker.partition, batch, leader_epoch, is_bumped=marker.is_bumped, marker=marker
+        )
 
-    async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> int:
+    async def write_marker(
+        self,
+        topic: str,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        timestamp_ms: int,
+    ) -> int:
         """As marker_nowait, waited for."""
-        return await asyncio.shield(self.marker_nowait(Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms)))
+        return await asyncio.shield(
+            self.marker_nowait(
+                Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms)
+            )
+        )
 
-    def _send(self, topic: str, partition: int, batch: bytes, leader_epoch: int, flags: int, future: asyncio.Future[int], marker: Marker | None) -> None:
+    def _send(
+        self,
+        topic: str,
+        partition: int,
+        batch: bytes,
+        leader_epoch: int,
+        flags: int,
+        future: asyncio.Future[int],
+        marker: Marker | None,
+    ) -> None:
         size = len(batch)
         if size > BATCH_BYTES_MAX:
             raise AppendError(ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -135,12 +194,16 @@ class Log:
         token = self._token_base | self._next
         self._pending[token] = _Append(future, served.owner, served.owner_generation, size, marker)
         self._bytes += size
-        self._sender.send_batch(served.owner, token, served.slot, batch, PRODUCE_ACKS_ALL | flags, leader_epoch, served.owner_generation)
+        self._sender.send_batch(
+            served.owner, token, served.slot, batch, PRODUCE_ACKS_ALL | flags, leader_epoch, served.owner_generation
+        )
 
-    # -- from the link -----------------------------------------------------------------------------------------------------
+    # -- from the link -----------------------------------------------------------------------------
 
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
-        """The owner's answer. `redirect`: the partition is being retired, and its records go to this one. False: not ours."""
+        """The owner's answer. `redirect`: the partition is being retired, and its records go to
+        this one. False: not ours.
+        """
         append = self._pending.pop(token, None)
         if append is None:
             return False
@@ -150,13 +213,16 @@ class Log:
         if redirect >= 0 and append.marker is not None and _goes_on(append.marker, error):
             self._redirect(append.future, append.marker, error, base_offset, redirect)
         elif error:
-            # A write or flush that failed leaves it open what the disk holds: whoever loads the log next will see.
+            # A write or flush that failed leaves it open what the disk holds: whoever loads the log
+            # next will see.
             append.future.set_exception(AppendError(error, unknown=error == ErrorCode.KAFKA_STORAGE_ERROR))
         else:
             append.future.set_result(base_offset)
         return True
 
-    def _redirect(self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int) -> None:
+    def _redirect(
+        self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int
+    ) -> None:
         """L5. `error`, `base_offset`: what came of it in the partition itself."""
 
         def on_written(second: asyncio.Future[int]) -> None:
@@ -170,7 +236,9 @@ class Log:
             else:
                 future.set_result(base_offset)
 
-        there = marker._replace(partition=redirect, producer_id=redirected_producer(marker.producer_id, marker.partition))
+        there = marker._replace(
+            partition=redirect, producer_id=redirected_producer(marker.producer_id, marker.partition)
+        )
         self.marker_nowait(there).add_done_callback(on_written)
 
     def on_owner_death(self, owner: int) -> None:
@@ -189,12 +257,15 @@ class Log:
 
 
 def _goes_on(marker: Marker, error: int) -> bool:
-    """Whether a marker for a retired partition is to be written to the one that takes its records. INVALID_PRODUCER_EPOCH: it was written before, and what became of the other is not known.
-    Records that were handed on once are never handed on again (D3 of native/server/redirect.h), and a producer id that was rewritten twice would be another partition's."""
+    """Whether a marker for a retired partition is to be written to the one that takes its records.
+    INVALID_PRODUCER_EPOCH: it was written before, and what became of the other is not known.
+    Records that were handed on once are never handed on again (D3 of native/server/redirect.h), and
+    a producer id that was rewritten twice would be another partition's.
+    """
     return error in (0, ErrorCode.INVALID_PRODUCER_EPOCH) and origin_of(marker.producer_id)[1] < 0
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def _varint(value: int) -> bytes:
@@ -218,19 +289,44 @@ def record_size_max(key: bytes, value: bytes | None) -> int:
     return len(key) + len(value or b"") + 22
 
 
-def records_batch(records: list[tuple[bytes, bytes | None]], timestamp_ms: int, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
-    """One uncompressed batch; transactional when there is a producer id. Coordinators have no sequence numbers (-1), as in Kafka."""
+def records_batch(
+    records: list[tuple[bytes, bytes | None]], timestamp_ms: int, producer_id: int = -1, producer_epoch: int = -1
+) -> bytes:
+    """One uncompressed batch; transactional when there is a producer id. Coordinators have no
+    sequence numbers (-1), as in Kafka.
+    """
     parts: list[bytes] = []
     for delta, (key, value) in enumerate(records):
         ends = b"\x01\x00" if value is None else _varint(len(value)) + value + b"\x00"  # no headers
         body = b"\x00\x00" + _varint(delta) + _varint(len(key)) + key + ends  # attributes, timestamp delta
         parts += (_varint(len(body)), body)
-    return _with_header(b"".join(parts), len(records), TRANSACTIONAL if producer_id >= 0 else 0, timestamp_ms, producer_id, producer_epoch)
+    return _with_header(
+        b"".join(parts),
+        len(records),
+        TRANSACTIONAL if producer_id >= 0 else 0,
+        timestamp_ms,
+        producer_id,
+        producer_epoch,
+    )
 
 
-def _with_header(body: bytes, count: int, attributes: int, timestamp_ms: int, producer_id: int, producer_epoch: int) -> bytes:
+def _with_header(
+    body: bytes, count: int, attributes: int, timestamp_ms: int, producer_id: int, producer_epoch: int
+) -> bytes:
     head = HEADER.pack(
-        0, HEADER_BYTES - LENGTH_BYTES + len(body), -1, 2, 0, attributes, count - 1, timestamp_ms, timestamp_ms, producer_id, producer_epoch, -1, count
+        0,
+        HEADER_BYTES - LENGTH_BYTES + len(body),
+        -1,
+        2,
+        0,
+        attributes,
+        count - 1,
+        timestamp_ms,
+        timestamp_ms,
+        producer_id,
+        producer_epoch,
+        -1,
+        count,
     )
     return head[:17] + _PRODUCE.pack(crc32c(body, crc32c(head[21:]))) + head[21:] + body
 
@@ -239,10 +335,14 @@ _MARKER = struct.Struct(">hi")
 _MARKER_KEYS = {False: struct.pack(">hh", 0, 0), True: struct.pack(">hh", 0, 1)}
 
 
-def marker_batch(producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> bytes:
-    """The control batch that ends a transaction (KIP-98): key version 0 and type (0 abort, 1 commit), value version 0 and the coordinator's epoch."""
+def marker_batch(
+    producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int
+) -> bytes:
+    """The control batch that ends a transaction (KIP-98): key version 0 and type (0 abort, 1
+    commit), value version 0 and the coordinator's epoch.
+    """
     key, value = _MARKER_KEYS[commit], _MARKER.pack(0, coordinator_epoch)
     body = b"\x00\x00\x00" + _varint(len(key)) + key + _varint(len(value)) + value + b"\x00"
-    return _with_header(_varint(len(body)) + body, 1, TRANSACTIONAL | CONTROL, timestamp_ms, producer_id, producer_epoch)
-
-
+    return _with_header(
+        _varint(len(body)) + body, 1, TRANSACTIONAL | CONTROL, timestamp_ms, producer_id, producer_epoch
+    )

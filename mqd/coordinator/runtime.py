@@ -1,23 +1,35 @@
-"""Runs the cores of one kind of coordinator: groups over __consumer_offsets, or transactional ids over __transaction_state.
+"""Runs the cores of one kind of coordinator: groups over __consumer_offsets, or transactional ids
+over __transaction_state.
 
-A request goes to the shard of its name's partition: request() -> Shard.handle -> actions -> one unit of writes at a time -> replies. See shard.py.
+A request goes to the shard of its name's partition: request() -> Shard.handle -> actions -> one
+unit of writes at a time -> replies. See shard.py.
 
     absent --(served)--> loading --(loaded, everything below the high watermark)--> active --(write failed, epoch or owner changed)--> absent
 
 Invariants
-    R1  a shard is active for one leader epoch and one generation of its owner; with another one it is loaded anew
-    R2  every request is answered once: by its core, by CoordinatorError when the shard is thrown away, by its time-out
-    R3  the first offset of every batch is where this shard expected it; else somebody else's records are there (a predecessor's, that came late), and the shard is loaded anew
-    R4  a shard becomes active when all it has loaded is below the high watermark: what a predecessor had under way counts, and counts for good
-    R5  without its host's lease a shard answers nobody: another host may have been told to lead its partition, and know what this one does not
-    R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to its owner: what comes in between would be in the log and not in the cores, and what
-        is written next, by cores that do not know of it, behind it
-    R7  what is posted to all reaches every core that it concerns and that does not fail of it: at once, or before it answers anybody when its partition is loaded again while nobody else has led
-        it, however often until what the cores made of it is written, also when the host had no lease, or nobody led it, in between; what went before is `after_load`'s to find out
-Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. MISSED_MAX events to all wait for one partition; the oldest
-are forgotten.
+    R1  a shard is active for one leader epoch and one generation of its owner; with another one it
+        is loaded anew
+    R2  every request is answered once: by its core, by CoordinatorError when the shard is thrown
+        away, by its time-out
+    R3  the first offset of every batch is where this shard expected it; else somebody else's
+        records are there (a predecessor's, that came late), and the shard is loaded anew
+    R4  a shard becomes active when all it has loaded is below the high watermark: what a
+        predecessor had under way counts, and counts for good
+    R5  without its host's lease a shard answers nobody: another host may have been told to lead its
+        partition, and know what this one does not
+    R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to
+        its owner: what comes in between would be in the log and not in the cores, and what is
+        written next, by cores that do not know of it, behind it
+    R7  what is posted to all reaches every core that it concerns and that does not fail of it: at
+        once, or before it answers anybody when its partition is loaded again while nobody else has
+        led it, however often until what the cores made of it is written, also when the host had no
+        lease, or nobody led it, in between; what went before is `after_load`'s to find out
+Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with
+COORDINATOR_NOT_AVAILABLE. MISSED_MAX events to all wait for one partition; the oldest are
+forgotten.
 
-Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
+Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows
+them.
 """
 
 import asyncio
@@ -33,13 +45,15 @@ from mqd.protocol.errors import ErrorCode, error_name
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0  # how often partitions are looked at: while some are not active, at first and after a while; else
+# how often partitions are looked at: while some are not active, at first and after a while; else
+LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 LAZY_S = 0.1  # how long what is lazy waits for company
 RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
 SILENT_RETRY_S = 2.0  # the same when its log directory does not answer
 
-MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))  # by the partition's owner: nothing is in the log
+# by the partition's owner: nothing is in the log
+MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 log = logging.get("coordinator")
 
@@ -71,7 +85,9 @@ class Partitions(Protocol):
         """None: not served at the moment."""
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
-        """Reads the log up to `end_offset`, in a thread, when it is its turn. Raises OSError; of these TimeoutError when its log directory does not answer."""
+        """Reads the log up to `end_offset`, in a thread, when it is its turn. Raises OSError; of
+        these TimeoutError when its log directory does not answer.
+        """
 
     async def create(self) -> bool:
         """Makes the topic; False: not now."""
@@ -120,7 +136,9 @@ def partition_for(name: str, partition_count: int) -> int:
 
 
 class _Missed(NamedTuple):
-    """An event that cores may have to be told once more: nobody was there to hear it, or what they made of it is not written yet."""
+    """An event that cores may have to be told once more: nobody was there to hear it, or what they
+    made of it is not written yet.
+    """
 
     written: int  # by the shard that has heard it, when it has written so many units; a later one has not heard it
     event: object
@@ -147,8 +165,10 @@ class _Place:
 
 
 class Coordinator:
-    """`topic`: the internal topic's name. `now_ms`: a clock that does not jump back. `carry_out(name, effect, leader_epoch)`: see actions.Effect; may post events.
-    `after_load(core)`: what a core is told before anybody else can ask it, None = nothing."""
+    """`topic`: the internal topic's name. `now_ms`: a clock that does not jump back.
+    `carry_out(name, effect, leader_epoch)`: see actions.Effect; may post events.
+    `after_load(core)`: what a core is told before anybody else can ask it, None = nothing.
+    """
 
     def __init__(
         self,
@@ -180,7 +200,7 @@ class Coordinator:
         self._creating: asyncio.Task[bool] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # -- life --------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -203,7 +223,9 @@ class Coordinator:
         return self._partitions.count()
 
     def partition_for(self, name: str) -> int:
-        """Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) while the internal topic does not exist."""
+        """Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) while the internal topic does not
+        exist.
+        """
         count = self._partitions.count()
         if not count:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -222,7 +244,9 @@ class Coordinator:
         return created
 
     async def _wait_loaded(self) -> None:
-        """A new topic has nothing to load: the first request of the first client need not meet COORDINATOR_LOAD_IN_PROGRESS."""
+        """A new topic has nothing to load: the first request of the first client need not meet
+        COORDINATOR_LOAD_IN_PROGRESS.
+        """
         for _ in range(FIRST_LOOKS):
             try:
                 self.check_loaded()
@@ -230,10 +254,12 @@ class Coordinator:
             except CoordinatorError:
                 await asyncio.sleep(FIRST_LOOK_S)
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
-        """Gives the response that the core replied with. Raises CoordinatorError; on time-out with COORDINATOR_NOT_AVAILABLE, the outcome is then unknown."""
+        """Gives the response that the core replied with. Raises CoordinatorError; on time-out with
+        COORDINATOR_NOT_AVAILABLE, the outcome is then unknown.
+        """
         place, shard = self._active(name)
         if len(self._futures) >= REQUESTS_MAX:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -264,20 +290,32 @@ class Coordinator:
         self._handle(place, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
-        """An event to every core that it concerns; those of a partition that is being loaded, or is to be once more while nobody else has led it, get it when they are loaded: nobody can
-        have asked them anything since (R7)."""
+        """An event to every core that it concerns; those of a partition that is being loaded, or is
+        to be once more while nobody else has led it, get it when they are loaded: nobody can have
+        asked them anything since (R7).
+        """
         for place in self._places:
             if place.epoch >= 0:
                 self._tell(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
                 del place.missed[:-MISSED_MAX]
 
     def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
-        """Another host leads it in this epoch, or may have led it up to this epoch: it has heard what was posted there, and commits that it took may be of what was made anew since."""
+        """Another host leads it in this epoch, or may have led it up to this epoch: it has heard
+        what was posted there, and commits that it took may be of what was made anew since.
+        """
         if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
             self._places[partition].epoch, self._places[partition].missed = -1, []
 
-    def _tell(self, place: _Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()) -> None:
-        """Now, and again by the next load if it comes to that before what follows from it is written. When a core fails of it all others are thrown away too, and are told again."""
+    def _tell(
+        self,
+        place: _Place,
+        event: object,
+        names: Callable[[Shard], Iterable[str]],
+        failed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Now, and again by the next load if it comes to that before what follows from it is
+        written. When a core fails of it all others are thrown away too, and are told again.
+        """
         shard, written = place.shard, 0
         if shard is not None:
             for name in names(shard):
@@ -291,7 +329,9 @@ class Coordinator:
         place.missed.append(_Missed(written, event, names, failed))
 
     def core(self, name: str) -> Core | None:
-        """For looking only; what it shows may not be written yet. None: no such core. Raises CoordinatorError while it is not loaded."""
+        """For looking only; what it shows may not be written yet. None: no such core. Raises
+        CoordinatorError while it is not loaded.
+        """
         return self._active(name)[1].core(name)
 
     def items(self) -> Iterator[tuple[str, Core]]:
@@ -301,8 +341,12 @@ class Coordinator:
                 yield from place.shard.items()
 
     def check_loaded(self) -> None:
-        """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition of this host is not loaded: what items() shows is then not everything."""
-        if len(self._places) < self._partitions.count() or any(place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self._places):
+        """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition of this host
+        is not loaded: what items() shows is then not everything.
+        """
+        if len(self._places) < self._partitions.count() or any(
+            place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self._places
+        ):
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
     def leader_epoch(self, name: str) -> int:
@@ -310,10 +354,20 @@ class Coordinator:
         return self._active(name)[1].leader_epoch
 
     async def write_marker(
-        self, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False, leader_epoch: int = -1
+        self,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        is_bumped: bool = False,
+        leader_epoch: int = -1,
     ) -> None:
-        """Ends a producer's transaction in one partition of this coordinator's topic, in the log and in the cores. Raises CoordinatorError: with INVALID_PRODUCER_EPOCH
-        nothing was written, what is open is of a newer epoch (`is_bumped`: or of this one). `leader_epoch`: in this one alone; -1 = in any."""
+        """Ends a producer's transaction in one partition of this coordinator's topic, in the log
+        and in the cores. Raises CoordinatorError: with INVALID_PRODUCER_EPOCH nothing was written,
+        what is open is of a newer epoch (`is_bumped`: or of this one). `leader_epoch`: in this one
+        alone; -1 = in any.
+        """
         if not 0 <= partition < len(self._places):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         place = self._places[partition]
@@ -331,9 +385,16 @@ class Coordinator:
                     future.set_exception(CoordinatorError(error))
 
         try:
-            place.shard.end_transaction(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped)
+            place.shard.end_transaction(
+                producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped
+            )
         except Exception:
-            log.exception("a coordinator's core failed at the end of a transaction; its partition is loaded anew", topic=self.topic, partition=partition, producer_id=producer_id)
+            log.exception(
+                "a coordinator's core failed at the end of a transaction; its partition is loaded anew",
+                topic=self.topic,
+                partition=partition,
+                producer_id=producer_id,
+            )
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the end of a transaction failed")
             done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # if it was not gathered yet
         await future
@@ -347,7 +408,9 @@ class Coordinator:
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
         if not self._partitions.may_lead():  # R5
-            if self._carry_out is not None:  # who carries effects out gives up what is told so, and only a load begins it anew (Markers); else the next look unloads it, if the lease is not back
+            # who carries effects out gives up what is told so, and only a load begins it anew
+            # (Markers); else the next look unloads it, if the lease is not back
+            if self._carry_out is not None:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         return place, place.shard
@@ -355,7 +418,11 @@ class Coordinator:
     def _absent_error(self, place: _Place) -> int:
         if self._partitions.is_elsewhere(place.index) or not self._partitions.may_lead():
             return int(ErrorCode.NOT_COORDINATOR)
-        return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if place.source is not None or place.not_before == 0.0 else ErrorCode.NOT_COORDINATOR)
+        return int(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            if place.source is not None or place.not_before == 0.0
+            else ErrorCode.NOT_COORDINATOR
+        )
 
     def _handle(self, place: _Place, shard: Shard, name: str, event: object, known: bool = False) -> None:
         try:
@@ -363,7 +430,13 @@ class Coordinator:
         except TooLarge as error:
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
         except Exception:
-            log.exception("a coordinator's core failed; its partition is loaded anew", topic=self.topic, partition=place.index, core=name, event=type(event).__name__)
+            log.exception(
+                "a coordinator's core failed; its partition is loaded anew",
+                topic=self.topic,
+                partition=place.index,
+                core=name,
+                event=type(event).__name__,
+            )
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} failed")
 
     def _on_reply(self, number: int, response: object) -> None:
@@ -372,16 +445,22 @@ class Coordinator:
             future.set_result(response)
 
     def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
-        """Carried out in a later turn: what it posts must not meet a core in the middle of its actions."""
+        """Carried out in a later turn: what it posts must not meet a core in the middle of its
+        actions.
+        """
         if self._carry_out is None:
-            raise TypeError(f"a core of {self.topic} wants {type(effect).__name__} carried out, and nobody does that here")
+            raise TypeError(
+                f"a core of {self.topic} wants {type(effect).__name__} carried out, and nobody does that here"
+            )
         if self._loop is not None:
             self._loop.call_soon(self._carry_out, name, effect, leader_epoch)
 
-    # -- writing and timers ------------------------------------------------------------------------------------------------
+    # -- writing and timers ------------------------------------------------------------------------
 
     def _wake(self, place: _Place) -> None:
-        """Writes once in a turn of the loop: what several requests want written in this turn goes together."""
+        """Writes once in a turn of the loop: what several requests want written in this turn goes
+        together.
+        """
         self._to_write[place] = None
         if self._turn is None and self._loop is not None:
             self._turn = self._loop.call_soon(self._on_turn)
@@ -406,7 +485,10 @@ class Coordinator:
 
     def _write(self, place: _Place, shard: Shard, unit: Unit) -> None:
         now_ms = self._now_ms()
-        futures = [self._log.append_nowait(self.topic, place.index, batch.encode(now_ms), shard.leader_epoch) for batch in unit.batches]
+        futures = [
+            self._log.append_nowait(self.topic, place.index, batch.encode(now_ms), shard.leader_epoch)
+            for batch in unit.batches
+        ]
         task = place.writing = asyncio.get_running_loop().create_task(self._written(place, shard, unit, futures))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -417,16 +499,30 @@ class Coordinator:
             return
         expected = shard.end_offset
         for batch, result in zip(unit.batches, results, strict=True):
-            if isinstance(result, AppendError) and result.error in MARKER_REFUSALS and shard.refuse(batch, result.error):
+            if (
+                isinstance(result, AppendError)
+                and result.error in MARKER_REFUSALS
+                and shard.refuse(batch, result.error)
+            ):
                 continue
             if isinstance(result, AppendError):
-                self._unload(place, int(ErrorCode.NOT_COORDINATOR if result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER else ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result}")
+                self._unload(
+                    place,
+                    int(
+                        ErrorCode.NOT_COORDINATOR
+                        if result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                        else ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    ),
+                    f"a write failed: {result}",
+                )
                 return
             if isinstance(result, BaseException):
                 self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result!r}")
                 return
             if result != expected:  # R3
-                self._unload(place, int(ErrorCode.NOT_COORDINATOR), f"a batch was appended at offset {result}, not at {expected}")
+                self._unload(
+                    place, int(ErrorCode.NOT_COORDINATOR), f"a batch was appended at offset {result}, not at {expected}"
+                )
                 return
             expected += batch.offset_count
         shard.written()
@@ -460,14 +556,18 @@ class Coordinator:
     def _on_alarm(self) -> None:
         self._alarm = None
         self._fire_timers()
-        due = [at for place in self._places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None]
+        due = [
+            at for place in self._places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None
+        ]
         if due:
             self._armed(min(due))
 
-    # -- loading -----------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Something may have changed about the partitions: loads what is served and not loaded, drops what is served by another process or in another epoch."""
+        """Something may have changed about the partitions: loads what is served and not loaded,
+        drops what is served by another process or in another epoch.
+        """
         self._look_s = LOOK_S
         self._look_again()
 
@@ -488,7 +588,8 @@ class Coordinator:
             self._look_at(partition, place)
             waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
         self._look = self._loop.call_later(self._look_s if waiting else LOOK_IDLE_S, self._look_again)
-        self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S  # a directory that has failed stays so
+        # a directory that has failed stays so
+        self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S
 
     def _look_at(self, partition: int, place: _Place) -> None:
         assert self._loop is not None
@@ -496,8 +597,16 @@ class Coordinator:
             return
         source = self._partitions.source(partition)
         if place.shard is not None:
-            if source is None or (source.leader_epoch, source.owner_generation) != (place.source.leader_epoch, place.source.owner_generation):  # R1
-                self._unload(place, int(ErrorCode.NOT_COORDINATOR), "its partition is served anew" if source is not None else "its partition is not served")
+            # R1
+            if source is None or (source.leader_epoch, source.owner_generation) != (
+                place.source.leader_epoch,
+                place.source.owner_generation,
+            ):
+                self._unload(
+                    place,
+                    int(ErrorCode.NOT_COORDINATOR),
+                    "its partition is served anew" if source is not None else "its partition is not served",
+                )
             return
         if source is None:
             place.source = None
@@ -518,25 +627,49 @@ class Coordinator:
             loaded = await self._partitions.load(partition, source.end_offset, self._cores)
             while True:
                 now = self._partitions.source(partition)
-                if now is None or (now.leader_epoch, now.owner_generation) != (source.leader_epoch, source.owner_generation) or now.end_offset != source.end_offset:
+                if (
+                    now is None
+                    or (now.leader_epoch, now.owner_generation) != (source.leader_epoch, source.owner_generation)
+                    or now.end_offset != source.end_offset
+                ):
                     return  # somebody appended or the owner changed: once more
                 if now.high_watermark >= source.end_offset:
                     break
                 await asyncio.sleep(LOOK_S)  # R4
-            shard = Shard(self._cores, loaded, source.leader_epoch, self._on_reply, functools.partial(self._on_effect, source.leader_epoch), functools.partial(self._wake, place), self._armed)
+            shard = Shard(
+                self._cores,
+                loaded,
+                source.leader_epoch,
+                self._on_reply,
+                functools.partial(self._on_effect, source.leader_epoch),
+                functools.partial(self._wake, place),
+                self._armed,
+            )
             place.shard = shard
             shard.on_loaded(self._now_ms())
             self._catch_up(place, shard)
             if loaded.record_count or loaded.skipped_count:
                 log.info(
-                    "coordinator's partition loaded", topic=self.topic, partition=partition, cores=len(shard), records=loaded.record_count, skipped=loaded.skipped_count,
-                    leader_epoch=source.leader_epoch, milliseconds=round((self._loop.time() - began) * 1000),
-                )  # fmt: skip
+                    "coordinator's partition loaded",
+                    topic=self.topic,
+                    partition=partition,
+                    cores=len(shard),
+                    records=loaded.record_count,
+                    skipped=loaded.skipped_count,
+                    leader_epoch=source.leader_epoch,
+                    milliseconds=round((self._loop.time() - began) * 1000),
+                )
         except Exception as error:
             place.shard = None
             place.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
-            tell = log.error if isinstance(error, OSError) else log.exception  # what is not the disk's is a fault of ours
-            tell("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
+            # what is not the disk's is a fault of ours
+            tell = log.error if isinstance(error, OSError) else log.exception
+            tell(
+                "a coordinator's partition cannot be loaded; trying again",
+                topic=self.topic,
+                partition=partition,
+                reason=f"{type(error).__name__}: {error}",
+            )
         finally:
             place.loading = None
 
@@ -559,7 +692,14 @@ class Coordinator:
             place.not_before = self._loop.time() + RETRY_S
             self._loop.call_later(RETRY_S, self.look)
         if not quiet and (len(shard) or place.requests):
-            log.warning("a coordinator's partition is loaded anew", topic=self.topic, partition=place.index, cores=len(shard), requests=len(place.requests), reason=reason)
+            log.warning(
+                "a coordinator's partition is loaded anew",
+                topic=self.topic,
+                partition=place.index,
+                cores=len(shard),
+                requests=len(place.requests),
+                reason=reason,
+            )
         shard.fail(error)
         for number in place.requests:
             future = self._futures.get(number)

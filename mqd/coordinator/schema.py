@@ -1,7 +1,9 @@
-"""Records of the internal topics, written in the notation of mqd/protocol/schema/language.py and coded by the same generated code as the wire.
+"""Records of the internal topics, written in the notation of mqd/protocol/schema/language.py and
+coded by the same generated code as the wire.
 
-A key is an int16 (the record's type; Kafka calls it the key's version) and its fields. A value is an int16 version and its fields, flexible from some version on (KIP-482).
-Everything read may be damaged or another broker's: what does not fit raises ValueError, never anything else.
+A key is an int16 (the record's type; Kafka calls it the key's version) and its fields. A value is
+an int16 version and its fields, flexible from some version on (KIP-482). Everything read may be
+damaged or another broker's: what does not fit raises ValueError, never anything else.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def _make_class(name: str, of: Struct, namespace: dict[str, object]) -> type:
 
 
 class Shape:
-    """One kind of key or value. `cls` is its Struct; nested ones hang on it, as with messages: `shape.cls.Topic(...)`."""
+    """One kind of key or value. `cls` is its Struct; nested ones hang on it, as with messages:
+    `shape.cls.Topic(...)`.
+    """
 
     def __init__(self, name: str, versions: str, flexible_from: int, text: str) -> None:
         self.name = name
@@ -57,10 +61,15 @@ class Shape:
                 raise ValueError(f"{self.name} is cut off before its version")
             (version,) = _VERSION.unpack_from(data)
         if version not in self._message.versions:
-            raise ValueError(f"{self.name} of version {version}; {self._message.versions.first} to {self._message.versions.last} can be read")
+            raise ValueError(
+                f"{self.name} of version {version}; {self._message.versions.first} to {self._message.versions.last} can"
+                " be read"
+            )
         run = self._decoders.get(version)
         if run is None:
-            run = self._decoders[version] = DecoderWriter(self._message, version, lambda key, kind: self.cls).compile(self._message.root)
+            run = self._decoders[version] = DecoderWriter(self._message, version, lambda key, kind: self.cls).compile(
+                self._message.root
+            )
         try:
             return run(data, prefix)
         except (Malformed, struct.error, IndexError, UnicodeDecodeError) as error:
@@ -70,7 +79,16 @@ class Shape:
 class RecordType:
     """Key type, key and value of one kind of record. `value_version` is what is written."""
 
-    def __init__(self, key_type: int, name: str, key: str, value: str, value_versions: str = "0", value_version: int = 0, flexible_from: int = 0) -> None:
+    def __init__(
+        self,
+        key_type: int,
+        name: str,
+        key: str,
+        value: str,
+        value_versions: str = "0",
+        value_version: int = 0,
+        flexible_from: int = 0,
+    ) -> None:
         self.key_type, self.name, self.value_version = key_type, name, value_version
         self.key = Shape(f"{name}Key", "0", NOT_FLEXIBLE, key)
         self.value = Shape(f"{name}Value", value_versions, flexible_from, value)

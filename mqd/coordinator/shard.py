@@ -1,15 +1,20 @@
-"""One loaded partition of a coordinator: its cores, and what they want written. Sans-I/O: the runtime writes units and says how it went.
+"""One loaded partition of a coordinator: its cores, and what they want written. Sans-I/O: the
+runtime writes units and says how it went.
 
-A unit is what is written together: Persists that wait at the same time, in few record batches, one behind the other. One unit is under way at a time; what cores persist
-meanwhile gathers in the next one. So the rate of writes follows the disk, and a write carries what a thousand requests wanted.
+A unit is what is written together: Persists that wait at the same time, in few record batches, one
+behind the other. One unit is under way at a time; what cores persist meanwhile gathers in the next
+one. So the rate of writes follows the disk, and a write carries what a thousand requests wanted.
 
 Invariants (check())
     H1  units are written in the order in which their Persists were made; at most one is under way
-    H2  a reply (or another effect) leaves after everything that the same core has persisted before it, but for what is lazy, is written, and those of one core leave in their order
-    H3  a unit has at most one batch without a producer id: batches of a unit that fails in part never split what one batch would have kept together
+    H2  a reply (or another effect) leaves after everything that the same core has persisted before
+        it, but for what is lazy, is written, and those of one core leave in their order
+    H3  a unit has at most one batch without a producer id: batches of a unit that fails in part
+        never split what one batch would have kept together
     H4  a core that is_empty and has nothing under way is not kept; nor are its timers
-    H5  a marker ends what is open of its producer only if that is of the marker's epoch or before; a bumped one (KIP-890): only of an epoch before. Else it is refused,
-        and it has been written before
+    H5  a marker ends what is open of its producer only if that is of the marker's epoch or before;
+        a bumped one (KIP-890): only of an epoch before. Else it is refused, and it has been written
+        before
 """
 
 from collections.abc import Callable, Iterable
@@ -23,18 +28,30 @@ _OVERHEAD_BYTES = 128
 
 
 class TooLarge(Exception):
-    """One Persist alone is more than a batch may hold: it cannot be written, and the core that wants it has changed already."""
+    """One Persist alone is more than a batch may hold: it cannot be written, and the core that
+    wants it has changed already.
+    """
 
 
 class Batch:
     """What becomes one record batch."""
 
-    __slots__ = ("done", "ends_something", "marker", "producer_epoch", "producer_id", "records", "refusal", "size_bytes")
+    __slots__ = (
+        "done",
+        "ends_something",
+        "marker",
+        "producer_epoch",
+        "producer_id",
+        "records",
+        "refusal",
+        "size_bytes",
+    )
 
     def __init__(self, producer_id: int, producer_epoch: int, marker: tuple[int, bool] | None = None) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.marker = marker  # (coordinator epoch, commit)
-        self.done: Callable[[int | None], None] | None = None  # of a marker: called with None when written, or with the error's code
+        # of a marker: called with None when written, or with the error's code
+        self.done: Callable[[int | None], None] | None = None
         self.ends_something = False  # cores have changed by this marker
         self.refusal: int | None = None
         self.records: list[KeyValue] = []
@@ -71,8 +88,16 @@ class Unit:
         """False: it must wait for the next unit (H3)."""
         size = sum(record_size_max(key, value) for key, value in persist.records)
         last = self.batches[-1] if self.batches else None
-        fits = last is not None and last.size_bytes + size <= BATCH_BYTES_MAX and len(last.records) + len(persist.records) <= RECORDS_MAX
-        same = last is not None and last.marker is None and (last.producer_id, last.producer_epoch) == (persist.producer_id, persist.producer_epoch)
+        fits = (
+            last is not None
+            and last.size_bytes + size <= BATCH_BYTES_MAX
+            and len(last.records) + len(persist.records) <= RECORDS_MAX
+        )
+        same = (
+            last is not None
+            and last.marker is None
+            and (last.producer_id, last.producer_epoch) == (persist.producer_id, persist.producer_epoch)
+        )
         if not (fits and same):
             if size + _OVERHEAD_BYTES > BATCH_BYTES_MAX or len(persist.records) > RECORDS_MAX:
                 raise TooLarge(f"{len(persist.records)} records of {size} bytes; a batch holds {BATCH_BYTES_MAX}")
@@ -95,7 +120,8 @@ class Loaded:
     def __init__(self, end_offset: int) -> None:
         self.end_offset = end_offset
         self.cores: dict[str, Core] = {}
-        self.transactions: dict[int, dict[str, None]] = {}  # producer id -> cores that hold something of its open transaction
+        # producer id -> cores that hold something of its open transaction
+        self.transactions: dict[int, dict[str, None]] = {}
         self.epochs: dict[int, int] = {}  # of these producers
         self.record_count = 0
         self.skipped_count = 0
@@ -111,8 +137,9 @@ class _Entry:
 
 
 class Shard:
-    """`reply(number, response)` answers a request; `carry_out(name, effect)` does what else a core wants done; `wake()` says that there is a unit to write, `armed(at_ms)`
-    that there is a timer."""
+    """`reply(number, response)` answers a request; `carry_out(name, effect)` does what else a core
+    wants done; `wake()` says that there is a unit to write, `armed(at_ms)` that there is a timer.
+    """
 
     def __init__(
         self,
@@ -139,7 +166,7 @@ class Shard:
         self.under_way = False
         self.written_count = 0  # units
 
-    # -- cores -------------------------------------------------------------------------------------------------------------
+    # -- cores -------------------------------------------------------------------------------------
 
     def core(self, name: str) -> Core | None:
         entry = self._entries.get(name)
@@ -177,9 +204,18 @@ class Shard:
         return name
 
     def end_transaction(
-        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, now_ms: int, done: Callable[[int | None], None], is_bumped: bool = False
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        now_ms: int,
+        done: Callable[[int | None], None],
+        is_bumped: bool = False,
     ) -> None:
-        """Writes the marker; every core that has something pending of that producer learns of it. A unit keeps its order, so what was written before is before (H5)."""
+        """Writes the marker; every core that has something pending of that producer learns of it. A
+        unit keeps its order, so what was written before is before (H5).
+        """
         if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
             done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
             return
@@ -235,7 +271,7 @@ class Shard:
             self.timers.set((name, timer), None)
         del self._entries[name]
 
-    # -- units -------------------------------------------------------------------------------------------------------------
+    # -- units -------------------------------------------------------------------------------------
 
     def _gathering(self) -> Unit:
         """The unit that what comes now goes into."""
@@ -260,15 +296,18 @@ class Shard:
         self._wake()
 
     def next_unit(self, is_late: bool = False) -> Unit | None:
-        """To be written now; None: nothing waits, or one is under way (H1), or only what is lazy waits and it is not late. The caller answers with written() or drops the
-        shard."""
+        """To be written now; None: nothing waits, or one is under way (H1), or only what is lazy
+        waits and it is not late. The caller answers with written() or drops the shard.
+        """
         if self.under_way or not self._units or not (is_late or self._units[0].is_due):
             return None
         self.under_way = self._units[0].is_due = True
         return self._units[0]
 
     def refuse(self, batch: Batch, error: int) -> bool:
-        """A batch of the unit under way was refused by the partition's owner, and takes no offset. False: cores rest on it, they are to be loaded anew."""
+        """A batch of the unit under way was refused by the partition's owner, and takes no offset.
+        False: cores rest on it, they are to be loaded anew.
+        """
         if batch.marker is None:
             return False
         batch.refusal = error
@@ -291,7 +330,9 @@ class Shard:
             self._say(name, action)
 
     def fail(self, error: int) -> None:
-        """Whoever waits for a marker is told; requests are the runtime's to answer. The shard is not used afterwards."""
+        """Whoever waits for a marker is told; requests are the runtime's to answer. The shard is
+        not used afterwards.
+        """
         units, self._units = self._units, []
         for unit in units:
             _tell(unit, error)

@@ -1,7 +1,10 @@
-"""Named timers of many cores in one heap. Sans-I/O: whoever owns it asks when the next is due, and takes what is due.
+"""Named timers of many cores in one heap. Sans-I/O: whoever owns it asks when the next is due, and
+takes what is due.
 
-Re-arming a timer for later, the usual case (every heartbeat does it), costs no heap operation: the old entry pops, finds its timer moved, and is pushed once more.
-Bound: twice as many entries as armed timers, and HEAP_SLACK: disarmed and superseded ones are thrown out when they are the more (clients name the times, up to weeks ahead).
+Re-arming a timer for later, the usual case (every heartbeat does it), costs no heap operation: the
+old entry pops, finds its timer moved, and is pushed once more. Bound: twice as many entries as
+armed timers, and HEAP_SLACK: disarmed and superseded ones are thrown out when they are the more
+(clients name the times, up to weeks ahead).
 """
 
 import heapq

@@ -1,7 +1,9 @@
 """The internal topics of the coordinators: what they are made with, and when.
 
-They are made on first need, by the controller like any topic: when a client asks who coordinates its group or transactional id. Records in them are flushed before anybody is
-answered (flush.on.ack), for committed offsets and transactions are what exactly-once rests on; they are compacted, never deleted by age or size.
+They are made on first need, by the controller like any topic: when a client asks who coordinates
+its group or transactional id. Records in them are flushed before anybody is answered
+(flush.on.ack), for committed offsets and transactions are what exactly-once rests on; they are
+compacted, never deleted by age or size.
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,9 @@ class InternalTopic(NamedTuple):
         return int(broker_value(config, self.partitions_property))  # type: ignore[arg-type]
 
     def topic_config(self, config: Mapping[str, str]) -> dict[str, str]:
-        """What the topic is made with; must hold whatever the broker's defaults for other topics are."""
+        """What the topic is made with; must hold whatever the broker's defaults for other topics
+        are.
+        """
         wanted = {
             "segment.bytes": config.get(self.segment_property, "104857600"),
             "max.message.bytes": str(BATCH_BYTES_MAX),
@@ -37,8 +41,14 @@ class InternalTopic(NamedTuple):
     @staticmethod
     def cleanup() -> dict[str, str]:
         """Compacted where this broker can; otherwise everything is kept."""
-        return {"cleanup.policy": "compact"} if "compact" not in TOPIC["cleanup.policy"].refused else {"cleanup.policy": "delete", "retention.ms": "-1"}
+        return (
+            {"cleanup.policy": "compact"}
+            if "compact" not in TOPIC["cleanup.policy"].refused
+            else {"cleanup.policy": "delete", "retention.ms": "-1"}
+        )
 
 
 CONSUMER_OFFSETS = InternalTopic(GROUPS, "offsets.topic.num.partitions", "offsets.topic.segment.bytes")
-TRANSACTION_STATE = InternalTopic(TRANSACTIONS, "transaction.state.log.num.partitions", "transaction.state.log.segment.bytes")
+TRANSACTION_STATE = InternalTopic(
+    TRANSACTIONS, "transaction.state.log.num.partitions", "transaction.state.log.segment.bytes"
+)

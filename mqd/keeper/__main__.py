@@ -1,6 +1,7 @@
 """`python -m mqd.keeper`: everything it is told is in the environment (see mqd.keeper.settings).
 
-Exit status: 0 after a clean shutdown, 2 when the broker cannot start here (the reason is the last line of its log), 1 for everything else.
+Exit status: 0 after a clean shutdown, 2 when the broker cannot start here (the reason is the last
+line of its log), 1 for everything else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from mqd.keeper import settings as keeper_settings
 
 
 def _supervisor_pid() -> int:
-    """supervisord's pid if it is the parent (it says so to its children), MQD_RUN_SUPERVISOR_PID in tests, else 0: nobody's child to watch."""
+    """supervisord's pid if it is the parent (it says so to its children), MQD_RUN_SUPERVISOR_PID in
+    tests, else 0: nobody's child to watch.
+    """
     told = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
     if told.isdigit():
         return int(told)
@@ -21,7 +24,9 @@ def _supervisor_pid() -> int:
 
 
 def _ask_to_be_spared() -> None:
-    """The kernel's choice when memory runs out should fall on somebody who can be restarted. Needs a privilege; without it nothing changes."""
+    """The kernel's choice when memory runs out should fall on somebody who can be restarted. Needs
+    a privilege; without it nothing changes.
+    """
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("-500")
@@ -36,7 +41,9 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
     log = logging.get("keeper")
     passable = passable_to(int(settings.config.get("local.socket.permissions", "0600"), 8))
     for directory in {str(settings.places.data_dir), *settings.log_dirs}:
-        if os.path.isdir(directory) and paths.tighten(directory, passable if directory == str(settings.places.data_dir) else 0):
+        if os.path.isdir(directory) and paths.tighten(
+            directory, passable if directory == str(settings.places.data_dir) else 0
+        ):
             log.info("a directory was open to other users and is not any more", directory=directory)
 
 
@@ -55,12 +62,21 @@ def main() -> int:
         _keep_directories_private(settings)
         made = resources.make(settings)
     except (OSError, ValueError, IdentityError, SegmentError) as error:
-        log.error(f"the broker cannot start: {error.strerror if isinstance(error, OSError) and error.strerror else error}")
+        log.error(
+            f"the broker cannot start: {error.strerror if isinstance(error, OSError) and error.strerror else error}"
+        )
         return 2
     logging.follow(lambda: made.control.log_level)
     _ask_to_be_spared()
     host, port = made.addresses[0]
-    log.info("keeper started", host=host, port=port, workers=settings.worker_count, data_dir=settings.places.data_dir, generation=made.generation)
+    log.info(
+        "keeper started",
+        host=host,
+        port=port,
+        workers=settings.worker_count,
+        data_dir=settings.places.data_dir,
+        generation=made.generation,
+    )
     if ineffective := without_effect(settings.config):
         log.info("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
     try:

@@ -1,7 +1,8 @@
 """Whose data directory this is, and how often a keeper has lived in it.
 
-meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. Made at the first start; afterwards it is the truth and a
-configuration that says otherwise is refused: records of one broker served under another's number would be mixed up by every client.
+meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. Made at
+the first start; afterwards it is the truth and a configuration that says otherwise is refused:
+records of one broker served under another's number would be mixed up by every client.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def _random_id() -> str:
-    """22 characters, as Kafka's ids: a random UUID in base64url. Never one that starts with a dash, which command lines would take for an option."""
+    """22 characters, as Kafka's ids: a random UUID in base64url. Never one that starts with a dash,
+    which command lines would take for an option.
+    """
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
         pass
     return text
@@ -40,7 +43,10 @@ def _random_id() -> str:
 
 def read_properties(path: Path) -> dict[str, str]:
     lines = [line.strip() for line in path.read_text().splitlines()]
-    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#!")}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#!")
+    }
 
 
 def load_identity(places: Layout) -> Identity | None:
@@ -53,10 +59,21 @@ def load_identity(places: Layout) -> Identity | None:
     except (OSError, UnicodeDecodeError) as error:
         raise IdentityError(f"cannot read {path}: {error}") from error
     if found.get("version") != _VERSION:
-        raise IdentityError(f"{path} has version {found.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or another --data-dir")
-    node_id, cluster_id, directory_id = found.get("node.id", ""), found.get("cluster.id", ""), found.get("directory.id", "")
-    if not node_id.isdigit() or "cluster.id" not in found or not directory_id:  # cluster.id may be empty: a host that is to form or join a cluster, and has not yet
-        raise IdentityError(f"{path} is incomplete (it needs cluster.id, node.id, directory.id): restore it, or choose another --data-dir")
+        raise IdentityError(
+            f"{path} has version {found.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or"
+            " another --data-dir"
+        )
+    node_id, cluster_id, directory_id = (
+        found.get("node.id", ""),
+        found.get("cluster.id", ""),
+        found.get("directory.id", ""),
+    )
+    # cluster.id may be empty: a host that is to form or join a cluster, and has not yet
+    if not node_id.isdigit() or "cluster.id" not in found or not directory_id:
+        raise IdentityError(
+            f"{path} is incomplete (it needs cluster.id, node.id, directory.id): restore it, or choose another"
+            " --data-dir"
+        )
     return Identity(cluster_id, int(node_id), directory_id)
 
 
@@ -70,8 +87,10 @@ def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
 
 
 def settle(places: Layout, node_id: int, cluster_id: str | None = None) -> Identity:
-    """The directory's identity; made and on disk afterwards when it had none. `cluster_id` of a new one: None = a new cluster's, "" = not known yet (the controller enters it).
-    Raises IdentityError, native.NativeError."""
+    """The directory's identity; made and on disk afterwards when it had none. `cluster_id` of a new
+    one: None = a new cluster's, "" = not known yet (the controller enters it). Raises
+    IdentityError, native.NativeError.
+    """
     identity = load_identity(places)
     if identity is None:
         identity = Identity(_random_id() if cluster_id is None else cluster_id, node_id, _random_id())
@@ -87,9 +106,12 @@ def enter(places: Layout, identity: Identity) -> None:
 
 
 def next_generation(places: Layout) -> int:
-    """A number larger than every earlier one of this directory: the clock's milliseconds, or one more than the last where the clock went back.
+    """A number larger than every earlier one of this directory: the clock's milliseconds, or one
+    more than the last where the clock went back.
 
-    On a full disk the clock alone has to do: a broker must be able to start there to delete something."""
+    On a full disk the clock alone has to do: a broker must be able to start there to delete
+    something.
+    """
     try:
         text = places.generation.read_text().strip()
         last = int(text) if text.isdigit() else 0
@@ -105,7 +127,9 @@ def next_generation(places: Layout) -> int:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change with every boot of the machine: what was known before a reboot about the page cache no longer holds."""
+    """16 bytes that change with every boot of the machine: what was known before a reboot about the
+    page cache no longer holds.
+    """
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except (OSError, ValueError):

@@ -1,12 +1,16 @@
-"""The keeper at work: it knows who lives, proves who has died, and tells the others. It does nothing else, so that it does not die itself.
+"""The keeper at work: it knows who lives, proves who has died, and tells the others. It does
+nothing else, so that it does not die itself.
 
-1. A process is identified by the kernel (SO_PEERCRED) and watched through a pidfd taken from its own connection: a recycled pid is never mistaken for it.
-2. DEAD is stored, and every other process told, only after the pidfd said that the process has ended. A closed connection alone proves nothing: its process
-   is given LOST_GRACE_S to end and is then killed, so that what it held cannot still be in use when its successor gets it.
+1. A process is identified by the kernel (SO_PEERCRED) and watched through a pidfd taken from its
+   own connection: a recycled pid is never mistaken for it.
+2. DEAD is stored, and every other process told, only after the pidfd said that the process has
+   ended. A closed connection alone proves nothing: its process is given LOST_GRACE_S to end and is
+   then killed, so that what it held cannot still be in use when its successor gets it.
 3. A process gets the same descriptors as its predecessor of that role and index.
-4. Nobody can hold the keeper up: it never blocks on a peer. A process that does not read NOTICE_COUNT_MAX notices is killed; tools are at most
-   TOOL_COUNT_MAX at a time.
-5. It answers no client. When all that act as the broker have ended and the other hosts were told (proof.py), it turns new connections away until an acceptor is back.
+4. Nobody can hold the keeper up: it never blocks on a peer. A process that does not read
+   NOTICE_COUNT_MAX notices is killed; tools are at most TOOL_COUNT_MAX at a time.
+5. It answers no client. When all that act as the broker have ended and the other hosts were told
+   (proof.py), it turns new connections away until an acceptor is back.
 
 One thread, one epoll. Time comes from the monotonic clock; there is no periodic work.
 """
@@ -38,7 +42,20 @@ from mqd.keeper.sockets import stays
 from mqd.native import ProcessState
 from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
-    Death, Hello, Leave, Left, ProcessStatus, Ready, Refused, SetLogLevel, Shutdown, Status, StatusQuery, ToKeeper, Waiting, Welcome,
+    Death,
+    Hello,
+    Leave,
+    Left,
+    ProcessStatus,
+    Ready,
+    Refused,
+    SetLogLevel,
+    Shutdown,
+    Status,
+    StatusQuery,
+    ToKeeper,
+    Waiting,
+    Welcome,
 )
 
 LOST_GRACE_S = 1.0
@@ -50,7 +67,8 @@ REFUSED_COUNT_MAX = 64  # in a turn
 REST_S = 0.1  # when accept() fails and would again
 NO_LINGER = struct.pack("ii", 1, 0)  # the end is a reset
 HELLO_BYTES_MAX = 4096
-# A process that keeps dying is let in later and later, so that a crash loop does not eat the host: from the third death within WINDOW_S on.
+# A process that keeps dying is let in later and later, so that a crash loop does not eat the host:
+# from the third death within WINDOW_S on.
 DEATH_WINDOW_S = 10.0
 HOLD_BACK_S_MAX = 5.0
 
@@ -85,7 +103,11 @@ class Keeper:
         self.started_ms = now_ms()
         workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]
         count = settings.worker_count
-        self.processes = [*workers, Process("mqd-acceptor", "acceptor", 0, count), Process("mqd-controller", "controller", 0, count + 1)]
+        self.processes = [
+            *workers,
+            Process("mqd-acceptor", "acceptor", 0, count),
+            Process("mqd-controller", "controller", 0, count + 1),
+        ]
         self._by_role = {(process.role, process.index): process for process in self.processes}
         self._selector = selectors.DefaultSelector()
         self._tools: dict[socket.socket, None] = {}  # connected, not (yet) a process; oldest first
@@ -103,7 +125,7 @@ class Keeper:
             self._prove = proof.prove
         self.exit_status = 0
 
-    # -- the loop ----------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Until everybody has gone. Returns the exit status."""
@@ -124,7 +146,9 @@ class Keeper:
         if self._selector.get_map().get(key.fd) is key:
             key.data(mask)
 
-    def _watch(self, source: Any, callback: Callable[..., None], *arguments: Any, events: int = selectors.EVENT_READ) -> None:
+    def _watch(
+        self, source: Any, callback: Callable[..., None], *arguments: Any, events: int = selectors.EVENT_READ
+    ) -> None:
         self._selector.register(source, events, lambda mask: callback(*arguments))
 
     def _forget(self, source: Any) -> None:
@@ -167,7 +191,7 @@ class Keeper:
         self.supervisor_pid = 0
         self.shut_down("supervisord ended")
 
-    # -- connections -------------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def _on_connect(self) -> None:
         try:
@@ -176,7 +200,9 @@ class Keeper:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and self._tools:
                 self._drop_tool(next(iter(self._tools)))
             elif stays(error):
-                self._rest(self.resources.keeper_socket, lambda: self._watch(self.resources.keeper_socket, self._on_connect))
+                self._rest(
+                    self.resources.keeper_socket, lambda: self._watch(self.resources.keeper_socket, self._on_connect)
+                )
             return
         connection.setblocking(False)
         if len(self._tools) >= TOOL_COUNT_MAX:
@@ -234,7 +260,12 @@ class Keeper:
             send_message(connection, message, fds)
             return True
         except OSError as error:
-            log.warning("an answer could not be sent", pid=peer_pid(connection)[0], answer=type(message).__name__, error=error.strerror)
+            log.warning(
+                "an answer could not be sent",
+                pid=peer_pid(connection)[0],
+                answer=type(message).__name__,
+                error=error.strerror,
+            )
             return False
 
     def _on_end(self, connection: socket.socket, process: Process | None) -> None:
@@ -248,7 +279,12 @@ class Keeper:
         self._after(LOST_GRACE_S, lambda: self._kill_lost(process, pidfd, generation))
 
     def _kill_lost(self, process: Process, pidfd: int, generation: int) -> None:
-        if process.pidfd == pidfd and process.generation == generation and process.state != "dead" and self._ending is None:
+        if (
+            process.pidfd == pidfd
+            and process.generation == generation
+            and process.state != "dead"
+            and self._ending is None
+        ):
             log.error("a process left the keeper without ending; killing it", process=process.name, pid=process.pid)
             self._kill(process)
 
@@ -262,13 +298,16 @@ class Keeper:
     def _on_set_log_level(self, connection: socket.socket, message: SetLogLevel) -> None:
         number = logging.SYSLOG_OF_LEVEL.get(message.level)
         if number is None:
-            self._answer(connection, Refused(f"{message.level!r} is not a log level; there are {', '.join(logging.SYSLOG_OF_LEVEL)}"))
+            self._answer(
+                connection,
+                Refused(f"{message.level!r} is not a log level; there are {', '.join(logging.SYSLOG_OF_LEVEL)}"),
+            )
             return
         self.resources.control.log_level = number
         log.info("log level changed", level=message.level)
         self._answer(connection, self.status())
 
-    # -- processes ---------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def _on_hello(self, connection: socket.socket, hello: Hello) -> None:
         process = self._by_role.get((hello.role, hello.index))
@@ -376,7 +415,12 @@ class Keeper:
             config=self.settings.config,
         )
         sockets = (*handoffs, *listeners), (*local, *cluster)
-        return message, [*made.eventfds, *(one.fileno() for one in sockets[0]), *lock_fds, *(one.fileno() for one in sockets[1])]
+        return message, [
+            *made.eventfds,
+            *(one.fileno() for one in sockets[0]),
+            *lock_fds,
+            *(one.fileno() for one in sockets[1]),
+        ]
 
     def _on_ready(self, process: Process, message: Ready) -> None:
         process.state, process.detail = "running", message.detail
@@ -418,19 +462,30 @@ class Keeper:
         self._maybe_end()
 
     def _maybe_prove_death(self, ended: Process) -> None:
-        """A host among others whose controller has ended, and perhaps all workers: nobody else can tell."""
+        """A host among others whose controller has ended, and perhaps all workers: nobody else can
+        tell.
+        """
         if self._prove is None or self.resources.cluster is None or self._leaving:
             return
         all_ended = all(process.pidfd < 0 for process in self.processes if process.role != "acceptor")
         if ended.role != "acceptor" and (all_ended or ended.role == "controller"):
-            told = self._prove(self.settings.config, self.settings.places.run_dir, self.resources.control, self.resources.cluster.gossip, self._after, all_ended)
+            told = self._prove(
+                self.settings.config,
+                self.settings.places.run_dir,
+                self.resources.control,
+                self.resources.cluster.gossip,
+                self._after,
+                all_ended,
+            )
             self._proven = told and all_ended
         if all_ended and self._proven and self._by_role["acceptor", 0].pidfd < 0:
             self._turn_away(True)
 
     def _turn_away(self, away: bool, anew: bool = False) -> None:
-        """What this host led is led elsewhere: a client whose connection is taken by the kernel and answered by nobody would wait here, and one that is refused asks another host. Until an
-        acceptor is back."""
+        """What this host led is led elsewhere: a client whose connection is taken by the kernel and
+        answered by nobody would wait here, and one that is refused asks another host. Until an
+        acceptor is back.
+        """
         if away == self._turning_away and not anew:
             return
         self._turning_away = away
@@ -452,7 +507,7 @@ class Keeper:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
 
-    # -- notices -----------------------------------------------------------------------------------------------------------
+    # -- notices -----------------------------------------------------------------------------------
 
     def _broadcast(self, message: Any) -> None:
         for process in self.processes:
@@ -469,7 +524,11 @@ class Keeper:
                 send_message(connection, process.notices[0])
             except BlockingIOError:
                 if len(process.notices) > NOTICE_COUNT_MAX:
-                    log.error("a process does not read what the keeper says; killing it", process=process.name, pid=process.pid)
+                    log.error(
+                        "a process does not read what the keeper says; killing it",
+                        process=process.name,
+                        pid=process.pid,
+                    )
                     self._kill(process)
                     return
                 self._listen_to(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -492,10 +551,12 @@ class Keeper:
 
         self._selector.modify(connection, events, on_event)
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
-        """A host among others first gives away what it leads: its controller sees to that, for LEAVE_S at most, or until it is told to stop once more."""
+        """A host among others first gives away what it leads: its controller sees to that, for
+        LEAVE_S at most, or until it is told to stop once more.
+        """
         controller = self._by_role[("controller", 0)]
         if self._ending is not None:
             return
@@ -528,7 +589,7 @@ class Keeper:
         if self._ending is not None and all(process.pidfd < 0 for process in self.processes):
             self._done = True
 
-    # -- what tools see ----------------------------------------------------------------------------------------------------
+    # -- what tools see ----------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
         return self._ending is None and all(process.state == "running" for process in self.processes)
@@ -536,10 +597,14 @@ class Keeper:
     def process_statuses(self) -> list[ProcessStatus]:
         own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0)]
         if self.supervisor_pid:
-            own.insert(0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0))
+            own.insert(
+                0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0)
+            )
         others = sorted(self.processes, key=lambda process: (process.role, process.index))
         return own + [
-            ProcessStatus(one.name, one.role, one.pid, one.state, one.started_ms, max(0, one.restart_count)) for one in others if one.pid
+            ProcessStatus(one.name, one.role, one.pid, one.state, one.started_ms, max(0, one.restart_count))
+            for one in others
+            if one.pid
         ]
 
     def status(self) -> Status:
@@ -568,7 +633,9 @@ class Keeper:
         return int(value) if name == "metrics_port" and value.isdigit() else 0
 
     def _publish(self) -> None:
-        """run/broker.json, for people and tools that do not speak to the keeper; never read by the broker itself."""
+        """run/broker.json, for people and tools that do not speak to the keeper; never read by the
+        broker itself.
+        """
         path = self.settings.places.broker_json
         host, port = self.resources.addresses[0]
         about = {

@@ -1,4 +1,7 @@
-"""Tells the voters on other hosts that processes of this one have ended (mqd/cluster/membership/death_notice.py): its controller, or all that act as a broker. Only the keeper can know, and it alone is left."""
+"""Tells the voters on other hosts that processes of this one have ended
+(mqd/cluster/membership/death_notice.py): its controller, or all that act as a broker. Only the
+keeper can know, and it alone is left.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,48 @@ log = logging.get("keeper")
 After = Callable[[float, Callable[[], None]], None]
 
 
-def prove(config: Mapping[str, str], run_dir: Path, control: native.Control, datagrams: socket.socket, after: After, all_ended: bool = True) -> bool:
-    """At once, and repeated a few times; False when there is nobody to tell, or nothing. Never raises, never blocks: it is the keeper's own loop. `all_ended`: controller and workers; else the
-    controller alone, which concerns others only when it led the metadata quorum."""
+def prove(
+    config: Mapping[str, str],
+    run_dir: Path,
+    control: native.Control,
+    datagrams: socket.socket,
+    after: After,
+    all_ended: bool = True,
+) -> bool:
+    """At once, and repeated a few times; False when there is nobody to tell, or nothing. Never
+    raises, never blocks: it is the keeper's own loop. `all_ended`: controller and workers; else the
+    controller alone, which concerns others only when it led the metadata quorum.
+    """
     orders = death_notice.read_orders(run_dir, control.generation)
     if orders is None or (orders.broker_epoch != control.broker_epoch if all_ended else not orders.led):
         return False
     if all_ended:
-        control.set_broker(orders.broker_epoch, control.broker_incarnation, 0)  # first: whoever comes back does not act on what was granted before
+        # first: whoever comes back does not act on what was granted before
+        control.set_broker(orders.broker_epoch, control.broker_incarnation, 0)
     try:
         secret = cluster_config.load_key(config)
     except cluster_config.ConfigError:
         return False
-    notice = Notice(orders.node_id, orders.broker_epoch if all_ended else -1, orders.controller_epoch, clock.boottime_ns() // 1_000_000, orders.led)
+    notice = Notice(
+        orders.node_id,
+        orders.broker_epoch if all_ended else -1,
+        orders.controller_epoch,
+        clock.boottime_ns() // 1_000_000,
+        orders.led,
+    )
     _repeat(death_notice.seal(secret, orders.cluster_id, notice), orders, datagrams, after)
     if all_ended:
-        log.warning("all processes that act as the broker have ended; the voters are told", broker_epoch=orders.broker_epoch, controller_epoch=orders.controller_epoch, led=orders.led)
+        log.warning(
+            "all processes that act as the broker have ended; the voters are told",
+            broker_epoch=orders.broker_epoch,
+            controller_epoch=orders.controller_epoch,
+            led=orders.led,
+        )
     else:
-        log.warning("the controller that led the metadata quorum has ended; the voters are told", controller_epoch=orders.controller_epoch)
+        log.warning(
+            "the controller that led the metadata quorum has ended; the voters are told",
+            controller_epoch=orders.controller_epoch,
+        )
     return True
 
 

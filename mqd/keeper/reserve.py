@@ -1,5 +1,7 @@
-"""A file that is given up when a broker starts, so that one can start on a disk without a free byte: its own small files and the first lines of its logs have room then. Taken back when it serves and when
-it has ended, as much of it as fits. (The metadata log has a reserve of its own: mqd/cluster/raft/store.py.)
+"""A file that is given up when a broker starts, so that one can start on a disk without a free
+byte: its own small files and the first lines of its logs have room then. Taken back when it serves
+and when it has ended, as much of it as fits. (The metadata log has a reserve of its own:
+mqd/cluster/raft/store.py.)
 """
 
 from __future__ import annotations

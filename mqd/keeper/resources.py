@@ -1,7 +1,7 @@
 """Everything the keeper makes once and gives to others: locks, sockets, eventfds, shared memory.
 
-Made in an order in which nothing of a living broker can be harmed: first the locks, then the sockets, then the leftovers of the dead are removed, then the
-memory is made.
+Made in an order in which nothing of a living broker can be harmed: first the locks, then the
+sockets, then the leftovers of the dead are removed, then the memory is made.
 """
 
 from __future__ import annotations
@@ -54,10 +54,14 @@ def _address(listener: socket.socket) -> tuple[str, int]:
 
 
 def make(settings: Settings) -> Resources:
-    """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError, segments.SegmentError: each says what to do."""
+    """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError,
+    segments.SegmentError: each says what to do.
+    """
     places, worker_count = settings.places, settings.worker_count
     lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
-    who = identity.settle(places, int(settings.config.get("node.id", "1")), "" if settings.config.get("cluster.seeds") else None)
+    who = identity.settle(
+        places, int(settings.config.get("node.id", "1")), "" if settings.config.get("cluster.seeds") else None
+    )
     listeners = sockets.listen_all(settings.config)
     cluster = sockets.listen_cluster(settings.config)
     generation = identity.next_generation(places)
@@ -92,8 +96,12 @@ def make(settings: Settings) -> Resources:
     )
 
 
-def _make_segments(base: str, settings: Settings, generation: int, arenas: dict[str, int]) -> tuple[native.Control, int]:
-    """Anew, all of them: the control segment, and the descriptor of its flock. `arenas`: name -> bytes. Raises SegmentError; none is left then."""
+def _make_segments(
+    base: str, settings: Settings, generation: int, arenas: dict[str, int]
+) -> tuple[native.Control, int]:
+    """Anew, all of them: the control segment, and the descriptor of its flock. `arenas`: name ->
+    bytes. Raises SegmentError; none is left then.
+    """
     segments.clean(base)
     try:
         memory = segments.create(segments.control_name(base), native.control_size_bytes())

@@ -1,9 +1,11 @@
-"""What a keeper is told: by `mqd up` (one file, everything in it resolved) or, under a supervisord of the user's own, by the environment.
+"""What a keeper is told: by `mqd up` (one file, everything in it resolved) or, under a supervisord
+of the user's own, by the environment.
 
     MQD_DATA_DIR       where everything is
     MQD_CONFIG         a properties file (optional)
     MQD_WORKERS        how many workers supervisord starts (it must be told the same number)
-    MQD_RUN_RESOLVED   what `mqd up` made of file, environment and command line; the others do not count then
+    MQD_RUN_RESOLVED   what `mqd up` made of file, environment and command line; the others do not
+                       count then
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import msgspec
 
 from mqd.base.paths import Layout, default_data_dir, layout
 
-# Variables of our prefix that are not properties: read by supervisord.conf, by the file layer and by the processes themselves.
+# Variables of our prefix that are not properties: read by supervisord.conf, by the file layer and
+# by the processes themselves.
 _NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
 _CLIENTS_OWN = "MQD_SOCKET"  # of clients on this host (mqd/shm/rendezvous.py)
 
@@ -30,7 +33,11 @@ class Settings(msgspec.Struct, frozen=True):
 
 def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without variables that begin like properties and are none."""
-    return {name: value for name, value in environment.items() if not name.startswith(_NOT_PROPERTIES) and name != _CLIENTS_OWN}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_NOT_PROPERTIES) and name != _CLIENTS_OWN
+    }
 
 
 def resolve(config: dict[str, str], places: Layout, worker_count: int | None = None) -> Settings:
@@ -38,13 +45,19 @@ def resolve(config: dict[str, str], places: Layout, worker_count: int | None = N
     from mqd.base.config import ConfigError, broker_value, usable_cpu_count
 
     named = config.get("log.dirs")
-    log_dirs = [os.path.abspath(text.strip()) for text in named.split(",") if text.strip()] if named else [str(places.log_dir)]
+    log_dirs = (
+        [os.path.abspath(text.strip()) for text in named.split(",") if text.strip()] if named else [str(places.log_dir)]
+    )
     if len({os.path.realpath(directory) for directory in log_dirs}) != len(log_dirs):
         raise ConfigError(f"log.dirs names a directory twice: {named}", "log.dirs", named)
     if len(log_dirs) > 32:
         raise ConfigError(f"log.dirs names {len(log_dirs)} directories; at most 32 are possible", "log.dirs", named)
     if any("," in directory for directory in log_dirs):
-        raise ConfigError("a directory of log.dirs cannot have a comma in its name; choose another --data-dir or log.dirs", "log.dirs", named)
+        raise ConfigError(
+            "a directory of log.dirs cannot have a comma in its name; choose another --data-dir or log.dirs",
+            "log.dirs",
+            named,
+        )
     told = broker_value(config, "worker.count")
     count = worker_count or (told if isinstance(told, int) else 0) or usable_cpu_count()
     config = {**config, "log.dirs": ",".join(log_dirs), "worker.count": str(count)}
@@ -59,7 +72,9 @@ def save(settings: Settings) -> None:
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Raises ConfigError, or OSError and msgspec.DecodeError when the resolved file is missing or broken."""
+    """Raises ConfigError, or OSError and msgspec.DecodeError when the resolved file is missing or
+    broken.
+    """
     data_dir = environment.get("MQD_DATA_DIR")
     places = layout(data_dir or default_data_dir())
     resolved = environment.get("MQD_RUN_RESOLVED")

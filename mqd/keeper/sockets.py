@@ -1,4 +1,6 @@
-"""The sockets that outlive every other process of the broker: where clients connect, where the processes call, how connections are handed over."""
+"""The sockets that outlive every other process of the broker: where clients connect, where the
+processes call, how connections are handed over.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,23 @@ if TYPE_CHECKING:
     from mqd.base.cluster_config import Place
 
 BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
-_PASSING = frozenset((errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET))  # nobody there any more
+# nobody there any more
+_PASSING = frozenset(
+    (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
+)
 
 
 def stays(error: OSError) -> bool:
-    """Has accept() failed without taking anything (no descriptors, no memory, a security module)? Then the socket stays readable, and it would fail again at once."""
+    """Has accept() failed without taking anything (no descriptors, no memory, a security module)?
+    Then the socket stays readable, and it would fail again at once.
+    """
     return error.errno not in _PASSING
 
 
 class ListenError(OSError):
-    """The broker cannot listen where it was told to; the message names the address, the cause and the way out."""
+    """The broker cannot listen where it was told to; the message names the address, the cause and
+    the way out.
+    """
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
@@ -40,7 +49,10 @@ def listen(host: str, port: int, way_out: str = "choose another with --port") ->
     try:
         addresses = _addresses(host, port)
     except socket.gaierror as error:
-        raise ListenError(errno.EADDRNOTAVAIL, f"cannot listen on {where}: the name {host} is not known ({error.strerror}); correct listeners") from error
+        raise ListenError(
+            errno.EADDRNOTAVAIL,
+            f"cannot listen on {where}: the name {host} is not known ({error.strerror}); correct listeners",
+        ) from error
     failure: OSError | None = None
     for family, address in addresses:
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -63,8 +75,11 @@ def listen(host: str, port: int, way_out: str = "choose another with --port") ->
 
 
 def _do_not_pace(listener: socket.socket) -> None:
-    """BBR, where it is the host's default, paces: a timer for every 64 KiB, which doubles the CPU of a fetch over loopback and helps nobody there. Connections inherit
-    the listener's algorithm; one that began with BBR is paced for ever, whatever it is told later (sk_pacing_status), so it is set here and not after accept."""
+    """BBR, where it is the host's default, paces: a timer for every 64 KiB, which doubles the CPU
+    of a fetch over loopback and helps nobody there. Connections inherit the listener's algorithm;
+    one that began with BBR is paced for ever, whatever it is told later (sk_pacing_status), so it
+    is set here and not after accept.
+    """
     for algorithm in (b"cubic", b"reno"):
         try:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
@@ -76,7 +91,10 @@ def _do_not_pace(listener: socket.socket) -> None:
 def _explain(where: str, port: int, error: OSError, way_out: str) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port)
-        return f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process, or {way_out.replace('another', 'another port', 1)}"
+        return (
+            f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process,"
+            f" or {way_out.replace('another', 'another port', 1)}"
+        )
     if error.errno == errno.EACCES:
         return f"cannot listen on {where}: ports below 1024 need a privilege; {way_out}"
     if error.errno == errno.EADDRNOTAVAIL:
@@ -85,7 +103,7 @@ def _explain(where: str, port: int, error: OSError, way_out: str) -> str:
 
 
 def port_holder(port: int, proc: str = "/proc") -> str | None:
-    """"java (pid 4711)": who listens on a TCP port, as far as this user may see; None = not found."""
+    """ "java (pid 4711)": who listens on a TCP port, as far as this user may see; None = not found."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -163,7 +181,9 @@ def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
             one.close()
         raise
     controller, inter_broker, gossip = opened
-    return ClusterSockets(controller, gossip, inter_broker, _told(places.controller, controller), _told(places.inter_broker, inter_broker))
+    return ClusterSockets(
+        controller, gossip, inter_broker, _told(places.controller, controller), _told(places.inter_broker, inter_broker)
+    )
 
 
 def _bind_udp(listener: socket.socket) -> socket.socket:
@@ -172,16 +192,23 @@ def _bind_udp(listener: socket.socket) -> socket.socket:
     address = listener.getsockname()
     try:
         if listener.family == socket.AF_INET6:
-            gossip.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+            gossip.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+            )
         gossip.bind(address)
     except OSError as error:
         gossip.close()
-        raise ListenError(error.errno, f"cannot receive UDP on {address[0]}:{address[1]} ({error.strerror}): choose another controller.listener") from error
+        raise ListenError(
+            error.errno,
+            f"cannot receive UDP on {address[0]}:{address[1]} ({error.strerror}): choose another controller.listener",
+        ) from error
     return gossip
 
 
 def listen_keeper(path: Path) -> socket.socket:
-    """The processes' and tools' way to the keeper. Only for whoever holds the data directory's lock: an old socket file is removed."""
+    """The processes' and tools' way to the keeper. Only for whoever holds the data directory's
+    lock: an old socket file is removed.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     listener.bind(os.fspath(path))
@@ -191,13 +218,18 @@ def listen_keeper(path: Path) -> socket.socket:
 
 
 def passable_to(permissions: int) -> int:
-    """Which of group and others may pass through the directories above a socket of these permissions: bits of 0o011."""
+    """Which of group and others may pass through the directories above a socket of these
+    permissions: bits of 0o011.
+    """
     return (0o010 if permissions & 0o060 else 0) | (0o001 if permissions & 0o006 else 0)
 
 
 def listen_local(path: Path, permissions: int) -> socket.socket:
-    """Where clients of this host ask for shared memory (mqd/acceptor/local/clients.py). Only for whoever holds the data directory's lock. Where others than this user may
-    connect, they may pass through the directory too: it shows them nothing, and every other socket in it is this user's alone."""
+    """Where clients of this host ask for shared memory (mqd/acceptor/local/clients.py). Only for
+    whoever holds the data directory's lock. Where others than this user may connect, they may pass
+    through the directory too: it shows them nothing, and every other socket in it is this user's
+    alone.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     listener.bind(os.fspath(path))
@@ -208,5 +240,7 @@ def listen_local(path: Path, permissions: int) -> socket.socket:
 
 
 def handoff_pair() -> tuple[socket.socket, socket.socket]:
-    """(acceptor's end, worker's end). The keeper keeps both, so what is under way survives a restart of either side."""
+    """(acceptor's end, worker's end). The keeper keeps both, so what is under way survives a
+    restart of either side.
+    """
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)

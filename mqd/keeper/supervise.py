@@ -2,14 +2,19 @@
 
 What it adds to supervisord, which stays in charge of starting, restarting, stopping and logging:
 
-1. It reacts at once. supervisord looks at signals and ended children once a second; here a signal wakes its poll, and after anything has happened it looks
-   again soon, a few times.
-2. The broker ends when the keeper does; `failure` then says why, unless the keeper was told to stop.
+1. It reacts at once. supervisord looks at signals and ended children once a second; here a signal
+   wakes its poll, and after anything has happened it looks again soon, a few times.
+2. The broker ends when the keeper does; `failure` then says why, unless the keeper was told to
+   stop.
 3. It says when the broker serves, and gives up on a process that keeps failing before that.
-4. A full disk costs lines of logs, and nothing else: supervisord would tell of a line that could not be written on its standard error, and where that fails too, close the pipe of the process whose line it was.
-5. A process that somebody ended (SIGTERM, status 0) while the broker goes on is started again: that is how one restarts the acceptor.
+4. A full disk costs lines of logs, and nothing else: supervisord would tell of a line that could
+   not be written on its standard error, and where that fails too, close the pipe of the process
+   whose line it was.
+5. A process that somebody ended (SIGTERM, status 0) while the broker goes on is started again: that
+   is how one restarts the acceptor.
 
-Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their locks.
+Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their
+locks.
 """
 
 from __future__ import annotations
@@ -44,13 +49,16 @@ _roll_over = loggers.RotatingFileHandler.doRollover
 def _roll_over_or_go_on(handler: Any) -> None:
     try:
         _roll_over(handler)
-    except (OSError, ValueError):  # no space for another file; or none when it was tried before, and the stream is closed
+    # no space for another file; or none when it was tried before, and the stream is closed
+    except (OSError, ValueError):
         with contextlib.suppress(OSError):
             handler.stream = open(handler.baseFilename, "ab")
 
 
 def survive_full_disks() -> None:
-    """4. of the module's head, for this process. What was not written stays in the stream's buffer, as far as that goes, and comes when there is space."""
+    """4. of the module's head, for this process. What was not written stays in the stream's buffer,
+    as far as that goes, and comes when there is space.
+    """
     loggers.Handler.handleError = lambda handler: None
     loggers.RotatingFileHandler.doRollover = _roll_over_or_go_on
 
@@ -72,7 +80,9 @@ class ReadyBroker(msgspec.Struct):
 
 
 class _Waker:
-    """Makes a signal readable. Speaks as much of supervisord's dispatcher interface as its loop asks for."""
+    """Makes a signal readable. Speaks as much of supervisord's dispatcher interface as its loop
+    asks for.
+    """
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -121,9 +131,17 @@ class _PromptPoller:
 
 
 class BrokerSupervisor(Supervisor):
-    """`on_ready` is called once, when every process is up. After main(): `failure` is None, or why the broker ended by itself."""
+    """`on_ready` is called once, when every process is up. After main(): `failure` is None, or why
+    the broker ended by itself.
+    """
 
-    def __init__(self, options: ServerOptions, places: Layout, on_ready: Callable[[ReadyBroker], None], on_waiting: Callable[[str], None]):
+    def __init__(
+        self,
+        options: ServerOptions,
+        places: Layout,
+        on_ready: Callable[[ReadyBroker], None],
+        on_waiting: Callable[[str], None],
+    ):
         super().__init__(options)
         survive_full_disks()
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
@@ -134,7 +152,8 @@ class BrokerSupervisor(Supervisor):
         self._is_ready = False
         self._hurry = 1  # the first children should not wait for the first time-out
         self._failures: dict[str, int] = {}
-        self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}  # what is older is another life's
+        # what is older is another life's
+        self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
         options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
 
     def runforever(self) -> None:
@@ -142,12 +161,15 @@ class BrokerSupervisor(Supervisor):
         self.options.get_socket_map()[waker.fd] = waker
         receive = self.options.signal_receiver.receive
         # supervisord would start everything anew when its terminal goes away
-        signal.signal(signal.SIGHUP, signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame))
+        signal.signal(
+            signal.SIGHUP,
+            signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame),
+        )
         for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
             events.subscribe(kind, self._on_exit)
         super().runforever()
 
-    # -- waiting -----------------------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def _make_haste(self) -> None:
         self._hurry = _HURRY_COUNT
@@ -182,14 +204,15 @@ class BrokerSupervisor(Supervisor):
         group = self.process_groups.get(name)
         return group.processes.get(name) if group is not None else None
 
-    # -- ends --------------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def _on_exit(self, event: Any) -> None:
         self._make_haste()
         process = event.process
         name = process.config.name
         if name == KEEPER:
-            # also while the broker is being stopped: the others tell supervisord to end, at times before it has seen the keeper's death itself
+            # also while the broker is being stopped: the others tell supervisord to end, at times
+            # before it has seen the keeper's death itself
             if process.exitstatus != 0 and self.failure is None:
                 words = self._last_words(name) if process.exitstatus > 0 else ""
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
@@ -238,7 +261,9 @@ def _error_of(line: str) -> str | None:
 
 
 def last_words(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
-    """The last error in a log after `from_position`, else its last line (the end of a traceback); "" = it said nothing."""
+    """The last error in a log after `from_position`, else its last line (the end of a traceback);
+    "" = it said nothing.
+    """
     try:
         with log_path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -251,9 +276,14 @@ def last_words(log_path: Path, from_position: int, size_bytes: int = 4096) -> st
 
 
 def run(
-    configuration: Path, places: Layout, on_ready: Callable[[ReadyBroker], None], on_waiting: Callable[[str], None] = lambda text: None
+    configuration: Path,
+    places: Layout,
+    on_ready: Callable[[ReadyBroker], None],
+    on_waiting: Callable[[str], None] = lambda text: None,
 ) -> str | None:
-    """Runs the broker until it has ended; the environment must hold what the configuration refers to. Returns None, or why it ended by itself."""
+    """Runs the broker until it has ended; the environment must hold what the configuration refers
+    to. Returns None, or why it ended by itself.
+    """
     options = ServerOptions()
     options.realize(["-c", str(configuration)], doc="mqd")
     options.first, options.test = True, False

@@ -1,4 +1,6 @@
-"""What the .txnindex files of a partition must hold, found out from its log: for `mqd log verify`. Format: native/log/txn_index.h."""
+"""What the .txnindex files of a partition must hold, found out from its log: for `mqd log verify`.
+Format: native/log/txn_index.h.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Aborted = tuple[int, int, int]  # producer id, first offset, offset of the abort
 
 
 class AbortedTransactions:
-    """Takes the batches of all segments in order. Bound: one entry for each open transaction and each aborted one of the segment under way."""
+    """Takes the batches of all segments in order. Bound: one entry for each open transaction and
+    each aborted one of the segment under way.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[int, int] = {}  # producer id -> first offset
@@ -36,7 +40,9 @@ class AbortedTransactions:
             self._wanted.append((batch.producer_id, first, batch.base_offset))
 
     def compare(self, directory: Path, base_offset: int, next_offset: int) -> list[str]:
-        """Problems of the segment that was taken last; the next one may follow. What lies at or behind next_offset is being written."""
+        """Problems of the segment that was taken last; the next one may follow. What lies at or
+        behind next_offset is being written.
+        """
         wanted, markers = self._wanted, self._markers
         self._wanted, self._markers = [], set()
         try:
@@ -48,15 +54,23 @@ class AbortedTransactions:
         for producer_id, first, last in wanted:
             told = firsts.get((producer_id, last))
             if told is None or not 0 <= told <= first:
-                return [f"transaction index: the transaction of producer {producer_id} from offset {first}, aborted at {last}, is not in it"]
+                return [
+                    f"transaction index: the transaction of producer {producer_id} from offset {first}, aborted at"
+                    f" {last}, is not in it"
+                ]
         for producer_id, _, last in found:
             if (producer_id, last) not in markers and last < next_offset:
-                return [f"transaction index: names an abort of producer {producer_id} at offset {last}, which the segment does not hold"]
+                return [
+                    f"transaction index: names an abort of producer {producer_id} at offset {last}, which the segment"
+                    " does not hold"
+                ]
         return []
 
 
 def _marker_type(data: bytes) -> int:
-    """Of a control batch, whose single record has attributes, two deltas and a key of 4 bytes; -1: it is none."""
+    """Of a control batch, whose single record has attributes, two deltas and a key of 4 bytes; -1:
+    it is none.
+    """
     at = HEADER_BYTES
     for skipped in ("length", "attributes", "timestamp delta", "offset delta", "key length"):
         if skipped == "attributes":

@@ -1,6 +1,8 @@
-"""Record batches as they lie in a segment file, read back: the headers (their format: mqd/protocol/records.py). What is inside: records.py.
+"""Record batches as they lie in a segment file, read back: the headers (their format:
+mqd/protocol/records.py). What is inside: records.py.
 
-A batch was checked when it was appended, but a file may be damaged since, and a reader may look while its owner writes: nothing here is believed unchecked.
+A batch was checked when it was appended, but a file may be damaged since, and a reader may look
+while its owner writes: nothing here is believed unchecked.
 """
 
 import os
@@ -10,7 +12,15 @@ from pathlib import Path
 import msgspec
 
 from mqd.protocol.compression import CODECS
-from mqd.protocol.records import COMPRESSION_MASK, CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, LOG_APPEND_TIME, TRANSACTIONAL
+from mqd.protocol.records import (
+    COMPRESSION_MASK,
+    CONTROL,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_BYTES,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+)
 
 BATCH_BYTES_MAX = 1 << 30
 _READ_BYTES = 256 << 10
@@ -64,23 +74,52 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
-    """`data[at:]` holds at least HEADER_BYTES; `position` is where that lies in the file. Raises CorruptBatch."""
-    (base_offset, length, leader_epoch, magic, crc, attributes, last_delta, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count) = (
-        HEADER.unpack_from(data, at)
-    )
+    """`data[at:]` holds at least HEADER_BYTES; `position` is where that lies in the file. Raises
+    CorruptBatch.
+    """
+    (
+        base_offset,
+        length,
+        leader_epoch,
+        magic,
+        crc,
+        attributes,
+        last_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    ) = HEADER.unpack_from(data, at)
     if magic != 2 and length > 0:
         raise CorruptBatch(f"magic {magic} at position {position}: only record batches of magic 2 are stored")
     if not HEADER_BYTES - LENGTH_BYTES <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
-        raise CorruptBatch(f"no batch header at position {position}: length {length}, base offset {base_offset}, {count} records")
+        raise CorruptBatch(
+            f"no batch header at position {position}: length {length}, base offset {base_offset}, {count} records"
+        )
     return BatchInfo(
-        position, LENGTH_BYTES + length, base_offset, base_offset + last_delta, leader_epoch, crc, attributes, base_timestamp, max_timestamp, producer_id,
-        producer_epoch, base_sequence, count,
+        position,
+        LENGTH_BYTES + length,
+        base_offset,
+        base_offset + last_delta,
+        leader_epoch,
+        crc,
+        attributes,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
     )
 
 
 def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
-    """Headers from a batch boundary on. Ends at `end_position`, at the end of the file, or at a batch that the file does not hold whole; raises CorruptBatch at
-    bytes that are no header. Reads ahead in blocks, skips the bodies of large batches."""
+    """Headers from a batch boundary on. Ends at `end_position`, at the end of the file, or at a
+    batch that the file does not hold whole; raises CorruptBatch at bytes that are no header. Reads
+    ahead in blocks, skips the bodies of large batches.
+    """
     block, start = b"", position
     while position + HEADER_BYTES <= end_position:
         if not start <= position <= start + len(block) - HEADER_BYTES:
@@ -95,7 +134,9 @@ def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
 
 
 def first_timestamp_ms(path: Path) -> int:
-    """Of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty or unreadable. Raises OSError, but for a segment that is gone."""
+    """Of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty or unreadable. Raises
+    OSError, but for a segment that is gone.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(HEADER_BYTES)

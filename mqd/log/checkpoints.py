@@ -1,24 +1,37 @@
-"""What one worker writes down about its partitions, beside them in each log directory, and what may be believed of it after a start.
+"""What one worker writes down about its partitions, beside them in each log directory, and what may
+be believed of it after a start.
 
 Files, W = worker index:
 
-    recovery-point-offset-checkpoint.W   everything below the offset is on disk: recovery scans from there
-    log-start-offset-checkpoint.W        records below the offset were deleted: never serve them again
-    replication-offset-checkpoint.W      records below the offset are committed: of partitions with several replicas. Only what the own file says is believed,
-                                         and a missing entry is 0: a leader finds out again as soon as its followers fetch
-    clean-shutdown.W                     generation of the broker's life that ended well; written last, removed before anything else is
+    recovery-point-offset-checkpoint.W   everything below the offset is on disk: recovery scans from
+                                         there
+    log-start-offset-checkpoint.W        records below the offset were deleted: never serve them
+                                         again
+    replication-offset-checkpoint.W      records below the offset are committed: of partitions with
+                                         several replicas. Only what the own file says is believed,
+                                         and a missing entry is 0: a leader finds out again as soon
+                                         as its followers fetch
+    clean-shutdown.W                     generation of the broker's life that ended well; written
+                                         last, removed before anything else is
 
-The first two have Kafka's text format (version line, count line, then `topic partition offset`), version 1 with a fourth column: the topic id. Files of
-several workers, of an earlier worker count or of a deleted topic of the same name may tell different things of one partition; the id tells incarnations
-apart, and of what remains the careful value counts:
+The first two have Kafka's text format (version line, count line, then `topic partition offset`),
+version 1 with a fourth column: the topic id. Files of several workers, of an earlier worker count
+or of a deleted topic of the same name may tell different things of one partition; the id tells
+incarnations apart, and of what remains the careful value counts:
 
-C1  recovery point: the lowest of all files. Too low costs a scan; too high would trust bytes that a power cut took.
-C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come back.
-C3  clean: this worker's own marker was there, its own file names the partition, and no other file does (another's may have been written since).
-C4  a file keeps what it said of partitions that went to another worker until every worker has written its own (`settle`).
-C5  an offset is written only after the flush that makes it true (the caller passes durable offsets, never log ends).
+C1  recovery point: the lowest of all files. Too low costs a scan; too high would trust bytes that a
+    power cut took.
+C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come
+    back.
+C3  clean: this worker's own marker was there, its own file names the partition, and no other file
+    does (another's may have been written since).
+C4  a file keeps what it said of partitions that went to another worker until every worker has
+    written its own (`settle`).
+C5  an offset is written only after the flush that makes it true (the caller passes durable offsets,
+    never log ends).
 
-One writer per file, so no lock. Formatting and merging are pure; reading is plain; writing goes through Files.
+One writer per file, so no lock. Formatting and merging are pure; reading is plain; writing goes
+through Files.
 """
 
 import re
@@ -52,7 +65,9 @@ Key = tuple[str, int]
 
 
 def format_checkpoint(entries: Iterable[Entry]) -> bytes:
-    lines = [f"{e.topic} {e.partition} {e.offset} {e.topic_id.hex() if e.topic_id is not None else _NO_ID}" for e in entries]
+    lines = [
+        f"{e.topic} {e.partition} {e.offset} {e.topic_id.hex() if e.topic_id is not None else _NO_ID}" for e in entries
+    ]
     return "\n".join(["1", str(len(lines)), *lines, ""]).encode()
 
 
@@ -85,7 +100,7 @@ def _parse_entry(row: str, version: int, where: str) -> Entry:
     return entry
 
 
-# -- what was found at start -----------------------------------------------------------------------------------------------
+# -- what was found at start -----------------------------------------------------------------------
 
 
 class Found(msgspec.Struct):
@@ -129,8 +144,12 @@ def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry
     return table
 
 
-def _of(table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes) -> list[tuple[str, int]]:
-    """(file suffix, offset) of this incarnation; entries without an id count only when none has one."""
+def _of(
+    table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes
+) -> list[tuple[str, int]]:
+    """(file suffix, offset) of this incarnation; entries without an id count only when none has
+    one.
+    """
     rows = table.get((topic, partition), [])
     matching = [(suffix, entry.offset) for suffix, entry in rows if entry.topic_id == topic_id]
     if matching or any(entry.topic_id is not None for _, entry in rows):
@@ -159,13 +178,19 @@ def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Ent
 
 
 def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> Found:
-    """Reads what is there, then removes the own clean-shutdown marker and those of workers that no longer exist, durably: from here on a crash is a crash.
-    Nothing else may be written in the directory before. Raises OSError."""
+    """Reads what is there, then removes the own clean-shutdown marker and those of workers that no
+    longer exist, durably: from here on a crash is a crash. Nothing else may be written in the
+    directory before. Raises OSError.
+    """
     found = Found()
     found.clean = _marker(directory, worker).exists()
     found.recovery_points = _read(directory, RECOVERY_POINT, found.problems)
     found.log_starts = _read(directory, LOG_START, found.problems)
-    gone = [path for suffix, path in _suffixes(directory, CLEAN_SHUTDOWN).items() if suffix and (int(suffix) == worker or int(suffix) >= worker_count)]
+    gone = [
+        path
+        for suffix, path in _suffixes(directory, CLEAN_SHUTDOWN).items()
+        if suffix and (int(suffix) == worker or int(suffix) >= worker_count)
+    ]
     for path in gone:
         try:
             files.unlink(path)
@@ -177,7 +202,9 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
 
 
 def read_high_watermarks(directory: Path, worker: int) -> dict[tuple[str, int, bytes], int]:
-    """(topic, partition, topic id) -> offset; empty when there is no file, or none that can be read."""
+    """(topic, partition, topic id) -> offset; empty when there is no file, or none that can be
+    read.
+    """
     path = directory / f"{HIGH_WATERMARK}.{worker}"
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
@@ -185,7 +212,9 @@ def read_high_watermarks(directory: Path, worker: int) -> dict[tuple[str, int, b
         entries = parse_checkpoint(path.read_bytes(), str(path))
     except (OSError, CheckpointError):
         return {}
-    return {(entry.topic, entry.partition, entry.topic_id): entry.offset for entry in entries if entry.topic_id is not None}
+    return {
+        (entry.topic, entry.partition, entry.topic_id): entry.offset for entry in entries if entry.topic_id is not None
+    }
 
 
 def _marker(directory: Path, worker: int) -> Path:
@@ -193,11 +222,13 @@ def _marker(directory: Path, worker: int) -> Path:
 
 
 def write_clean_shutdown(directory: Path, worker: int, generation: int, files: Files) -> None:
-    """The last thing that is written in a log directory, after every partition was flushed and closed and the checkpoints are in place."""
+    """The last thing that is written in a log directory, after every partition was flushed and
+    closed and the checkpoints are in place.
+    """
     files.replace(_marker(directory, worker), f"version: 0\ngeneration: {generation}\n".encode())
 
 
-# -- what this worker writes ---------------------------------------------------------------------------------------------------
+# -- what this worker writes -----------------------------------------------------------------------
 
 
 class CheckpointWriter:
@@ -215,19 +246,25 @@ class CheckpointWriter:
         self._written: dict[str, bytes] = {}
 
     def settle(self, still_wanted: Iterable[Key] = ()) -> None:
-        """Every worker has written its own files: what was carried along (C4) is theirs now, but for `still_wanted`, own partitions that are not open."""
+        """Every worker has written its own files: what was carried along (C4) is theirs now, but
+        for `still_wanted`, own partitions that are not open.
+        """
         wanted = set(still_wanted)
         for stem, entries in self._carried.items():
             self._carried[stem] = [entry for entry in entries if (entry.topic, entry.partition) in wanted]
 
     def write(self, recovery_points: Iterable[Entry], log_starts: Iterable[Entry]) -> bool:
-        """Replaces what changed; False when nothing did. Log starts first: a recovery point must never stand beside an older start. Raises OSError,
-        after which the old files are in force and the next call tries again."""
+        """Replaces what changed; False when nothing did. Log starts first: a recovery point must
+        never stand beside an older start. Raises OSError, after which the old files are in force
+        and the next call tries again.
+        """
         changed = self._write(LOG_START, [entry for entry in log_starts if entry.offset > 0])
         return self._write(RECOVERY_POINT, list(recovery_points)) or changed
 
     def write_high_watermarks(self, entries: Iterable[Entry]) -> bool:
-        """Replaces what changed; False when nothing did, or there never was a partition with several replicas. Raises OSError."""
+        """Replaces what changed; False when nothing did, or there never was a partition with
+        several replicas. Raises OSError.
+        """
         entries = list(entries)
         if not entries and HIGH_WATERMARK not in self._written:
             return False
@@ -245,7 +282,9 @@ class CheckpointWriter:
 
 
 def remove_orphans(directory: Path, worker_count: int, files: Files) -> list[Path]:
-    """Removes the checkpoints of workers that no longer exist and Kafka's own; only after settling. One worker does it for all."""
+    """Removes the checkpoints of workers that no longer exist and Kafka's own; only after settling.
+    One worker does it for all.
+    """
     removed = []
     for stem in (RECOVERY_POINT, LOG_START, HIGH_WATERMARK):
         for suffix, path in _suffixes(directory, stem).items():

@@ -1,9 +1,13 @@
-"""Up to which offset each compacted partition is clean: beside the partitions, in each log directory.
+"""Up to which offset each compacted partition is clean: beside the partitions, in each log
+directory.
 
-    cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, as the others (checkpoints.py)
+    cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, as the
+                                     others (checkpoints.py)
 
-Unlike those, the highest of all files counts: what has been clean once stays clean, whoever wrote it down. Losing a file costs a compaction, no data: so what cannot be
-read is nothing. Entries of partitions that went to another worker are carried along; a file is never larger than the partitions that this host has had.
+Unlike those, the highest of all files counts: what has been clean once stays clean, whoever wrote
+it down. Losing a file costs a compaction, no data: so what cannot be read is nothing. Entries of
+partitions that went to another worker are carried along; a file is never larger than the partitions
+that this host has had.
 
 One writer per file. Blocking.
 """
@@ -49,8 +53,12 @@ class CleanerCheckpoint:
     def get(self, topic: str, partition: int, topic_id: bytes) -> int | None:
         return self._offsets.get((topic, partition, topic_id))
 
-    def put(self, topic: str, partition: int, topic_id: bytes, offset: int, wanted: Iterable[Name] | None = None) -> None:
-        """Written durably. `wanted`: the partitions that still exist; others are forgotten. Raises OSError."""
+    def put(
+        self, topic: str, partition: int, topic_id: bytes, offset: int, wanted: Iterable[Name] | None = None
+    ) -> None:
+        """Written durably. `wanted`: the partitions that still exist; others are forgotten. Raises
+        OSError.
+        """
         self._offsets[topic, partition, topic_id] = offset
         if wanted is not None:
             kept = {*wanted, (topic, partition, topic_id)}

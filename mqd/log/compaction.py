@@ -1,16 +1,20 @@
-"""Which partition is compacted when, and what of it: pure functions over a listing. How it is done: native/log/compaction/compact.h; who does it: mqd/worker/compaction.py.
+"""Which partition is compacted when, and what of it: pure functions over a listing. How it is done:
+native/log/compaction/compact.h; who does it: mqd/worker/compaction.py.
 
     log start          first dirty offset              what may be compacted ends
         | clean segments       | dirty segments                | younger ones, not yet stable ones, the active one
         +----------------------+-------------------------------+---------------------------------------------
 
-L1  only whole segments that lie below the last stable offset, the high watermark's segment and the flushed end are compacted; never the active one.
+L1  only whole segments that lie below the last stable offset, the high watermark's segment and the
+    flushed end are compacted; never the active one.
 L2  a segment with a record younger than min.compaction.lag.ms, and all behind it, waits.
-L3  everything from the log start on is written anew, the dirty part tells what is outdated: so what was clean stays clean.
+L3  everything from the log start on is written anew, the dirty part tells what is outdated: so what
+    was clean stays clean.
 L4  the first dirty offset only ever rises, and only after all groups are in place.
 
-Rules are Kafka's (LogCleanerManager): the dirtiest log first, where the dirty bytes are more than min.cleanable.dirty.ratio of what would be read; at once where a
-record has waited longer than max.compaction.lag.ms.
+Rules are Kafka's (LogCleanerManager): the dirtiest log first, where the dirty bytes are more than
+min.cleanable.dirty.ratio of what would be read; at once where a record has waited longer than
+max.compaction.lag.ms.
 """
 
 from collections.abc import Sequence
@@ -75,7 +79,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
-    """Where the dirty part begins. A checkpoint beyond the sealed segments is of a log that was cut since: nothing is known to be clean."""
+    """Where the dirty part begins. A checkpoint beyond the sealed segments is of a log that was cut
+    since: nothing is known to be clean.
+    """
     if checkpoint is None or checkpoint < log_start_base or checkpoint > active_base:
         return log_start_base
     return checkpoint
@@ -86,14 +92,22 @@ def _stable_count(stored: Sequence[Stored], ends: Ends) -> int:
     count = 0
     for segment, following in zip(stored, stored[1:], strict=False):
         end = following.base_offset
-        if end > ends.last_stable_offset or end > ends.durable_offset or segment.base_offset >= ends.high_watermark_segment:
+        if (
+            end > ends.last_stable_offset
+            or end > ends.durable_offset
+            or segment.base_offset >= ends.high_watermark_segment
+        ):
             break
         count += 1
     return count
 
 
-def plan(stored: Sequence[Stored], ends: Ends, policy: CompactionPolicy, checkpoint: int | None, now_ms: int) -> Plan | None:
-    """`stored` ascending, the active segment last; those wholly below the log start are left out. None: there is nothing dirty that may be compacted."""
+def plan(
+    stored: Sequence[Stored], ends: Ends, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
+) -> Plan | None:
+    """`stored` ascending, the active segment last; those wholly below the log start are left out.
+    None: there is nothing dirty that may be compacted.
+    """
     start = max((number for number, one in enumerate(stored) if one.base_offset <= ends.log_start_offset), default=0)
     stored = stored[start:]
     if len(stored) < 2:
@@ -111,20 +125,28 @@ def plan(stored: Sequence[Stored], ends: Ends, policy: CompactionPolicy, checkpo
     oldest_ms = min((one.first_timestamp_ms for one in dirty if one.first_timestamp_ms > 0), default=now_ms)
     last = max(number for number, one in enumerate(stored) if one.base_offset <= ends.high_watermark_segment)
     return Plan(
-        tuple(one.base_offset for one in stored[: last + 1]), limit, max(dirty_from, stored[0].base_offset), sum(one.segment.size_bytes for one in dirty),
-        sum(one.segment.size_bytes for one in stored[:limit]), oldest_ms < now_ms - policy.max_lag_ms,
+        tuple(one.base_offset for one in stored[: last + 1]),
+        limit,
+        max(dirty_from, stored[0].base_offset),
+        sum(one.segment.size_bytes for one in dirty),
+        sum(one.segment.size_bytes for one in stored[:limit]),
+        oldest_ms < now_ms - policy.max_lag_ms,
         ends.high_watermark_position if stored[last].base_offset == ends.high_watermark_segment else -1,
     )
 
 
 def groups(stored: Sequence[Stored], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Neighbouring segments that may become one: (first number, count). `end_offset`: the base of the segment behind the last."""
+    """Neighbouring segments that may become one: (first number, count). `end_offset`: the base of
+    the segment behind the last.
+    """
     found: list[tuple[int, int]] = []
     first = size = index = 0
     bases = [one.base_offset for one in stored] + [end_offset]
     for number, one in enumerate(stored):
         joins = (
-            number > first and size + one.segment.size_bytes <= segment_bytes and index + one.index_bytes <= INDEX_BYTES_MAX
+            number > first
+            and size + one.segment.size_bytes <= segment_bytes
+            and index + one.index_bytes <= INDEX_BYTES_MAX
             and bases[number + 1] - bases[first] <= OFFSET_SPAN_MAX
         )
         if not joins and number > first:

@@ -1,8 +1,10 @@
-"""What a worker's cleaner has done, as a file of the run directory: the worker writes it whole, the acceptor reads it at each scrape.
+"""What a worker's cleaner has done, as a file of the run directory: the worker writes it whole, the
+acceptor reads it at each scrape.
 
     run/compaction.W.json      one Report; W is the worker
 
-It is a notice, not a record: neither flushed nor written through the file layer, and replaced by a rename, so that no reader meets half of it.
+It is a notice, not a record: neither flushed nor written through the file layer, and replaced by a
+rename, so that no reader meets half of it.
 """
 
 import os

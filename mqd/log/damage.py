@@ -1,9 +1,11 @@
-"""What a worker's scrubber has found in stored segments, as a file of the run directory: the worker writes it whole, the acceptor reads it at each scrape.
+"""What a worker's scrubber has found in stored segments, as a file of the run directory: the worker
+writes it whole, the acceptor reads it at each scrape.
 
     run/damage.W.json      a JSON array of Damage; W is the worker
 
-It is a notice, not a record: losing it costs no data, for whatever is damaged is found again. So it is neither flushed nor written through the file layer;
-it is replaced by a rename, so that no reader meets half of it.
+It is a notice, not a record: losing it costs no data, for whatever is damaged is found again. So it
+is neither flushed nor written through the file layer; it is replaced by a rename, so that no reader
+meets half of it.
 """
 
 import os

@@ -1,14 +1,18 @@
 """Partition directories: their names, whose they are, and how one leaves.
 
-A partition lives in LOG_DIR/TOPIC-PARTITION. `partition.metadata` in it holds the topic id (Kafka's format, KIP-516), so that a directory that a topic of
-the same name left behind is never served.
+A partition lives in LOG_DIR/TOPIC-PARTITION. `partition.metadata` in it holds the topic id (Kafka's
+format, KIP-516), so that a directory that a topic of the same name left behind is never served.
 
-D1  a directory is served only when its partition.metadata names the topic id of the image, or when it holds no record and no metadata (a crash between
-    the two steps of its creation).
-D2  anything else under that name is moved aside to TOPIC-PARTITION.UUID-stray: never served, never deleted by itself.
-D4  what a checkpoint knows to have had records never begins again at offset 0, for its offsets would be given twice: without its partition.metadata it is not served, nor is the only
-    replica without its directory. One of several replicas begins with nothing, and is marked as shortened by the caller.
-D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and a crash leaves something that the next start recognises.
+D1  a directory is served only when its partition.metadata names the topic id of the image, or when
+    it holds no record and no metadata (a crash between the two steps of its creation).
+D2  anything else under that name is moved aside to TOPIC-PARTITION.UUID-stray: never served, never
+    deleted by itself.
+D4  what a checkpoint knows to have had records never begins again at offset 0, for its offsets
+    would be given twice: without its partition.metadata it is not served, nor is the only replica
+    without its directory. One of several replicas begins with nothing, and is marked as shortened
+    by the caller.
+D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and a
+    crash leaves something that the next start recognises.
 
 Names are Kafka's. Called off the reactor and off the event loop.
 """
@@ -36,7 +40,9 @@ def partition_path(log_dir: Path, topic: str, partition: int) -> Path:
 
 
 def aside_name(topic: str, partition: int, suffix: str) -> str:
-    """TOPIC-PARTITION.UUID-SUFFIX; a long topic name is shortened, for a file name has at most 255 bytes."""
+    """TOPIC-PARTITION.UUID-SUFFIX; a long topic name is shortened, for a file name has at most 255
+    bytes.
+    """
     tail = f"-{partition}.{uuid.uuid4().hex}-{suffix}"
     return topic[: _NAME_BYTES_MAX - len(tail)] + tail
 
@@ -66,12 +72,24 @@ def _from_text(text: bytes) -> bytes:
     return base64.urlsafe_b64decode(text + b"==")
 
 
-def prepare(log_dir: Path, topic: str, partition: int, topic_id: bytes, files: Files, known_end: int = 0, has_others: bool = False) -> tuple[Path, Path | None]:
-    """Makes sure that the partition's directory exists and is this topic's. Returns (its path, what was moved aside or None). Raises OSError.
+def prepare(
+    log_dir: Path,
+    topic: str,
+    partition: int,
+    topic_id: bytes,
+    files: Files,
+    known_end: int = 0,
+    has_others: bool = False,
+) -> tuple[Path, Path | None]:
+    """Makes sure that the partition's directory exists and is this topic's. Returns (its path, what
+    was moved aside or None). Raises OSError.
 
-    known_end: up to this offset a checkpoint of this very partition knows of records; has_others: so may other replicas (D4).
+    known_end: up to this offset a checkpoint of this very partition knows of records; has_others:
+    so may other replicas (D4).
 
-    A new directory is durable only after sync_directory(log_dir): the caller does that once for many."""
+    A new directory is durable only after sync_directory(log_dir): the caller does that once for
+    many.
+    """
     path = partition_path(log_dir, topic, partition)
     moved = None
     if path.exists():
@@ -98,15 +116,17 @@ def prepare(log_dir: Path, topic: str, partition: int, topic_id: bytes, files: F
 
 def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
     return (
-        f"{path / METADATA} is lost or damaged, and the checkpoints know records of this topic below offset {known_end}."
-        f" If the directory is this topic's, write the file again, two lines: 'version: 0' and 'topic_id: {_to_text(topic_id)}'; then start the broker again"
+        f"{path / METADATA} is lost or damaged, and the checkpoints know records of this topic below offset"
+        f" {known_end}. If the directory is this topic's, write the file again, two lines: 'version: 0' and 'topic_id:"
+        f" {_to_text(topic_id)}'; then start the broker again"
     )
 
 
 def _lost_records(path: Path, known_end: int) -> str:
     return (
-        f"{path} is lost, and the checkpoints know records of this topic below offset {known_end}: it does not begin again at offset 0."
-        " Put the directory back from a copy while the broker is down; or, if the records are to be given up, delete the topic and create it again"
+        f"{path} is lost, and the checkpoints know records of this topic below offset {known_end}: it does not begin"
+        " again at offset 0. Put the directory back from a copy while the broker is down; or, if the records are to be"
+        " given up, delete the topic and create it again"
     )
 
 
@@ -137,7 +157,9 @@ def set_aside_for_deletion(log_dir: Path, topic: str, partition: int, files: Fil
 
 def leftovers(log_dir: Path) -> list[Path]:
     """Directories that an earlier life had set aside for deletion."""
-    return sorted(path for path in log_dir.iterdir() if _DELETED.fullmatch(path.name) and path.is_dir() and not path.is_symlink())
+    return sorted(
+        path for path in log_dir.iterdir() if _DELETED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    )
 
 
 def aside_index(path: Path) -> int:
@@ -148,7 +170,9 @@ def aside_index(path: Path) -> int:
 
 
 def delete_tree(path: Path, files: Files) -> Iterator[Path]:
-    """Deletes a directory set aside, file by file, yielding each file it is about to unlink (so that the caller can pace or stop). Raises OSError."""
+    """Deletes a directory set aside, file by file, yielding each file it is about to unlink (so
+    that the caller can pace or stop). Raises OSError.
+    """
     try:
         entries = sorted(path.iterdir())
     except FileNotFoundError:

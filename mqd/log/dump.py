@@ -1,5 +1,7 @@
-"""Looking at and checking stored segments, for `mqd log dump` and `mqd log verify`. Reads only; safe beside a running broker (what is written meanwhile may
-look cut off at the very end of an active segment, which is reported as `incomplete`, not as damage)."""
+"""Looking at and checking stored segments, for `mqd log dump` and `mqd log verify`. Reads only;
+safe beside a running broker (what is written meanwhile may look cut off at the very end of an
+active segment, which is reported as `incomplete`, not as damage).
+"""
 
 import mmap
 import os
@@ -41,12 +43,20 @@ class DirectoryReport(msgspec.Struct):
 
     @property
     def sound(self) -> bool:
-        return all(segment.problem is None and not segment.index_problems and not segment.aborted_problems for segment in self.segments)
+        return all(
+            segment.problem is None and not segment.index_problems and not segment.aborted_problems
+            for segment in self.segments
+        )
 
     @property
     def damaged(self) -> bool:
-        """Stored records are unreadable (an incomplete last batch of the last segment is not damage), or consumers of committed records cannot be told which were aborted."""
-        return any(s.aborted_problems or (s.problem is not None and not (s.incomplete and s is self.segments[-1])) for s in self.segments)
+        """Stored records are unreadable (an incomplete last batch of the last segment is not
+        damage), or consumers of committed records cannot be told which were aborted.
+        """
+        return any(
+            s.aborted_problems or (s.problem is not None and not (s.incomplete and s is self.segments[-1]))
+            for s in self.segments
+        )
 
 
 def _base_offset_of(path: Path) -> int:
@@ -56,10 +66,16 @@ def _base_offset_of(path: Path) -> int:
 
 
 def dump_segment(path: str | os.PathLike[str], check_crc: bool = True) -> Iterator[BatchInfo]:
-    """Every batch of a segment file in order; `crc_valid` tells of its checksum. Raises OSError; CorruptBatch at bytes that are no batch."""
+    """Every batch of a segment file in order; `crc_valid` tells of its checksum. Raises OSError;
+    CorruptBatch at bytes that are no batch.
+    """
     with open(path, "rb") as file:
         for batch in walk(file.fileno(), 0, os.fstat(file.fileno()).st_size):
-            yield msgspec.structs.replace(batch, crc_valid=_crc_valid(batch, read_batch(file.fileno(), batch))) if check_crc else batch
+            yield (
+                msgspec.structs.replace(batch, crc_valid=_crc_valid(batch, read_batch(file.fileno(), batch)))
+                if check_crc
+                else batch
+            )
 
 
 def dump_records(path: str | os.PathLike[str], batch: BatchInfo) -> list[Record]:
@@ -74,8 +90,17 @@ def _crc_valid(batch: BatchInfo, data: bytes) -> bool:
     return native.crc32c(memoryview(data)[_CRC_START:]) == batch.crc
 
 
-def verify_segment(path: str | os.PathLike[str], deep: bool = False, progress: Progress | None = None, done: int = 0, total: int = 0, aborted: AbortedTransactions | None = None) -> SegmentReport:
-    """Checks every header and checksum, that offsets rise, and the indexes beside it; `deep` also opens (decompresses) every record. Raises OSError."""
+def verify_segment(
+    path: str | os.PathLike[str],
+    deep: bool = False,
+    progress: Progress | None = None,
+    done: int = 0,
+    total: int = 0,
+    aborted: AbortedTransactions | None = None,
+) -> SegmentReport:
+    """Checks every header and checksum, that offsets rise, and the indexes beside it; `deep` also
+    opens (decompresses) every record. Raises OSError.
+    """
     path = Path(path)
     base = _base_offset_of(path)
     size = path.stat().st_size
@@ -107,10 +132,15 @@ def verify_segment(path: str | os.PathLike[str], deep: bool = False, progress: P
 def _verify_batch(path: Path, batch: BatchInfo, report: SegmentReport, deep: bool) -> None:
     if batch.base_offset < report.next_offset:
         report.problem_offset = batch.base_offset
-        raise CorruptBatch(f"batch at position {batch.position} begins at offset {batch.base_offset}, below {report.next_offset}")
+        raise CorruptBatch(
+            f"batch at position {batch.position} begins at offset {batch.base_offset}, below {report.next_offset}"
+        )
     if not batch.crc_valid:
         report.problem_offset = batch.base_offset
-        raise CorruptBatch(f"checksum of the batch at position {batch.position} (offsets {batch.base_offset} to {batch.last_offset}) is wrong")
+        raise CorruptBatch(
+            f"checksum of the batch at position {batch.position} (offsets {batch.base_offset} to {batch.last_offset})"
+            " is wrong"
+        )
     if deep:
         try:
             with open(path, "rb") as file:
@@ -137,7 +167,10 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
             report.problem, report.incomplete = str(error), False
     if report.incomplete and (behind := _whole_batch_behind(path, size, report)) is not None:
         report.incomplete = False  # nothing follows what a crash or a writer leaves unfinished
-        report.problem = f"the batch at position {report.valid_bytes} has a wrong length: at position {behind.position} begins a whole one, offset {behind.base_offset}"
+        report.problem = (
+            f"the batch at position {report.valid_bytes} has a wrong length: at position {behind.position} begins a"
+            f" whole one, offset {behind.base_offset}"
+        )
 
 
 def _whole_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
@@ -152,7 +185,11 @@ def _whole_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchIn
                 batch = parse_header(data[at : at + HEADER_BYTES], 0, at)
             except CorruptBatch:
                 continue
-            if batch.base_offset >= report.next_offset and at + batch.size_bytes <= size and _crc_valid(batch, data[at : at + batch.size_bytes]):
+            if (
+                batch.base_offset >= report.next_offset
+                and at + batch.size_bytes <= size
+                and _crc_valid(batch, data[at : at + batch.size_bytes])
+            ):
                 return batch
     return None
 
@@ -163,18 +200,32 @@ def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, in
     for offset, position in entries.tolist():
         start = starts.get(position)
         if position < report.valid_bytes and (start is None or start > report.base_offset + offset):
-            problems.append(f"offset index: entry for offset {report.base_offset + offset} names position {position}, where no such batch begins")
+            problems.append(
+                f"offset index: entry for offset {report.base_offset + offset} names position {position}, where no such"
+                " batch begins"
+            )
             break
-    if len(entries) and int(entries["offset"][-1]) + report.base_offset >= report.next_offset and report.problem is None:
-        problems.append(f"offset index: names offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not hold")
+    if (
+        len(entries)
+        and int(entries["offset"][-1]) + report.base_offset >= report.next_offset
+        and report.problem is None
+    ):
+        problems.append(
+            f"offset index: names offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not"
+            " hold"
+        )
     times = indexes.read_time_index(directory, report.base_offset)
     if len(times) and report.problem is None and int(times["timestamp"][-1]) > report.max_timestamp_ms:
         problems.append(f"time index: names timestamp {int(times['timestamp'][-1])}, newer than any record")
     return problems
 
 
-def verify_directory(path: str | os.PathLike[str], progress: Progress | None = None, deep: bool = False) -> DirectoryReport:
-    """Verifies every segment of a partition's directory, and that the segments follow each other. Raises OSError."""
+def verify_directory(
+    path: str | os.PathLike[str], progress: Progress | None = None, deep: bool = False
+) -> DirectoryReport:
+    """Verifies every segment of a partition's directory, and that the segments follow each other.
+    Raises OSError.
+    """
     directory = Path(path)
     bases = segments.base_offsets(directory)
     paths = [segments.segment_path(directory, base) for base in bases]
@@ -188,8 +239,19 @@ def verify_directory(path: str | os.PathLike[str], progress: Progress | None = N
             found.aborted_problems = aborted.compare(directory, found.base_offset, found.next_offset)
         previous = report.segments[-1] if report.segments else None
         if previous is not None and previous.next_offset > found.base_offset and found.problem is None:
-            found.problem = f"begins at offset {found.base_offset}, but the segment before it reaches {previous.next_offset}"
-        elif previous is not None and previous.next_offset < found.base_offset and not gaps_allowed and previous.problem is None and found.problem is None:
-            found.problem = f"offsets {previous.next_offset} to {found.base_offset - 1} are missing before it: was a segment deleted?"
+            found.problem = (
+                f"begins at offset {found.base_offset}, but the segment before it reaches {previous.next_offset}"
+            )
+        elif (
+            previous is not None
+            and previous.next_offset < found.base_offset
+            and not gaps_allowed
+            and previous.problem is None
+            and found.problem is None
+        ):
+            found.problem = (
+                f"offsets {previous.next_offset} to {found.base_offset - 1} are missing before it: was a segment"
+                " deleted?"
+            )
         report.segments.append(found)
     return report

@@ -1,7 +1,9 @@
-"""How the Python side changes files in a log directory: only through here, and from here only through the native file layer.
+"""How the Python side changes files in a log directory: only through here, and from here only
+through the native file layer.
 
-The native layer can record, refuse and forget every change (tests/crash); a change made past it would be invisible to those tests. Code takes a `Files`
-as an argument, so that policy can be tested without the extension and a test can watch the order of changes. Reading needs no layer.
+The native layer can record, refuse and forget every change (tests/crash); a change made past it
+would be invisible to those tests. Code takes a `Files` as an argument, so that policy can be tested
+without the extension and a test can watch the order of changes. Reading needs no layer.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,9 @@ from typing import Any, Protocol
 
 class Files(Protocol):
     def replace(self, path: Path, data: bytes) -> None:
-        """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it held before. Raises OSError."""
+        """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it
+        held before. Raises OSError.
+        """
 
     def unlink(self, path: Path) -> None: ...
 
@@ -24,7 +28,9 @@ class Files(Protocol):
 
 
 class NativeFiles:
-    """The one that runs. Every call releases the GIL; may be used by several threads. Raises OSError of the fitting kind (FileNotFoundError...)."""
+    """The one that runs. Every call releases the GIL; may be used by several threads. Raises
+    OSError of the fitting kind (FileNotFoundError...).
+    """
 
     def __init__(self) -> None:
         from mqd import native  # the extension is wanted only where files are really changed

@@ -3,9 +3,10 @@
     .index      relative offset int32 (first of a batch), position int32
     .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch that brought it)
 
-Hints: sparse, written after what they point to, rebuilt by recovery, perhaps with half an entry at their end while their owner writes. What is read here is
-cut to the prefix that makes sense (offsets and keys rise); the log itself is asked where the hint does not suffice.
-numpy is imported by the functions that need it: a broker that starts has no use for it yet.
+Hints: sparse, written after what they point to, rebuilt by recovery, perhaps with half an entry at
+their end while their owner writes. What is read here is cut to the prefix that makes sense (offsets
+and keys rise); the log itself is asked where the hint does not suffice. numpy is imported by the
+functions that need it: a broker that starts has no use for it yet.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
 
 
 def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """Fields TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes counts as none."""
+    """Fields TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes
+    counts as none.
+    """
     entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
     return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries
 

@@ -1,11 +1,14 @@
-"""Questions about a partition's past, answered from its files by any process: an offset by time, the newest timestamp, the end of a leader epoch.
+"""Questions about a partition's past, answered from its files by any process: an offset by time,
+the newest timestamp, the end of a leader epoch.
 
-The reader is not the owner: it opens the files read-only, never looks at or beyond the high watermark it was given (below it bytes never change), and meets
-files that vanish (retention) by looking again. Indexes are only hints (see segments.py). Blocking; call it off an event loop. Corrupt bytes below the
-high watermark raise CorruptBatch naming the segment.
+The reader is not the owner: it opens the files read-only, never looks at or beyond the high
+watermark it was given (below it bytes never change), and meets files that vanish (retention) by
+looking again. Indexes are only hints (see segments.py). Blocking; call it off an event loop.
+Corrupt bytes below the high watermark raise CorruptBatch naming the segment.
 
-Semantics are Kafka's: ListOffsets by time gives the earliest offset whose record's timestamp is at least the wanted one; KIP-734 for the newest
-timestamp; OffsetForLeaderEpoch as in LeaderEpochFileCache.endOffsetFor.
+Semantics are Kafka's: ListOffsets by time gives the earliest offset whose record's timestamp is at
+least the wanted one; KIP-734 for the newest timestamp; OffsetForLeaderEpoch as in
+LeaderEpochFileCache.endOffsetFor.
 """
 
 import os
@@ -40,15 +43,21 @@ class _Vanished(Exception):
     """A segment was deleted between the listing and the reading."""
 
 
-def offset_for_timestamp(directory: str | os.PathLike[str], timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
-    """The earliest record at or after `timestamp_ms` in [log_start_offset, high_watermark), with its own timestamp; UNKNOWN when there is none.
+def offset_for_timestamp(
+    directory: str | os.PathLike[str], timestamp_ms: int, log_start_offset: int, high_watermark: int
+) -> OffsetAndTimestamp:
+    """The earliest record at or after `timestamp_ms` in [log_start_offset, high_watermark), with
+    its own timestamp; UNKNOWN when there is none.
 
-    Raises OSError, CorruptBatch."""
+    Raises OSError, CorruptBatch.
+    """
     return _retry(_offset_for_timestamp, Path(directory), timestamp_ms, log_start_offset, high_watermark)
 
 
 def max_timestamp(directory: str | os.PathLike[str], log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
-    """The first record with the newest timestamp in [log_start_offset, high_watermark); UNKNOWN when there is no record. Raises OSError, CorruptBatch."""
+    """The first record with the newest timestamp in [log_start_offset, high_watermark); UNKNOWN
+    when there is no record. Raises OSError, CorruptBatch.
+    """
     return _retry(_max_timestamp, Path(directory), log_start_offset, high_watermark)
 
 
@@ -66,16 +75,22 @@ def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[
     """Base offsets of the segments that hold any of [log_start_offset, high_watermark)."""
     bases = segments.base_offsets(directory)
     following = [*bases[1:], _EVERYTHING]
-    return [base for base, end in zip(bases, following, strict=True) if end > log_start_offset and base < high_watermark]
+    return [
+        base for base, end in zip(bases, following, strict=True) if end > log_start_offset and base < high_watermark
+    ]
 
 
 def _newest_of_sealed(directory: Path, base: int) -> int:
-    """Upper hint of a sealed segment's timestamps: its last time index entry; -1 = there is none, look inside."""
+    """Upper hint of a sealed segment's timestamps: its last time index entry; -1 = there is none,
+    look inside.
+    """
     entries = indexes.read_time_index(directory, base)
     return int(entries["timestamp"][-1]) if len(entries) else -1
 
 
-def _offset_for_timestamp(directory: Path, timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+def _offset_for_timestamp(
+    directory: Path, timestamp_ms: int, log_start_offset: int, high_watermark: int
+) -> OffsetAndTimestamp:
     bases = _bases(directory, log_start_offset, high_watermark)
     for number, base in enumerate(bases):
         sealed = number + 1 < len(bases)
@@ -87,7 +102,9 @@ def _offset_for_timestamp(directory: Path, timestamp_ms: int, log_start_offset: 
     return UNKNOWN
 
 
-def _search_segment(directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp | None:
+def _search_segment(
+    directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int
+) -> OffsetAndTimestamp | None:
     """Everything up to an index entry with an older timestamp is older: the walk starts there."""
     entries = indexes.read_time_index(directory, base)
     older = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
@@ -113,8 +130,12 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
     return best
 
 
-def _newest_in_segment(directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp) -> OffsetAndTimestamp:
-    """The walk may skip to the first entry with the segment's newest indexed timestamp: what lies before is no newer."""
+def _newest_in_segment(
+    directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp
+) -> OffsetAndTimestamp:
+    """The walk may skip to the first entry with the segment's newest indexed timestamp: what lies
+    before is no newer.
+    """
     entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)
     if len(entries):
@@ -125,7 +146,8 @@ def _newest_in_segment(directory: Path, base: int, log_start_offset: int, high_w
         candidate: BatchInfo | None = None
         for batch in reader.batches(from_offset, high_watermark):
             if batch.base_offset < log_start_offset or batch.next_offset > high_watermark:
-                best = reader.newest_record(batch, log_start_offset, high_watermark, best)  # its newest record may be one that does not count
+                # its newest record may be one that does not count
+                best = reader.newest_record(batch, log_start_offset, high_watermark, best)
             elif batch.max_timestamp_ms > max(best.timestamp_ms, candidate.max_timestamp_ms if candidate else -1):
                 candidate = batch
         if candidate is None:
@@ -158,7 +180,9 @@ class _Reader:
         return int(entries["position"][found - 1]) if found else 0
 
     def _still_there(self) -> None:
-        """Compaction replaces the log, then the index: what was found beside another log is not this one's."""
+        """Compaction replaces the log, then the index: what was found beside another log is not
+        this one's.
+        """
         try:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
                 raise _Vanished
@@ -179,7 +203,9 @@ class _Reader:
         except CorruptBatch as error:
             raise CorruptBatch(f"{self._path}: {error}") from error
 
-    def newest_record(self, batch: BatchInfo, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp) -> OffsetAndTimestamp:
+    def newest_record(
+        self, batch: BatchInfo, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp
+    ) -> OffsetAndTimestamp:
         for offset, timestamp in self.record_times(batch):
             if timestamp > best.timestamp_ms and log_start_offset <= offset < high_watermark:
                 best = OffsetAndTimestamp(offset, timestamp)
@@ -192,11 +218,13 @@ class _Reader:
             raise CorruptBatch(f"{self._path}: batch at offset {batch.base_offset}: {error}") from error
 
 
-# -- leader epochs -------------------------------------------------------------------------------------------------------------
+# -- leader epochs ---------------------------------------------------------------------------------
 
 
 def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int]]:
-    """(leader epoch, its first offset), ascending, out of leader-epoch-checkpoint (Kafka's text format); [] when there is none. Raises OSError, ValueError."""
+    """(leader epoch, its first offset), ascending, out of leader-epoch-checkpoint (Kafka's text
+    format); [] when there is none. Raises OSError, ValueError.
+    """
     path = Path(directory) / EPOCH_CHECKPOINT
     try:
         lines = path.read_text().split("\n")
@@ -214,7 +242,9 @@ def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int
 
 
 def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_offset: int) -> EpochEnd:
-    """The largest epoch not above `leader_epoch` and the offset where it ended. UNKNOWN_EPOCH: the log knows nothing of it (also epochs yet to come)."""
+    """The largest epoch not above `leader_epoch` and the offset where it ended. UNKNOWN_EPOCH: the
+    log knows nothing of it (also epochs yet to come).
+    """
     if leader_epoch < 0 or not epochs or leader_epoch > epochs[-1][0]:
         return UNKNOWN_EPOCH
     if leader_epoch == epochs[-1][0]:
@@ -224,8 +254,12 @@ def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_o
     return EpochEnd(floor, higher_start)
 
 
-def leader_epoch_end_offset(directory: str | os.PathLike[str], leader_epoch: int, log_end_offset: int, current_leader_epoch: int = -1) -> EpochEnd:
-    """As epoch_end_offset, from the partition's files. `current_leader_epoch`: an epoch in force that has no record yet, and so no entry."""
+def leader_epoch_end_offset(
+    directory: str | os.PathLike[str], leader_epoch: int, log_end_offset: int, current_leader_epoch: int = -1
+) -> EpochEnd:
+    """As epoch_end_offset, from the partition's files. `current_leader_epoch`: an epoch in force
+    that has no record yet, and so no entry.
+    """
     epochs = read_leader_epochs(directory)
     if current_leader_epoch >= 0 and (not epochs or epochs[-1][0] < current_leader_epoch):
         epochs.append((current_leader_epoch, log_end_offset))

@@ -1,15 +1,23 @@
-"""Copies of partitions on their way to another log directory (KIP-113): their names, what says that one counts, and how one is brought up to its source.
+"""Copies of partitions on their way to another log directory (KIP-113): their names, what says that
+one counts, and how one is brought up to its source.
 
-    TARGET/TOPIC-PARTITION.UUID-future    being copied; nobody serves it; whatever dies, it is deleted
-    TARGET/TOPIC-PARTITION                whole and flushed, the source closed; holds MARKER until the source is gone
+    TARGET/TOPIC-PARTITION.UUID-future    being copied; nobody serves it; whatever dies, it is
+                                          deleted
+    TARGET/TOPIC-PARTITION                whole and flushed, the source closed; holds MARKER until
+                                          the source is gone
 
-V1  which of two directories counts is said by the metadata alone. While it names the source, a directory with MARKER elsewhere is a copy that never counted: deleted.
-    When it names the directory with MARKER, what lies elsewhere under that name is the old copy: deleted. A directory that no move has to do with is never deleted.
-V2  a copy gets its final name, and so its MARKER, only when all of its files are as long as the source's and flushed.
-V3  MARKER tells the log start: the checkpoint that knew it lies in the source's log directory. It goes only when the target's checkpoint knows.
+V1  which of two directories counts is said by the metadata alone. While it names the source, a
+    directory with MARKER elsewhere is a copy that never counted: deleted. When it names the
+    directory with MARKER, what lies elsewhere under that name is the old copy: deleted. A directory
+    that no move has to do with is never deleted.
+V2  a copy gets its final name, and so its MARKER, only when all of its files are as long as the
+    source's and flushed.
+V3  MARKER tells the log start: the checkpoint that knew it lies in the source's log directory. It
+    goes only when the target's checkpoint knows.
 
-Bytes below a published position never change, so a log that is being written is copied up to there, again and again; what was replaced or rewritten since (another
-inode, size or time) is copied anew. Blocking; called off the event loop, from one thread at a time.
+Bytes below a published position never change, so a log that is being written is copied up to there,
+again and again; what was replaced or rewritten since (another inode, size or time) is copied anew.
+Blocking; called off the event loop, from one thread at a time.
 """
 
 import errno
@@ -50,7 +58,10 @@ def futures(log_dir: Path) -> Iterator[tuple[Path, int]]:
 def future_of(log_dir: Path, topic_id: bytes, partition: int) -> Path | None:
     for path, index in futures(log_dir):
         try:
-            if index == partition and directories.parse_metadata((path / directories.METADATA).read_bytes()) == topic_id:
+            if (
+                index == partition
+                and directories.parse_metadata((path / directories.METADATA).read_bytes()) == topic_id
+            ):
                 return path
         except (OSError, directories.TopicIdMismatch):
             continue
@@ -91,9 +102,15 @@ class Copy:
         self._files.sync_directory(self._log_dir)
 
     def advance(self, active_segment: int, active_position: int) -> Iterator[int]:
-        """While the source is written to: the files of closed segments, and the active log up to its published position. Yields the bytes of each step."""
+        """While the source is written to: the files of closed segments, and the active log up to
+        its published position. Yields the bytes of each step.
+        """
         active_log = f"{active_segment:020d}.log"
-        names = [name for name in os.listdir(self.source) if (match := _OF_A_SEGMENT.fullmatch(name)) and (name == active_log or int(match[1]) < active_segment)]
+        names = [
+            name
+            for name in os.listdir(self.source)
+            if (match := _OF_A_SEGMENT.fullmatch(name)) and (name == active_log or int(match[1]) < active_segment)
+        ]
         step = 0
         for number, name in enumerate(sorted(names), 1):
             try:
@@ -109,7 +126,9 @@ class Copy:
                 step = 0
 
     def missing_bytes(self, active_segment: int, active_position: int) -> int:
-        """What advance() would copy; a closed file that is another one since (compaction) counts whole."""
+        """What advance() would copy; a closed file that is another one since (compaction) counts
+        whole.
+        """
         missing, active_log = 0, f"{active_segment:020d}.log"
         for name in os.listdir(self.source):
             match = _OF_A_SEGMENT.fullmatch(name)
@@ -124,7 +143,9 @@ class Copy:
         return missing
 
     def finish(self, log_start_offset: int) -> Path:
-        """The source is closed, nothing writes there any more: brings over what is missing or changed, drops what is gone, flushes, gives the copy its name (V2)."""
+        """The source is closed, nothing writes there any more: brings over what is missing or
+        changed, drops what is gone, flushes, gives the copy its name (V2).
+        """
         names = {entry.name for entry in os.scandir(self.source) if entry.is_file(follow_symlinks=False)} - _NOT_COPIED
         for name in sorted(names):
             for _ in self._bring(name, None):
@@ -135,7 +156,9 @@ class Copy:
         self._files.replace(self.path / MARKER, f"from {self.source}\nlog_start_offset {log_start_offset}\n".encode())
         self._files.sync_directory(self.path)
         if self._final.exists():  # nobody's: the metadata names the source
-            self._files.rename(self._final, self._log_dir / directories.aside_name(self._topic, self._partition, "stray"))
+            self._files.rename(
+                self._final, self._log_dir / directories.aside_name(self._topic, self._partition, "stray")
+            )
         self._files.rename(self.path, self._final)
         self.path = self._final
         self.close()
@@ -143,7 +166,9 @@ class Copy:
         return self._final
 
     def _bring(self, name: str, limit: int | None) -> Iterator[int]:
-        """Bytes of one file that the copy lacks, up to `limit` of a log that is being written (None: a closed file, all of it)."""
+        """Bytes of one file that the copy lacks, up to `limit` of a log that is being written
+        (None: a closed file, all of it).
+        """
         with open(self.source / name, "rb") as source:
             began_ns = time.time_ns()
             now = _print(os.fstat(source.fileno()))
@@ -169,14 +194,22 @@ class Copy:
             self._copied[name] = done
             if limit is None:
                 self._let_go(name)
-                if name.endswith(".log") or now[2] + SETTLED_NS < began_ns:  # what changes in place once more may keep its size, and its time when the clock is coarse
+                # what changes in place once more may keep its size, and its time when the clock is
+                # coarse
+                if name.endswith(".log") or now[2] + SETTLED_NS < began_ns:
                     self._seen[name] = now
 
     def _reusable(self, name: str, now: Print, limit: int | None) -> int:
-        """How many bytes of the copy are the source's still. While a log is written to, its file is held open, so that no other can have its inode."""
+        """How many bytes of the copy are the source's still. While a log is written to, its file is
+        held open, so that no other can have its inode.
+        """
         done = self._copied.get(name, 0)
         if name in self._held:
-            return done if os.fstat(self._held[name]).st_ino == now[0] and done <= (now[1] if limit is None else limit) else 0
+            return (
+                done
+                if os.fstat(self._held[name]).st_ino == now[0] and done <= (now[1] if limit is None else limit)
+                else 0
+            )
         return done if self._seen.get(name) == now else 0
 
     def _let_go(self, name: str) -> None:

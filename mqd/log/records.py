@@ -1,9 +1,10 @@
 """The records inside a stored batch: decompressed and walked.
 
-    record: length varint, attributes int8, timestamp_delta varlong, offset_delta varint, key, value, headers (a zig-zag varint length before each; -1 = null)
+    record: length varint, attributes int8, timestamp_delta varlong, offset_delta varint, key,
+    value, headers (a zig-zag varint length before each; -1 = null)
 
-The broker passes records through unopened, so these bytes are what a network peer chose: every length is checked against what is there, and
-decompression stops at DECOMPRESSED_BYTES_MAX.
+The broker passes records through unopened, so these bytes are what a network peer chose: every
+length is checked against what is there, and decompression stops at DECOMPRESSED_BYTES_MAX.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def decompress(compression: int, data: bytes) -> bytes:
-    """Raises CorruptBatch: unknown codec, damaged, or more than DECOMPRESSED_BYTES_MAX would come out."""
+    """Raises CorruptBatch: unknown codec, damaged, or more than DECOMPRESSED_BYTES_MAX would come
+    out.
+    """
     if compression == 0:
         return data
     if compression == _SNAPPY:
@@ -40,7 +43,8 @@ def decompress(compression: int, data: bytes) -> bytes:
         raise CorruptBatch(f"compression type {compression} is unknown")
     capacity = min(max(1 << 16, 8 * len(data)), DECOMPRESSED_BYTES_MAX)
     while True:
-        out = bytearray(capacity)  # into a buffer of known size: nothing else bounds what a small hostile input unfolds to
+        # into a buffer of known size: nothing else bounds what a small hostile input unfolds to
+        out = bytearray(capacity)
         try:
             return bytes(memoryview(out)[: codecs[compression].decompress_into(data, out)])
         except cramjam.DecompressionError as error:
@@ -50,7 +54,9 @@ def decompress(compression: int, data: bytes) -> bytes:
 
 
 def _unsnappy(data: bytes) -> bytes:
-    """Raw snappy (librdkafka) or the xerial framing of the Java client: 16 bytes of header, then blocks of int32 length and raw snappy."""
+    """Raw snappy (librdkafka) or the xerial framing of the Java client: 16 bytes of header, then
+    blocks of int32 length and raw snappy.
+    """
     if not data.startswith(_XERIAL):
         return _raw_snappy(data, DECOMPRESSED_BYTES_MAX)
     parts, at, room = [], _XERIAL_HEADER_BYTES, DECOMPRESSED_BYTES_MAX
@@ -115,7 +121,9 @@ class _Cursor:
 
 def _payload(batch: BatchInfo, data: bytes) -> bytes:
     if len(data) != batch.size_bytes:
-        raise CorruptBatch(f"{len(data)} bytes are not the {batch.size_bytes} of the batch at position {batch.position}")
+        raise CorruptBatch(
+            f"{len(data)} bytes are not the {batch.size_bytes} of the batch at position {batch.position}"
+        )
     return decompress(batch.compression, data[HEADER_BYTES:])
 
 
@@ -124,14 +132,18 @@ def _next(cursor: _Cursor, batch: BatchInfo) -> tuple[int, int, int]:
     size = cursor.varint()
     end = cursor.at + size
     if size < 1 or end > cursor.end:
-        raise CorruptBatch(f"a record of {size} bytes at byte {cursor.at} of the records, where {cursor.end - cursor.at} are left")
+        raise CorruptBatch(
+            f"a record of {size} bytes at byte {cursor.at} of the records, where {cursor.end - cursor.at} are left"
+        )
     cursor.take(1)
     timestamp = batch.base_timestamp_ms + cursor.varint()
     return end, batch.max_timestamp_ms if batch.log_append_time else timestamp, batch.base_offset + cursor.varint()
 
 
 def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
-    """(offset, timestamp in ms) of each record; `data` are all bytes of the batch. Raises CorruptBatch."""
+    """(offset, timestamp in ms) of each record; `data` are all bytes of the batch. Raises
+    CorruptBatch.
+    """
     cursor = _Cursor(_payload(batch, data))
     for _ in range(batch.record_count):
         end, timestamp, offset = _next(cursor, batch)

@@ -1,12 +1,17 @@
 """Which segments may go, and why: pure functions over a listing.
 
-All of them answer with a new log start offset (the caller moves the start first, then unlinks what lies below), never with files.
+All of them answer with a new log start offset (the caller moves the start first, then unlinks what
+lies below), never with files.
 
-R1  the active segment (the last of the listing) never goes; where its age says it should, `roll` asks for a new one, and the next look finds it sealed.
-R2  only segments that lie wholly below the high watermark go, and only from the oldest on without a gap.
-R3  a topic without the policy `delete` loses nothing by age, size or free space (what lies below the log start goes all the same).
+R1  the active segment (the last of the listing) never goes; where its age says it should, `roll`
+    asks for a new one, and the next look finds it sealed.
+R2  only segments that lie wholly below the high watermark go, and only from the oldest on without a
+    gap.
+R3  a topic without the policy `delete` loses nothing by age, size or free space (what lies below
+    the log start goes all the same).
 
-Rules by age and size are Kafka's: by age while now - newest timestamp > retention.ms; by size while what remains is at least retention.bytes.
+Rules by age and size are Kafka's: by age while now - newest timestamp > retention.ms; by size while
+what remains is at least retention.bytes.
 """
 
 from collections.abc import Hashable, Sequence
@@ -58,9 +63,16 @@ def _count_by_size(segments: Sequence[Segment], limit: int, retention_bytes: int
 
 
 def decide(
-    segments: Sequence[Segment], policy: RetentionPolicy, now_ms: int, log_start_offset: int, high_watermark: int, active_first_timestamp_ms: int = -1
+    segments: Sequence[Segment],
+    policy: RetentionPolicy,
+    now_ms: int,
+    log_start_offset: int,
+    high_watermark: int,
+    active_first_timestamp_ms: int = -1,
 ) -> Decision:
-    """`segments` ascending, active last; `active_first_timestamp_ms` of its first record, -1 = unknown or empty."""
+    """`segments` ascending, active last; `active_first_timestamp_ms` of its first record, -1 =
+    unknown or empty.
+    """
     if not segments:
         return Decision()
     active = segments[-1]
@@ -68,7 +80,10 @@ def decide(
     count, reason = 0, ""
     if policy.delete:
         limit = _removable(segments, high_watermark)
-        by_age, by_size = _count_by_age(segments, limit, policy.retention_ms, now_ms), _count_by_size(segments, limit, policy.retention_bytes)
+        by_age, by_size = (
+            _count_by_age(segments, limit, policy.retention_ms, now_ms),
+            _count_by_size(segments, limit, policy.retention_bytes),
+        )
         count = max(by_age, by_size)
         reason = "" if not count else "age" if by_age >= by_size else "size"
     start = segments[count].base_offset
@@ -91,13 +106,17 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def free_space(candidates: Sequence[Candidate], bytes_wanted: int) -> dict[Hashable, int]:
-    """New log start offsets (key -> offset) that free at least `bytes_wanted`, taking the oldest sealed segments of all partitions first; fewer when there is
-    no more to take. Empty when nothing is wanted."""
+    """New log start offsets (key -> offset) that free at least `bytes_wanted`, taking the oldest
+    sealed segments of all partitions first; fewer when there is no more to take. Empty when nothing
+    is wanted.
+    """
     removable = [
         (segment.age_timestamp_ms, index, position, segment.size_bytes)
         for index, candidate in enumerate(candidates)
         if candidate.delete
-        for position, segment in enumerate(candidate.segments[: _removable(candidate.segments, candidate.high_watermark)])
+        for position, segment in enumerate(
+            candidate.segments[: _removable(candidate.segments, candidate.high_watermark)]
+        )
     ]
     starts: dict[Hashable, int] = {}
     next_position = [0] * len(candidates)

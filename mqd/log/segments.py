@@ -1,7 +1,9 @@
-"""The segment files of one partition as a directory listing shows them, and the newest timestamp of each.
+"""The segment files of one partition as a directory listing shows them, and the newest timestamp of
+each.
 
-A segment is BASEOFFSET.log (20 digits) with BASEOFFSET.index and BASEOFFSET.timeindex beside it (see indexes.py). Used by workers all the time, so without
-numpy: of an index only the last entry is looked at.
+A segment is BASEOFFSET.log (20 digits) with BASEOFFSET.index and BASEOFFSET.timeindex beside it
+(see indexes.py). Used by workers all the time, so without numpy: of an index only the last entry is
+looked at.
 """
 
 import os
@@ -27,7 +29,9 @@ class Segment(msgspec.Struct, frozen=True):
 
     @property
     def age_timestamp_ms(self) -> int:
-        """What retention by time goes by: the newest record, else the file's modification (Kafka's LogSegment.largestTimestamp)."""
+        """What retention by time goes by: the newest record, else the file's modification (Kafka's
+        LogSegment.largestTimestamp).
+        """
         return self.max_timestamp_ms if self.max_timestamp_ms >= 0 else self.mtime_ms
 
 
@@ -41,17 +45,22 @@ def base_offsets(directory: Path) -> list[int]:
         return sorted(int(match[1]) for entry in entries if (match := _LOG_NAME.fullmatch(entry.name)))
 
 
-ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]  # (log path, base offset, from position) -> (valid end position, max timestamp or -1)
+# (log path, base offset, from position) -> (valid end position, max timestamp or -1)
+ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]
 
 
 def _last_indexed_timestamp(path: Path) -> int:
-    """Of a sealed segment's time index, whose last entry is the newest; -1 = ask the log. Raises OSError other than ENOENT."""
+    """Of a sealed segment's time index, whose last entry is the newest; -1 = ask the log. Raises
+    OSError other than ENOENT.
+    """
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < _TIME_ENTRY.size or size % _TIME_ENTRY.size:
                 return -1
-            timestamp, relative_offset = _TIME_ENTRY.unpack(os.pread(file.fileno(), _TIME_ENTRY.size, size - _TIME_ENTRY.size))
+            timestamp, relative_offset = _TIME_ENTRY.unpack(
+                os.pread(file.fileno(), _TIME_ENTRY.size, size - _TIME_ENTRY.size)
+            )
     except FileNotFoundError:
         return -1
     return timestamp if relative_offset >= 0 else -1
@@ -66,10 +75,13 @@ class _Known:
 
 
 class TimestampCache:
-    """Newest timestamp per segment, remembered: sealed segments never change, of the active one only what was appended since is read again.
+    """Newest timestamp per segment, remembered: sealed segments never change, of the active one
+    only what was appended since is read again.
 
-    A directory is looked at by one thread at a time; any other may `forget` it meanwhile, and what the first one finds after that is not kept. Bound: one small entry per
-    segment file of the owned partitions; `forget` drops them."""
+    A directory is looked at by one thread at a time; any other may `forget` it meanwhile, and what
+    the first one finds after that is not kept. Bound: one small entry per segment file of the owned
+    partitions; `forget` drops them.
+    """
 
     def __init__(self, scan: ScanMaxTimestamp):
         self._scan = scan
@@ -113,7 +125,9 @@ class TimestampCache:
 
 
 def list_segments(directory: Path, active_base_offset: int, cache: TimestampCache) -> list[Segment]:
-    """All segments up to the active one, ascending; the active one is last. Raises OSError; a file that vanishes meanwhile is left out."""
+    """All segments up to the active one, ascending; the active one is last. Raises OSError; a file
+    that vanishes meanwhile is left out.
+    """
     found = []
     for base_offset in base_offsets(directory):
         if base_offset > active_base_offset:
@@ -128,8 +142,10 @@ def list_segments(directory: Path, active_base_offset: int, cache: TimestampCach
 
 
 def files_below(directory: Path, offset: int) -> list[Path]:
-    """Files of whole segments below `offset`: every file named by a base offset lower than it, ascending, the log of a segment last (what is left after a
-    crash in the middle is then still seen as a segment)."""
+    """Files of whole segments below `offset`: every file named by a base offset lower than it,
+    ascending, the log of a segment last (what is left after a crash in the middle is then still
+    seen as a segment).
+    """
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -1,7 +1,8 @@
 """When a log directory counts as full: a reserve with hysteresis, sans I/O.
 
-Below the reserve Produce is refused, so that fetching, deleting and checkpoints still find room; it is accepted again only when clearly more is free, for
-otherwise every freed block would open the door for one batch. A write that met ENOSPC closes the door at once, whatever statvfs says (quotas,
+Below the reserve Produce is refused, so that fetching, deleting and checkpoints still find room; it
+is accepted again only when clearly more is free, for otherwise every freed block would open the
+door for one batch. A write that met ENOSPC closes the door at once, whatever statvfs says (quotas,
 reserved blocks), for a hold time that doubles up to a minute while such writes keep failing.
 """
 
@@ -21,7 +22,9 @@ class SpaceGuard:
 
     @property
     def resume_bytes(self) -> int:
-        """So much must be free before Produce is accepted again: a quarter more than the reserve, and at least 1 MiB more."""
+        """So much must be free before Produce is accepted again: a quarter more than the reserve,
+        and at least 1 MiB more.
+        """
         return self.reserve_bytes + max(self.reserve_bytes // 4, 1 << 20)
 
     def on_free_bytes(self, free_bytes: int, now_ms: int) -> bool:

@@ -1,10 +1,13 @@
-"""The native core for Python: plain values in and out, one thin function or method per function of the C headers.
+"""The native core for Python: plain values in and out, one thin function or method per function of
+the C headers.
 
-Everything is here by its name (`from mqd import native; native.Control`); the rooms are this package's modules. Only core.py touches cffi.
+Everything is here by its name (`from mqd import native; native.Control`); the rooms are this
+package's modules. Only core.py touches cffi.
 
-1. A buffer given to a class (a mapping, a bytearray) is held as long as the object lives: the C side keeps bare pointers into it.
-2. A failing call raises NativeError with the cause and the way out; bounded things that are full answer False or None where the caller is
-   expected to try again (Endpoint.send, Arena.allocate).
+1. A buffer given to a class (a mapping, a bytearray) is held as long as the object lives: the C
+   side keeps bare pointers into it.
+2. A failing call raises NativeError with the cause and the way out; bounded things that are full
+   answer False or None where the caller is expected to try again (Endpoint.send, Arena.allocate).
 3. Nothing here decides anything. numpy is imported by the methods that need it.
 
 Concurrency: calls release the GIL; each room says whose thread its objects belong to.
@@ -53,16 +56,7 @@ from mqd.native.control import (
     control_size_bytes,
     local_abi_hash,
 )
-from mqd.native.core import (
-    E_CORRUPT,
-    E_FULL,
-    E_INVALID,
-    E_LAYOUT,
-    E_STALE,
-    NativeError,
-    ffi,
-    lib,
-)
+from mqd.native.core import E_CORRUPT, E_FULL, E_INVALID, E_LAYOUT, E_STALE, NativeError, ffi, lib
 from mqd.native.files import (
     file_append,
     file_close,
@@ -105,15 +99,7 @@ from mqd.native.partitions import (
     Recovery,
     producer_views,
 )
-from mqd.native.reactor import (
-    Backend,
-    Event,
-    EventKind,
-    FetcherOptions,
-    Reactor,
-    ReactorOptions,
-    SLOT_NONE,
-)
+from mqd.native.reactor import Backend, Event, EventKind, FetcherOptions, Reactor, ReactorOptions, SLOT_NONE
 
 __all__ = [
     "Arena",

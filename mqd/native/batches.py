@@ -1,7 +1,7 @@
 """Checksums, batches and segment files as bytes: what is sound, how far, and where the records lie.
 
-numpy is imported by the one method that needs it.
-Concurrency: functions are free of state; a RecordPlaces belongs to one thread, and what walk() gave is overwritten by the next walk().
+numpy is imported by the one method that needs it. Concurrency: functions are free of state; a
+RecordPlaces belongs to one thread, and what walk() gave is overwritten by the next walk().
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class BatchHeader(msgspec.Struct, gc=False):
 
 
 class ScanResult(msgspec.Struct, gc=False):
-    """What a walk over one segment file found. `reason` None = valid to its end; else why the byte at `valid_bytes` is not."""
+    """What a walk over one segment file found. `reason` None = valid to its end; else why the byte
+    at `valid_bytes` is not.
+    """
 
     valid_bytes: int
     batch_count: int
@@ -59,7 +61,9 @@ def _batch_header(batch: Any) -> BatchHeader:
 
 
 def batch_validate(data: Any) -> tuple[int, str, BatchHeader]:
-    """Is `data` exactly one sound batch? Gives (Kafka error code or 0, reason or "", header as far as it was read)."""
+    """Is `data` exactly one sound batch? Gives (Kafka error code or 0, reason or "", header as far
+    as it was read).
+    """
     memory, batch, reason = bytes_of(data, writable=False), ffi.new("struct mqd_batch *"), ffi.new("const char **")
     error = lib.mqd_batch_validate(memory, len(memory), batch, reason)
     text = ffi.string(reason[0]).decode() if reason[0] != ffi.NULL else ""
@@ -67,7 +71,9 @@ def batch_validate(data: Any) -> tuple[int, str, BatchHeader]:
 
 
 def batch_decode(data: Any) -> BatchHeader:
-    """The header alone, no CRC. Raises NativeError (E_CORRUPT) when the bytes cannot be a batch, E_INVALID below 61 bytes."""
+    """The header alone, no CRC. Raises NativeError (E_CORRUPT) when the bytes cannot be a batch,
+    E_INVALID below 61 bytes.
+    """
     memory, batch = bytes_of(data, writable=False), ffi.new("struct mqd_batch *")
     if len(memory) < BATCH_HEADER_BYTES:
         raise NativeError(E_INVALID, f"a batch header has {BATCH_HEADER_BYTES} bytes, here are {len(memory)}")
@@ -75,13 +81,23 @@ def batch_decode(data: Any) -> BatchHeader:
     return _batch_header(batch)
 
 
-def segment_scan(log_path: str | os.PathLike[str], base_offset: int, from_position: int = 0, check_crc: bool = True) -> ScanResult:
-    """Walks the batches of one segment file. Raises NativeError when the file cannot be read; bad bytes are a result, not an error."""
+def segment_scan(
+    log_path: str | os.PathLike[str], base_offset: int, from_position: int = 0, check_crc: bool = True
+) -> ScanResult:
+    """Walks the batches of one segment file. Raises NativeError when the file cannot be read; bad
+    bytes are a result, not an error.
+    """
     out = ffi.new("struct mqd_scan_result *")
     check(lib.mqd_segment_scan(os.fsencode(log_path), base_offset, from_position, check_crc, out), log_path)
     reason = ffi.string(out.reason).decode() if out.reason != ffi.NULL else None
     return ScanResult(
-        out.valid_bytes, out.batch_count, out.record_count, out.next_offset, out.max_timestamp_ms, out.last_leader_epoch, reason
+        out.valid_bytes,
+        out.batch_count,
+        out.record_count,
+        out.next_offset,
+        out.max_timestamp_ms,
+        out.last_leader_epoch,
+        reason,
     )
 
 
@@ -89,7 +105,9 @@ WalkStop = IntEnum("WalkStop", enumeration("mqd_walk_stop", "MQD_WALK_"))
 
 
 class RecordPlaces:
-    """Where the keys and values of stored plain batches lie (struct mqd_record_place); room for `capacity` records at a time."""
+    """Where the keys and values of stored plain batches lie (struct mqd_record_place); room for
+    `capacity` records at a time.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -97,8 +115,12 @@ class RecordPlaces:
         self._walk = ffi.new("struct mqd_record_walk *")
         self._bytes = ffi.buffer(self._out)
 
-    def walk(self, data: bytes, position: int, next_offset: int, end_offset: int) -> tuple[WalkStop, int, int, numpy.ndarray]:
-        """From `position` on: (why it stopped, where, offset after the last batch taken, int64[n, 4] of key position and size, value position and size; size -1 = null)."""
+    def walk(
+        self, data: bytes, position: int, next_offset: int, end_offset: int
+    ) -> tuple[WalkStop, int, int, numpy.ndarray]:
+        """From `position` on: (why it stopped, where, offset after the last batch taken, int64[n,
+        4] of key position and size, value position and size; size -1 = null).
+        """
         import numpy
 
         memory, walk = bytes_of(data, writable=False), self._walk
@@ -109,8 +131,14 @@ class RecordPlaces:
 
 
 def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:
-    """How many of the uncompressed records have no key, and the places of the first of them. ValueError when the bytes are not that many records."""
-    memory, unkeyed, reason = bytes_of(records, writable=False), ffi.new("int32_t[]", unkeyed_count_max), ffi.new("const char **")
+    """How many of the uncompressed records have no key, and the places of the first of them.
+    ValueError when the bytes are not that many records.
+    """
+    memory, unkeyed, reason = (
+        bytes_of(records, writable=False),
+        ffi.new("int32_t[]", unkeyed_count_max),
+        ffi.new("const char **"),
+    )
     count = lib.mqd_records_unkeyed(memory, len(memory), record_count, unkeyed, unkeyed_count_max, reason)
     if count < 0:
         raise ValueError(ffi.string(reason[0]).decode())

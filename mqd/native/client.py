@@ -1,10 +1,14 @@
-"""The local client's C core for Python: attachments and producers of native/client/client.h, one thin method per function.
+"""The local client's C core for Python: attachments and producers of native/client/client.h, one
+thin method per function.
 
-1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach again, `Producer.move`). What is full answers False, 0 or fewer than asked.
+1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach
+   again, `Producer.move`). What is full answers False, 0 or fewer than asked.
 2. Buffers given to a call are read during it only; nothing of the caller's is kept.
-3. A Client that its producer has moved away from is closed by the move: closing it again does nothing.
+3. A Client that its producer has moved away from is closed by the move: closing it again does
+   nothing.
 
-Concurrency: one thread at a time for a Client and the Producer on it; only Client.wait and Client.wake may run beside. Calls release the GIL.
+Concurrency: one thread at a time for a Client and the Producer on it; only Client.wait and
+Client.wake may run beside. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -24,16 +28,27 @@ Partitioner = IntEnum("Partitioner", enumeration("mqd_partitioner", "MQD_PARTITI
 
 
 def partition_for(partitioner: int, key: bytes | None, partition_count: int, random_state: Any = None) -> int:
-    """The partition of a key, as librdkafka's partitioner of that name gives it. random_state: ffi.new("uint64_t *"), for those that take any."""
+    """The partition of a key, as librdkafka's partitioner of that name gives it. random_state:
+    ffi.new("uint64_t *"), for those that take any.
+    """
     if random_state is None:
         random_state = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
-    return lib.mqd_partition_for(partitioner, key if key is not None else ffi.NULL, -1 if key is None else len(key), partition_count, random_state)
+    return lib.mqd_partition_for(
+        partitioner,
+        key if key is not None else ffi.NULL,
+        -1 if key is None else len(key),
+        partition_count,
+        random_state,
+    )
 
 
 class Client:
-    """An attachment to a broker of this host. `data_bytes` is memory for requests and batches; `request_bytes` the part of it for `submit` (a consumer gives all of it).
+    """An attachment to a broker of this host. `data_bytes` is memory for requests and batches;
+    `request_bytes` the part of it for `submit` (a consumer gives all of it).
 
-    Raises NativeError: ENOENT or ECONNREFUSED (no broker), EACCES, ETIMEDOUT, E_LAYOUT (another build), or what the broker refuses with."""
+    Raises NativeError: ENOENT or ECONNREFUSED (no broker), EACCES, ETIMEDOUT, E_LAYOUT (another
+    build), or what the broker refuses with.
+    """
 
     __slots__ = ("_bytes", "_pointer", "worker")
 
@@ -53,7 +68,12 @@ class Client:
         path, name = ffi.new("char[]", os.fsencode(socket_path)), ffi.new("char[]", client_id.encode()[:63])
         options = ffi.new("struct mqd_client_options *")
         options.socket_path, options.client_id = path, name
-        options.data_bytes, options.reply_bytes, options.submission_count, options.request_bytes = data_bytes, reply_bytes, submission_count, request_bytes
+        options.data_bytes, options.reply_bytes, options.submission_count, options.request_bytes = (
+            data_bytes,
+            reply_bytes,
+            submission_count,
+            request_bytes,
+        )
         options.timeout_ms, options.spin_us = timeout_ms, spin_us
         self._pointer = lib.mqd_client_open(options)
         if self._pointer == ffi.NULL:
@@ -78,7 +98,9 @@ class Client:
         return lib.mqd_client_free_bytes(self.pointer)
 
     def submit(self, frame: bytes) -> bool:
-        """A whole request from the api key on; its correlation id below CORRELATION_ID_END. False: no room now (wait, then again). Visible to the broker after flush()."""
+        """A whole request from the api key on; its correlation id below CORRELATION_ID_END. False:
+        no room now (wait, then again). Visible to the broker after flush().
+        """
         if lib.mqd_client_submit(self.pointer, frame, len(frame)) == 0:
             return True
         error = failure()
@@ -95,7 +117,9 @@ class Client:
             raise failure()
 
     def response(self) -> bytes | None:
-        """The next response to a submitted request, from the correlation id on; None = none has come."""
+        """The next response to a submitted request, from the correlation id on; None = none has
+        come.
+        """
         size = lib.mqd_client_response(self.pointer, self._bytes)
         return ffi.buffer(self._bytes[0], size)[:] if size else None
 
@@ -115,7 +139,9 @@ class Client:
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """struct mqd_delivery: what became of a batch. error: Kafka's code, 0 = written; then base_offset -1 = unknown place. timestamp_ms: log append time or -1."""
+    """struct mqd_delivery: what became of a batch. error: Kafka's code, 0 = written; then
+    base_offset -1 = unknown place. timestamp_ms: log append time or -1.
+    """
 
     batch: int
     topic: int
@@ -143,7 +169,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Columns(msgspec.Struct, kw_only=True, gc=False):
-    """struct mqd_record_columns: buffers (bytes, numpy arrays), or None = the same for all. `values` one after another; int32 sizes, -1 = null; int64 times."""
+    """struct mqd_record_columns: buffers (bytes, numpy arrays), or None = the same for all.
+    `values` one after another; int32 sizes, -1 = null; int64 times.
+    """
 
     count: int
     values: Any = None
@@ -159,7 +187,9 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
     timestamp_ms: int = 0
 
     def _sizes(self, name: str) -> tuple[Any, int]:
-        """An int32 column and the bytes it adds up to. Raises NativeError (E_INVALID) when it has not `count` elements."""
+        """An int32 column and the bytes it adds up to. Raises NativeError (E_INVALID) when it has
+        not `count` elements.
+        """
         import numpy
 
         column = numpy.ascontiguousarray(getattr(self, name), dtype=numpy.int32)
@@ -222,7 +252,9 @@ class Producer:
         for name in options.__struct_fields__:
             if name != "transactional_id":
                 setattr(native, name, getattr(options, name))
-        transactional_id = ffi.new("char[]", options.transactional_id.encode()) if options.transactional_id is not None else ffi.NULL
+        transactional_id = (
+            ffi.new("char[]", options.transactional_id.encode()) if options.transactional_id is not None else ffi.NULL
+        )
         native.transactional_id = transactional_id
         self._pointer = lib.mqd_producer_open(client.pointer, native)
         if self._pointer == ffi.NULL:
@@ -248,8 +280,18 @@ class Producer:
         """The topic's number; again: more partitions."""
         return check(lib.mqd_producer_topic(self.pointer, name.encode(), partition_count, partitioner))
 
-    def put(self, topic: int, partition: int, value: bytes | None, key: bytes | None, headers: bytes | None, timestamp_ms: int) -> int:
-        """One record; partition -1 = the partitioner. The number of its batch, 0 = full. `headers` encoded as in a record."""
+    def put(
+        self,
+        topic: int,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None,
+        headers: bytes | None,
+        timestamp_ms: int,
+    ) -> int:
+        """One record; partition -1 = the partitioner. The number of its batch, 0 = full. `headers`
+        encoded as in a record.
+        """
         number = self._put(
             self._pointer,
             topic,
@@ -267,7 +309,9 @@ class Producer:
         return number
 
     def append(self, topic: int, columns: Columns, batch_of: Any = None) -> int:
-        """How many records were taken, in order. batch_of: a writable buffer of uint64, `count` of them. NativeError (E_INVALID) when the first is impossible."""
+        """How many records were taken, in order. batch_of: a writable buffer of uint64, `count` of
+        them. NativeError (E_INVALID) when the first is impossible.
+        """
         native, held = columns.native()
         out = ffi.NULL
         if batch_of is not None:
@@ -279,7 +323,9 @@ class Producer:
         return check(taken)
 
     def append_batch(self, topic: int, partition: int, batch: Any) -> int:
-        """A whole encoded batch, e.g. a compressed one. Its number, 0 = full. When Ctrl-C ends a call that took it (outstanding_records says so), `batch_number` is its number."""
+        """A whole encoded batch, e.g. a compressed one. Its number, 0 = full. When Ctrl-C ends a
+        call that took it (outstanding_records says so), `batch_number` is its number.
+        """
         memory = bytes_of(batch, writable=False)
         if lib.mqd_producer_append_batch(self.pointer, topic, partition, memory, len(memory), self._number) == 0:
             return self._number[0]
@@ -303,11 +349,16 @@ class Producer:
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:
-        """Up to DELIVERIES_MAX outcomes, oldest first. When Ctrl-C ends a call, the next one returns what it had."""
+        """Up to DELIVERIES_MAX outcomes, oldest first. When Ctrl-C ends a call, the next one
+        returns what it had.
+        """
         out = self._deliveries
         if not self._told:
             self._told = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
-        found = [Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error) for d in out[0 : self._told]]
+        found = [
+            Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error)
+            for d in out[0 : self._told]
+        ]
         self._told = 0
         return found
 
@@ -318,7 +369,9 @@ class Producer:
         check(lib.mqd_producer_drop(self.pointer, batch))
 
     def move(self, to: Client) -> None:
-        """All batches to another attachment; the old Client is closed. When this raises nothing was moved."""
+        """All batches to another attachment; the old Client is closed. When this raises nothing was
+        moved.
+        """
         check(lib.mqd_producer_move(self.pointer, to.pointer))
         self._client._pointer, self._client = ffi.NULL, to
 
@@ -341,7 +394,9 @@ class Producer:
 
 
 def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[int, int]:
-    """An uncompressed batch of the first records in `out` (writable buffer): (its bytes, its records); (0, 0) when not even one fits."""
+    """An uncompressed batch of the first records in `out` (writable buffer): (its bytes, its
+    records); (0, 0) when not even one fits.
+    """
     native, held = columns.native()
     memory, taken = bytes_of(out), ffi.new("uint32_t *")
     size = check(lib.mqd_records_encode(native, records_max, memory, len(memory), taken))
@@ -350,9 +405,21 @@ def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[in
 
 
 def partitions_for(partitioner: int, columns: Columns, partition_count: int, without_key: int, partitions: Any) -> None:
-    """Fills what is below 0 in `partitions` (int32, one for each record) by the keys of `columns`. A partitioner that goes by the key: MURMUR2_RANDOM, FNV1A_RANDOM."""
+    """Fills what is below 0 in `partitions` (int32, one for each record) by the keys of `columns`.
+    A partitioner that goes by the key: MURMUR2_RANDOM, FNV1A_RANDOM.
+    """
     native, held = columns.native()
     if len(partitions) != columns.count:
         raise NativeError(E_INVALID, f"{len(partitions)} partitions for {columns.count} records")
-    check(lib.mqd_partitions_for(partitioner, native.keys, native.key_bytes, columns.count, partition_count, without_key, ffi.from_buffer("int32_t[]", partitions, require_writable=True)))
+    check(
+        lib.mqd_partitions_for(
+            partitioner,
+            native.keys,
+            native.key_bytes,
+            columns.count,
+            partition_count,
+            without_key,
+            ffi.from_buffer("int32_t[]", partitions, require_writable=True),
+        )
+    )
     held.clear()

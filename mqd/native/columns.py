@@ -1,11 +1,13 @@
 """Records into Arrow's buffers (native/client/columns.h): what Spark's reads are made of.
 
-    rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType", "headers"})
-    taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than there are: full, finish() and go on
+    rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType",
+    "headers"})
+    taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than there are:
+                                          full, finish() and go on
     arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows begin anew
 
-Buffers are used again as soon as nobody holds an array over them (BUFFER_SETS_MAX are kept): new memory for each batch would cost more than filling it.
-Concurrency: one thread at a time.
+Buffers are used again as soon as nobody holds an array over them (BUFFER_SETS_MAX are kept): new
+memory for each batch would cost more than filling it. Concurrency: one thread at a time.
 """
 
 from __future__ import annotations
@@ -58,12 +60,22 @@ class _Buffers:
 
     def _blobs(self, name: str, count: int) -> list[tuple[str, int]]:
         getattr(self.rows, name).data_capacity = self.sizes[name]
-        return [(f"{name}.ends", 4 * (count + 1)), (f"{name}.validity", count // 8 + 1), (f"{name}.data", self.sizes[name])]
+        return [
+            (f"{name}.ends", 4 * (count + 1)),
+            (f"{name}.validity", count // 8 + 1),
+            (f"{name}.data", self.sizes[name]),
+        ]
 
     def _point(self, name: str, pointer: Any) -> None:
         owner, _, field = name.rpartition(".")
         target = getattr(self.rows, owner) if owner else self.rows
-        kinds = {"ends": "int32_t *", "header_ends": "int32_t *", "timestamp_types": "int32_t *", "offsets": "int64_t *", "timestamps_us": "int64_t *"}
+        kinds = {
+            "ends": "int32_t *",
+            "header_ends": "int32_t *",
+            "timestamp_types": "int32_t *",
+            "offsets": "int64_t *",
+            "timestamps_us": "int64_t *",
+        }
         setattr(target, field, ffi.cast(kinds.get(field, "uint8_t *"), pointer))
 
     @property
@@ -72,11 +84,19 @@ class _Buffers:
 
 
 class ArrowRows:
-    """See the module. `data_bytes` bounds keys and values of one batch, each; a single larger record gets what it needs. Raises NativeError (E_CORRUPT) for damaged headers."""
+    """See the module. `data_bytes` bounds keys and values of one batch, each; a single larger
+    record gets what it needs. Raises NativeError (E_CORRUPT) for damaged headers.
+    """
 
     def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
         self._row_count, self._columns = row_count, frozenset(columns)
-        self._sizes = {"keys": data_bytes, "values": data_bytes, "headers": 2 * row_count, "header_keys": data_bytes // 2, "header_values": data_bytes // 2}
+        self._sizes = {
+            "keys": data_bytes,
+            "values": data_bytes,
+            "headers": 2 * row_count,
+            "header_keys": data_bytes // 2,
+            "header_values": data_bytes // 2,
+        }
         self._kept: list[_Buffers] = []
         self._current: _Buffers | None = None
         self._view = ffi.new("struct mqd_record_view *")
@@ -101,7 +121,9 @@ class ArrowRows:
         return buffers
 
     def append(self, view: Any, start: int = 0) -> int:
-        """Records of a RecordBatchView from `start` on; returns how many were taken. Fewer than there are: finish() first. With no rows yet at least one is taken."""
+        """Records of a RecordBatchView from `start` on; returns how many were taken. Fewer than
+        there are: finish() first. With no rows yet at least one is taken.
+        """
         count = len(view)
         native = self._fill(view, count)
         while True:
@@ -116,37 +138,67 @@ class ArrowRows:
         base = ffi.from_buffer("uint8_t[]", keys.buffer)
         self._held = arrays = [
             np.ascontiguousarray(array, kind)
-            for array, kind in ((view.offsets, np.int64), (view.timestamps, np.int64), (keys.positions, np.int64), (keys.sizes, np.int32), (values.positions, np.int64), (values.sizes, np.int32))
+            for array, kind in (
+                (view.offsets, np.int64),
+                (view.timestamps, np.int64),
+                (keys.positions, np.int64),
+                (keys.sizes, np.int32),
+                (values.positions, np.int64),
+                (values.sizes, np.int32),
+            )
         ]
         if headers is not None:
             arrays += [np.ascontiguousarray(headers.positions, np.int64), np.ascontiguousarray(headers.sizes, np.int32)]
         native.capacity = native.count = count
         native.base, native.base_bytes = base, len(base)
         native.timestamp_type = 1 if view.timestamp_type == 2 else 0
-        names = ("offsets", "timestamps_ms", "key_positions", "key_bytes", "value_positions", "value_bytes", "header_positions", "header_bytes")
+        names = (
+            "offsets",
+            "timestamps_ms",
+            "key_positions",
+            "key_bytes",
+            "value_positions",
+            "value_bytes",
+            "header_positions",
+            "header_bytes",
+        )
         for place, name in enumerate(names):
-            kind = "int32_t *" if name.endswith("_bytes") else "uint64_t *" if name.endswith("positions") else "int64_t *"
+            kind = (
+                "int32_t *" if name.endswith("_bytes") else "uint64_t *" if name.endswith("positions") else "int64_t *"
+            )
             setattr(native, name, ffi.cast(kind, ffi.from_buffer(arrays[place])) if place < len(arrays) else ffi.NULL)
         return native
 
     def _grow(self) -> None:
         """For one record that is larger than a buffer."""
         rows = self._buffers.rows
-        name = {"KEYS": "keys", "VALUES": "values", "HEADERS": "headers", "HEADER_KEYS": "header_keys", "HEADER_VALUES": "header_values"}[_FULL[rows.full]]
+        name = {
+            "KEYS": "keys",
+            "VALUES": "values",
+            "HEADERS": "headers",
+            "HEADER_KEYS": "header_keys",
+            "HEADER_VALUES": "header_values",
+        }[_FULL[rows.full]]
         self._sizes[name] = min(max(int(rows.needed), 2 * self._sizes[name]), DATA_BYTES_MAX)
         self._current = None
 
     def finish(self) -> tuple[int, dict[str, Any]]:
-        """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers as far as they are wanted). Begins anew."""
+        """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers as
+        far as they are wanted). Begins anew.
+        """
         import pyarrow as pa
 
         buffers, rows = self._buffers, self._buffers.rows
         count, out = rows.row_count, {}
         for column, view, kind, width in (
-            ("offset", "offsets", pa.int64(), 8), ("timestamp", "timestamps_us", pa.timestamp("us", tz="UTC"), 8), ("timestampType", "timestamp_types", pa.int32(), 4),
-        ):  # fmt: skip
+            ("offset", "offsets", pa.int64(), 8),
+            ("timestamp", "timestamps_us", pa.timestamp("us", tz="UTC"), 8),
+            ("timestampType", "timestamp_types", pa.int32(), 4),
+        ):
             if column in self._columns:
-                out[column] = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(buffers.views[view][: width * count])], 0)
+                out[column] = pa.Array.from_buffers(
+                    kind, count, [None, pa.py_buffer(buffers.views[view][: width * count])], 0
+                )
         for column, name in (("key", "keys"), ("value", "values")):
             if column in self._columns:
                 out[column] = _blobs(pa, buffers, name, count, pa.binary())
@@ -162,7 +214,11 @@ def _bitmap(pa: Any, buffers: _Buffers, name: str, nulls: int, count: int) -> An
 
 def _blobs(pa: Any, buffers: _Buffers, name: str, count: int, kind: Any) -> Any:
     column, views = getattr(buffers.rows, name), buffers.views
-    parts = [_bitmap(pa, buffers, f"{name}.validity", column.nulls, count), pa.py_buffer(views[f"{name}.ends"][: 4 * (count + 1)]), pa.py_buffer(views[f"{name}.data"][: column.data_bytes])]
+    parts = [
+        _bitmap(pa, buffers, f"{name}.validity", column.nulls, count),
+        pa.py_buffer(views[f"{name}.ends"][: 4 * (count + 1)]),
+        pa.py_buffer(views[f"{name}.data"][: column.data_bytes]),
+    ]
     return pa.Array.from_buffers(kind, count, parts, column.nulls)
 
 
@@ -174,6 +230,11 @@ def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
     else:
         keys = keys.view(pa.string())
     values = _blobs(pa, buffers, "header_values", total, pa.binary())
-    header = pa.StructArray.from_arrays([keys, values], fields=[pa.field("key", pa.string()), pa.field("value", pa.binary())])
-    parts = [_bitmap(pa, buffers, "header_validity", rows.row_header_nulls, count), pa.py_buffer(buffers.views["header_ends"][: 4 * (count + 1)])]
+    header = pa.StructArray.from_arrays(
+        [keys, values], fields=[pa.field("key", pa.string()), pa.field("value", pa.binary())]
+    )
+    parts = [
+        _bitmap(pa, buffers, "header_validity", rows.row_header_nulls, count),
+        pa.py_buffer(buffers.views["header_ends"][: 4 * (count + 1)]),
+    ]
     return pa.Array.from_buffers(pa.list_(header.type), count, parts, rows.row_header_nulls, children=[header])

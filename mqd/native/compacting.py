@@ -14,7 +14,6 @@ import msgspec
 
 from mqd.native.core import E_INVALID, NativeError, bytes_of, check, copy_in, enumeration, failure, ffi, lib
 
-
 CompactState = IntEnum("CompactState", enumeration("mqd_compact_state", "MQD_COMPACT_"))
 
 
@@ -58,9 +57,12 @@ class CompactGroup(msgspec.Struct):
 
 
 class Compaction:
-    """One compaction of a partition's sealed segments; the order of calls: native/log/compaction/api.h. One thread at a time.
+    """One compaction of a partition's sealed segments; the order of calls:
+    native/log/compaction/api.h. One thread at a time.
 
-    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (look again later), or the system's errno."""
+    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (look again
+    later), or the system's errno.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
         told = copy_in(options, ffi.new("struct mqd_compact_options *"))
@@ -71,7 +73,9 @@ class Compaction:
             raise failure(directory)
 
     def step(self, bytes_max: int) -> int:
-        """CompactState. `done_bytes` tells what was read and written; after DECOMPRESS and COMPRESS, `question` is to be answered by give()."""
+        """CompactState. `done_bytes` tells what was read and written; after DECOMPRESS and
+        COMPRESS, `question` is to be answered by give().
+        """
         return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
 
     def give(self, data: bytes) -> int:
@@ -85,7 +89,9 @@ class Compaction:
     @property
     def question(self) -> tuple[int, bytes]:
         """(codec, data)."""
-        return self._work.codec, ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
+        return self._work.codec, (
+            ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
+        )
 
     def group_begin(self, first: int, count: int) -> None:
         """`first`: number in `bases`."""
@@ -113,9 +119,16 @@ class Compaction:
         return self._compact
 
 
-def compact_swap_prepare(directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool) -> None:
+def compact_swap_prepare(
+    directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool
+) -> None:
     """From here on a crash finishes the swap; before, it undoes it."""
-    check(lib.mqd_compact_swap_prepare(os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions), directory)
+    check(
+        lib.mqd_compact_swap_prepare(
+            os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions
+        ),
+        directory,
+    )
 
 
 def compact_swap_install(directory: str | os.PathLike[str], base_offset: int) -> None:

@@ -1,7 +1,9 @@
-"""The control segment: partition slots, processes, quotas and figures that all processes of a broker share.
+"""The control segment: partition slots, processes, quotas and figures that all processes of a
+broker share.
 
-A mapping given to Control is held as long as the object lives: the C side keeps bare pointers into it.
-Concurrency: Control may be shared by threads: each reading of a slot has memory of its own, lent to it alone. Quotas belongs to one thread.
+A mapping given to Control is held as long as the object lives: the C side keeps bare pointers into
+it. Concurrency: Control may be shared by threads: each reading of a slot has memory of its own,
+lent to it alone. Quotas belongs to one thread.
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ HISTOGRAM_BUCKET_COUNT = 128
 ProcessState = IntEnum("ProcessState", enumeration("mqd_process_state", "MQD_PROCESS_"))
 SlotState = IntEnum("SlotState", enumeration("mqd_slot_state", "MQD_SLOT_"))
 SlotRole = IntEnum("SlotRole", {"LEADS": 0, "FOLLOWS": 1, "NONE": 2})  # enum mqd_slot_role
-Counter = IntEnum("Counter", enumeration("mqd_counter", "MQD_", "MQD_COUNTER_COUNT"))  # COUNT_LOOPS ... GAUGE_SESSIONS ...
+# COUNT_LOOPS ... GAUGE_SESSIONS ...
+Counter = IntEnum("Counter", enumeration("mqd_counter", "MQD_", "MQD_COUNTER_COUNT"))
 Histogram = IntEnum("Histogram", enumeration("mqd_histogram", "MQD_TIME_", "MQD_HISTOGRAM_COUNT"))
 QuotaKind = IntEnum("QuotaKind", enumeration("mqd_quota_kind", "MQD_QUOTA_", "MQD_QUOTA_KIND_COUNT"))
 
 
 def abi_hash() -> int:
-    """Hash of every offset and size that processes share; two processes with different hashes must not share memory."""
+    """Hash of every offset and size that processes share; two processes with different hashes must
+    not share memory.
+    """
     return lib.mqd_abi_hash()
 
 
@@ -55,7 +60,9 @@ _unpack_view, _read_slot = _VIEW.unpack_from, lib.mqd_slot_view
 
 
 class SlotView(msgspec.Struct, frozen=True):
-    """A consistent copy of a partition slot (struct mqd_partition_view, flattened). Offsets are exclusive ends."""
+    """A consistent copy of a partition slot (struct mqd_partition_view, flattened). Offsets are
+    exclusive ends.
+    """
 
     log_start_offset: int
     high_watermark: int
@@ -73,19 +80,24 @@ class SlotView(msgspec.Struct, frozen=True):
     state: int  # SlotState
     log_dir: int
     role: int  # SlotRole: of this host's replica
-    latest_pending: int  # 1: a new leader, whose high watermark has not reached the log end that it began with (KIP-207)
+    # 1: a new leader, whose high watermark has not reached the log end that it began with (KIP-207)
+    latest_pending: int
     flush_on_ack: int
     segments_generation: int
     owner_generation: int
 
 
 class Control:
-    """The control segment. Control.attach(mapping) everywhere; Control.format(mapping, ...) once, in the keeper."""
+    """The control segment. Control.attach(mapping) everywhere; Control.format(mapping, ...) once,
+    in the keeper.
+    """
 
     def __init__(self, buffer: Any):
         self.buffer = buffer
         self._memory = bytes_of(buffer)
-        self._idle: list[tuple[Any, Any]] = []  # (struct mqd_partition_view *, its bytes) that nobody reads into: a quarter of a view's time is saved
+        # (struct mqd_partition_view *, its bytes) that nobody reads into: a quarter of a view's
+        # time is saved
+        self._idle: list[tuple[Any, Any]] = []
 
     @classmethod
     def format(cls, buffer: Any, worker_count: int, boot_id: bytes, generation: int, now_ms: int) -> Control:
@@ -151,7 +163,9 @@ class Control:
         return lib.mqd_control_lease_deadline_ns(self._memory)
 
     def set_api_versions(self, version: int, body: bytes) -> None:
-        """Acceptor: the ready-made ApiVersions body of one request version (0..7), at most 4080 bytes."""
+        """Acceptor: the ready-made ApiVersions body of one request version (0..7), at most 4080
+        bytes.
+        """
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
 
     def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
@@ -170,8 +184,14 @@ class Control:
     def connection_count(self, worker: int) -> int:
         return lib.mqd_worker_connection_count(self._memory, worker)
 
-    def assign_slot(self, slot: int, topic_id: bytes, partition_index: int, owner: int, log_dir: int, leader_epoch: int) -> None:
-        check(lib.mqd_slot_assign(self._memory, slot, checked_topic_id(topic_id), partition_index, owner, log_dir, leader_epoch))
+    def assign_slot(
+        self, slot: int, topic_id: bytes, partition_index: int, owner: int, log_dir: int, leader_epoch: int
+    ) -> None:
+        check(
+            lib.mqd_slot_assign(
+                self._memory, slot, checked_topic_id(topic_id), partition_index, owner, log_dir, leader_epoch
+            )
+        )
 
     def clear_slot(self, slot: int) -> None:
         self._slot_exists(slot)
@@ -182,7 +202,9 @@ class Control:
         lib.mqd_slot_set_state(self._memory, slot, state)
 
     def await_flush(self, slot: int) -> None:
-        """Asks the slot's owner for one FLUSHED descriptor; read the slot again after the call, for the flush may have ended before it."""
+        """Asks the slot's owner for one FLUSHED descriptor; read the slot again after the call, for
+        the flush may have ended before it.
+        """
         check(lib.mqd_slot_await_flush(self._memory, slot))
 
     @staticmethod
@@ -190,8 +212,12 @@ class Control:
         if not 0 <= slot < PARTITION_SLOT_COUNT:
             raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
 
-    def publish_quotas(self, rules: Sequence[tuple[str, Sequence[int]]], defaults: Sequence[int], burst_ns: int) -> None:
-        """Controller. By client id, and for all others: intervals by QuotaKind (ns for a unit, times 2^32; 0 = no limit). Forgives what is owed."""
+    def publish_quotas(
+        self, rules: Sequence[tuple[str, Sequence[int]]], defaults: Sequence[int], burst_ns: int
+    ) -> None:
+        """Controller. By client id, and for all others: intervals by QuotaKind (ns for a unit,
+        times 2^32; 0 = no limit). Forgives what is owed.
+        """
         told, default = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1)), ffi.new("struct mqd_quota_rule *")
         default.interval = list(defaults)
         for rule, (client_id, intervals) in zip(told, rules, strict=False):
@@ -214,7 +240,13 @@ class Control:
 
     def partition_counts(self) -> list[int]:
         """Assigned partitions of every worker; looks at all slots, some milliseconds."""
-        counts, memory, view, read, free = [0] * self.worker_count, self._memory, ffi.new("struct mqd_partition_view *"), lib.mqd_slot_view, lib.MQD_SLOT_FREE
+        counts, memory, view, read, free = (
+            [0] * self.worker_count,
+            self._memory,
+            ffi.new("struct mqd_partition_view *"),
+            lib.mqd_slot_view,
+            lib.MQD_SLOT_FREE,
+        )
         for slot in range(PARTITION_SLOT_COUNT):
             if read(memory, slot, view) == 0 and view.state != free and view.owner < len(counts):
                 counts[view.owner] += 1
@@ -223,15 +255,21 @@ class Control:
     def local_usage(self, worker: int) -> tuple[int, int]:
         """(attachments by shared memory, bytes of their memory) of one worker."""
         read = lib.mqd_counter_read
-        return read(self._memory, worker, Counter.GAUGE_LOCAL_ATTACHMENTS), read(self._memory, worker, Counter.GAUGE_LOCAL_BYTES)
+        return read(self._memory, worker, Counter.GAUGE_LOCAL_ATTACHMENTS), read(
+            self._memory, worker, Counter.GAUGE_LOCAL_BYTES
+        )
 
     def stats(self, worker: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Copies of one worker's counters uint64[len(Counter)] and histograms uint64[len(Histogram), 128] (log-linear, microseconds)."""
+        """Copies of one worker's counters uint64[len(Counter)] and histograms
+        uint64[len(Histogram), 128] (log-linear, microseconds).
+        """
         import numpy
 
         counters = numpy.zeros(lib.MQD_COUNTER_COUNT, numpy.uint64)
         histograms = numpy.zeros((lib.MQD_HISTOGRAM_COUNT, HISTOGRAM_BUCKET_COUNT), numpy.uint64)
-        lib.mqd_stats_read(self._memory, worker, ffi.from_buffer("uint64_t[]", counters), ffi.from_buffer("uint64_t[]", histograms))
+        lib.mqd_stats_read(
+            self._memory, worker, ffi.from_buffer("uint64_t[]", counters), ffi.from_buffer("uint64_t[]", histograms)
+        )
         return counters, histograms
 
 
@@ -250,7 +288,9 @@ class Quotas:
 
     def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
         """For how many nanoseconds the client is to be left alone. `now_ns`: CLOCK_MONOTONIC."""
-        return lib.mqd_quota_charge_client(self._control.pointer, self._limits, client_id, len(client_id), kind, units, now_ns)
+        return lib.mqd_quota_charge_client(
+            self._control.pointer, self._limits, client_id, len(client_id), kind, units, now_ns
+        )
 
     def close(self) -> None:
         if self._limits != ffi.NULL:

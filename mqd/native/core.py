@@ -1,9 +1,13 @@
-"""The one module that touches cffi: the extension, its errors, and what every room of this package needs.
+"""The one module that touches cffi: the extension, its errors, and what every room of this package
+needs.
 
-1. A failing call raises NativeError with the cause and the way out; `check` and `failure` make it from what the core last said on this thread.
-2. `bytes_of` checks that a buffer is contiguous and, unless told otherwise, writable. It keeps the buffer alive as long as its result lives.
+1. A failing call raises NativeError with the cause and the way out; `check` and `failure` make it
+   from what the core last said on this thread.
+2. `bytes_of` checks that a buffer is contiguous and, unless told otherwise, writable. It keeps the
+   buffer alive as long as its result lives.
 
-Concurrency: calls of `lib` release the GIL. An error is read on the thread whose call failed, before its next call.
+Concurrency: calls of `lib` release the GIL. An error is read on the thread whose call failed,
+before its next call.
 """
 
 from __future__ import annotations
@@ -23,13 +27,21 @@ E_STALE = lib.MQD_E_STALE
 
 
 def enumeration(name: str, prefix: str, last: str | None = None) -> dict[str, int]:
-    """The members of a C enum, by the names of Python: without the prefix, without the closing count."""
+    """The members of a C enum, by the names of Python: without the prefix, without the closing
+    count.
+    """
     members = ffi.typeof(f"enum {name}").relements
-    return {key.removeprefix(prefix): value for key, value in sorted(members.items(), key=lambda item: item[1]) if key != last}
+    return {
+        key.removeprefix(prefix): value
+        for key, value in sorted(members.items(), key=lambda item: item[1])
+        if key != last
+    }
 
 
 class NativeError(OSError):
-    """A call into the core failed. `errno` (also `code`) is the system's errno or one of E_*; the message names the cause and the way out."""
+    """A call into the core failed. `errno` (also `code`) is the system's errno or one of E_*; the
+    message names the cause and the way out.
+    """
 
     @property
     def code(self) -> int:
@@ -49,7 +61,9 @@ def check(result: int, path: str | os.PathLike[str] | None = None) -> int:
 
 
 def bytes_of(buffer: Any, writable: bool = True) -> Any:
-    """The bytes of a buffer for C, without a copy; ValueError or TypeError when they are not contiguous or may not be written."""
+    """The bytes of a buffer for C, without a copy; ValueError or TypeError when they are not
+    contiguous or may not be written.
+    """
     return ffi.from_buffer("uint8_t[]", buffer, require_writable=writable)
 
 

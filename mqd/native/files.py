@@ -1,4 +1,5 @@
-"""Files that Python keeps beside the log, changed through the layer in which tests can see and refuse every change.
+"""Files that Python keeps beside the log, changed through the layer in which tests can see and
+refuse every change.
 
 Concurrency: functions without state; a descriptor belongs to whoever opened it.
 """
@@ -12,13 +13,17 @@ from mqd.native.core import bytes_of, check, lib
 
 
 def file_replace(path: str | os.PathLike[str], data: Any) -> None:
-    """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it held before."""
+    """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it held
+    before.
+    """
     memory = bytes_of(data, writable=False)
     check(lib.mqd_file_replace(os.fsencode(path), memory, len(memory)), path)
 
 
 def file_open_append(path: str | os.PathLike[str], position: int) -> int:
-    """Opens for appending at `position`; bytes after it are cut off. Returns a file descriptor for the calls below."""
+    """Opens for appending at `position`; bytes after it are cut off. Returns a file descriptor for
+    the calls below.
+    """
     return check(lib.mqd_file_open_append(os.fsencode(path), position), path)
 
 
@@ -29,7 +34,9 @@ def file_append(fd: int, data: Any, position: int) -> None:
 
 
 def file_flush(fd: int) -> None:
-    """fdatasync. A failure is final for the file: what the disk holds is unknown and asking again proves nothing."""
+    """fdatasync. A failure is final for the file: what the disk holds is unknown and asking again
+    proves nothing.
+    """
     check(lib.mqd_file_flush(fd))
 
 

@@ -1,7 +1,9 @@
 """Links and arenas: how the processes of a broker hand each other work and bytes.
 
-1. A ring that is full answers False, an arena that is full None: the caller keeps what it has and tries again after the peer's next wake.
-2. Mappings given to Endpoint and Arena are held as long as the object lives: the C side keeps bare pointers into them.
+1. A ring that is full answers False, an arena that is full None: the caller keeps what it has and
+   tries again after the peer's next wake.
+2. Mappings given to Endpoint and Arena are held as long as the object lives: the C side keeps bare
+   pointers into them.
 
 Concurrency: an Endpoint and an Arena belong to one thread each.
 """
@@ -52,7 +54,9 @@ def links_format(buffer: Any, endpoint_count: int) -> None:
 
 
 class Descriptor(msgspec.Struct, gc=False):
-    """64 bytes on a link; what the fields mean for each kind: struct mqd_descriptor. `generation` is stamped by the sender's endpoint."""
+    """64 bytes on a link; what the fields mean for each kind: struct mqd_descriptor. `generation`
+    is stamped by the sender's endpoint.
+    """
 
     kind: int = 0
     flags: int = 0
@@ -89,10 +93,24 @@ class Endpoint:
             raise failure()
 
     def send(self, to: int, descriptor: Descriptor) -> bool:
-        """False when the ring to `to` is full: keep the descriptor and try after its next wake. Visible to the peer after flush()."""
+        """False when the ring to `to` is full: keep the descriptor and try after its next wake.
+        Visible to the peer after flush().
+        """
         d = descriptor
         _DESCRIPTOR.pack_into(
-            self._one_bytes, 0, d.kind, d.flags, d.slot, d.token, d.offset, d.size_bytes, d.error, d.a, d.b, d.c, d.generation
+            self._one_bytes,
+            0,
+            d.kind,
+            d.flags,
+            d.slot,
+            d.token,
+            d.offset,
+            d.size_bytes,
+            d.error,
+            d.a,
+            d.b,
+            d.c,
+            d.generation,
         )
         if lib.mqd_endpoint_send(self._endpoint, to, self._one) == 0:
             return True
@@ -109,14 +127,17 @@ class Endpoint:
         count = check(lib.mqd_endpoint_drain(self._endpoint, self._out, self._from, min(max, self._capacity)))
         senders, size = self._from, _DESCRIPTOR.size
         return [
-            (senders[i], Descriptor(*fields)) for i, fields in enumerate(_DESCRIPTOR.iter_unpack(self._out_bytes[: count * size]))
+            (senders[i], Descriptor(*fields))
+            for i, fields in enumerate(_DESCRIPTOR.iter_unpack(self._out_bytes[: count * size]))
         ]
 
     def free_count(self, to: int) -> int:
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
-        """True when it is safe to block on the own eventfd; False when something has arrived meanwhile: drain first."""
+        """True when it is safe to block on the own eventfd; False when something has arrived
+        meanwhile: drain first.
+        """
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0
 
     def awake(self) -> None:
@@ -139,7 +160,9 @@ class Arena:
             raise failure()
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Offset of a contiguous run with one reference, or None when nothing that large is free now."""
+        """Offset of a contiguous run with one reference, or None when nothing that large is free
+        now.
+        """
         offset = lib.mqd_arena_allocate(self._arena, size_bytes)
         if offset >= 0:
             return offset

@@ -1,6 +1,7 @@
 """One partition's log in the hands of Python: options, recovery, what it knows of producers.
 
-Concurrency: a Partition belongs to whoever holds it, one thread at a time; Reactor.partition_open gives it away.
+Concurrency: a Partition belongs to whoever holds it, one thread at a time; Reactor.partition_open
+gives it away.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from mqd.native.core import E_INVALID, NativeError, check, copy_in, failure, ffi
 INT64_MAX = (1 << 63) - 1
 
 
-TRUNCATED_PREFIX = "truncated."  # of files beside a log that was cut: MQD_TRUNCATED_PREFIX of native/log/recovery/truncation.h
+# of files beside a log that was cut: MQD_TRUNCATED_PREFIX of native/log/recovery/truncation.h
+TRUNCATED_PREFIX = "truncated."
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +50,9 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """struct mqd_recovery: the first five say what is trusted (log_start_offset also comes back), the rest what was found."""
+    """struct mqd_recovery: the first five say what is trusted (log_start_offset also comes back),
+    the rest what was found.
+    """
 
     recovery_point_offset: int = -1
     trusted_end_offset: int = -1
@@ -88,7 +92,9 @@ def producer_views(payload: bytes) -> list[ProducerView]:
 
 
 class Partition:
-    """An open log. Whoever holds it owns it; Reactor.partition_open gives it away, the event of partition_close gives it back."""
+    """An open log. Whoever holds it owns it; Reactor.partition_open gives it away, the event of
+    partition_close gives it back.
+    """
 
     __slots__ = ("pointer",)
 
@@ -97,11 +103,20 @@ class Partition:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], options: LogOptions, leader_epoch: int, now_ms: int, recovery: Recovery | None = None, committed_end: int | None = None,
+        cls,
+        path: str | os.PathLike[str],
+        options: LogOptions,
+        leader_epoch: int,
+        now_ms: int,
+        recovery: Recovery | None = None,
+        committed_end: int | None = None,
         has_others: bool = False,
     ) -> Partition:
-        """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the event loop. `committed_end`: it has several replicas, and below this
-        offset everything is known to be committed; until its first assignment the reactor serves it to nobody. `has_others`: on other hosts."""
+        """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the
+        event loop. `committed_end`: it has several replicas, and below this offset everything is
+        known to be committed; until its first assignment the reactor serves it to nobody.
+        `has_others`: on other hosts.
+        """
         recovery = recovery if recovery is not None else Recovery()
         told = copy_in(recovery, ffi.new("struct mqd_recovery *"))
         told.has_others = has_others
@@ -120,7 +135,9 @@ class Partition:
         return lib.mqd_partition_log_end_offset(self._open())
 
     def close(self, clean: bool = True) -> None:
-        """clean: writes indexes and a producer snapshot and syncs. The object is spent afterwards, also when this raises."""
+        """clean: writes indexes and a producer snapshot and syncs. The object is spent afterwards,
+        also when this raises.
+        """
         pointer, self.pointer = self._open(), ffi.NULL
         check(lib.mqd_partition_close(pointer, clean))
 

@@ -1,7 +1,8 @@
 """The native loop of one worker: commands in, events out.
 
 Mappings given to a Reactor are held until destroy(): the C side keeps bare pointers into them.
-Concurrency: commands and next_events on one thread; the loop itself runs on a thread of its own and never takes the GIL.
+Concurrency: commands and next_events on one thread; the loop itself runs on a thread of its own and
+never takes the GIL.
 """
 
 from __future__ import annotations
@@ -94,15 +95,22 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Reactor:
-    """The native loop of one worker, on a thread of its own. Commands return at once; each is answered by one event with the same token.
+    """The native loop of one worker, on a thread of its own. Commands return at once; each is
+    answered by one event with the same token.
 
-    A command raises NativeError (E_FULL) when 4096 are under way."""
+    A command raises NativeError (E_FULL) when 4096 are under way.
+    """
 
     def __init__(self, options: ReactorOptions):
         native = ffi.new("struct mqd_reactor_options *")
         links, eventfds = bytes_of(options.links), ffi.new("int[]", list(options.eventfds))
         self._held: list[Any] = [options.control, links, eventfds]
-        native.control, native.links, native.eventfds, native.self = options.control.pointer, links, eventfds, options.index
+        native.control, native.links, native.eventfds, native.self = (
+            options.control.pointer,
+            links,
+            eventfds,
+            options.index,
+        )
         for endpoint, buffer in enumerate(options.arenas):
             if buffer is not None:
                 memory = bytes_of(buffer, writable=endpoint == options.index)
@@ -123,7 +131,9 @@ class Reactor:
         return Backend(lib.mqd_reactor_backend(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
-        """Attachments by shared memory that this worker may serve, and their memory; in force at once."""
+        """Attachments by shared memory that this worker may serve, and their memory; in force at
+        once.
+        """
         check(lib.mqd_reactor_set_local_max(self._reactor, count, size_bytes))
 
     def start(self) -> None:
@@ -146,7 +156,16 @@ class Reactor:
             text = ffi.string(event.text, 184).decode("utf-8", "replace")
             events.append(
                 Event(
-                    event.kind, event.slot, event.token, event.error, event.log_dir, event.offset, event.connection, event.level, partition, text,
+                    event.kind,
+                    event.slot,
+                    event.token,
+                    event.error,
+                    event.log_dir,
+                    event.offset,
+                    event.connection,
+                    event.level,
+                    partition,
+                    text,
                     _taken(event.proposal) if event.kind == _PROPOSE_IN_SYNC else None,
                 )
             )
@@ -160,18 +179,40 @@ class Reactor:
 
     def topic_put(self, token: int, topic_id: bytes, name: str, slots: Sequence[int]) -> None:
         """`slots` by partition index."""
-        check(lib.mqd_reactor_topic_put(self._reactor, token, checked_topic_id(topic_id), name.encode(), list(slots), len(slots)))
+        check(
+            lib.mqd_reactor_topic_put(
+                self._reactor, token, checked_topic_id(topic_id), name.encode(), list(slots), len(slots)
+            )
+        )
 
-    def topic_place(self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int, int]]) -> None:
-        """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader epoch, redirect or -1, retiring, which worker of the leader's host owns it)."""
+    def topic_place(
+        self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int, int]]
+    ) -> None:
+        """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader
+        epoch, redirect or -1, retiring, which worker of the leader's host owns it).
+        """
         places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
-        for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(places, partitions, strict=False):
+        for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(
+            places, partitions, strict=False
+        ):
             place.slot = slot if slot >= 0 else SLOT_NONE
-            place.leader, place.leader_epoch, place.redirect, place.retiring, place.leader_worker = leader, leader_epoch, redirect, retiring, leader_worker
-        check(lib.mqd_reactor_topic_place(self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)))
+            place.leader, place.leader_epoch, place.redirect, place.retiring, place.leader_worker = (
+                leader,
+                leader_epoch,
+                redirect,
+                retiring,
+                leader_worker,
+            )
+        check(
+            lib.mqd_reactor_topic_place(
+                self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)
+            )
+        )
 
     def brokers_put(self, token: int, node_id: int, brokers: Sequence[tuple[int, str, int, str | None]]) -> None:
-        """This host's node id, and all brokers that clients may be sent to: (node id, host, port, rack). Texts beyond 255 bytes are cut."""
+        """This host's node id, and all brokers that clients may be sent to: (node id, host, port,
+        rack). Texts beyond 255 bytes are cut.
+        """
         addresses = ffi.new("struct mqd_broker_address[]", max(1, len(brokers)))
         for address, (node, host, port, rack) in zip(addresses, brokers, strict=False):
             address.node_id, address.port, address.has_rack = node, port, rack is not None
@@ -179,15 +220,35 @@ class Reactor:
         check(lib.mqd_reactor_brokers_put(self._reactor, token, node_id, addresses, len(brokers)))
 
     def replica_set(self, token: int, slot: int, assignment: Any, leader_worker: int) -> None:
-        """`assignment`: mqd.worker.assignments.Assignment, or what has its fields. The event's `offset` is the log end."""
+        """`assignment`: mqd.worker.assignments.Assignment, or what has its fields. The event's
+        `offset` is the log end.
+        """
         native = ffi.new("struct mqd_replica_assignment *")
-        for name in ("node_id", "broker_epoch", "leader", "leader_epoch", "partition_epoch", "min_insync", "lag_ms_max", "lag_records_max", "flush_on_ack", "throttled"):
+        for name in (
+            "node_id",
+            "broker_epoch",
+            "leader",
+            "leader_epoch",
+            "partition_epoch",
+            "min_insync",
+            "lag_ms_max",
+            "lag_records_max",
+            "flush_on_ack",
+            "throttled",
+        ):
             setattr(native, name, getattr(assignment, name))
         native.member_count = len(assignment.members)
         if native.member_count > len(native.members):
-            raise NativeError(E_INVALID, f"a partition has at most {len(native.members)} replicas, not {len(assignment.members)}")
+            raise NativeError(
+                E_INVALID, f"a partition has at most {len(native.members)} replicas, not {len(assignment.members)}"
+            )
         for target, member in zip(native.members, assignment.members, strict=False):
-            target.node_id, target.in_sync, target.eligible, target.broker_epoch = member.node_id, member.in_sync, member.eligible, member.broker_epoch
+            target.node_id, target.in_sync, target.eligible, target.broker_epoch = (
+                member.node_id,
+                member.in_sync,
+                member.eligible,
+                member.broker_epoch,
+            )
         check(lib.mqd_reactor_replica_set(self._reactor, token, slot, native, leader_worker))
 
     def in_sync_answer(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
@@ -195,7 +256,9 @@ class Reactor:
         check(lib.mqd_reactor_in_sync_answer(self._reactor, token, slot, sequence, leader_epoch, error))
 
     def fetcher_put(self, token: int, fd: int, options: FetcherOptions) -> None:
-        """A connection to a worker of another host, proven on both sides; the reactor owns `fd` from here on, whatever happens. FETCHER_ENDED comes with this token."""
+        """A connection to a worker of another host, proven on both sides; the reactor owns `fd`
+        from here on, whatever happens. FETCHER_ENDED comes with this token.
+        """
         native = ffi.new("struct mqd_fetcher_options *")
         for name in options.__struct_fields__:
             setattr(native, name, getattr(options, name))
@@ -209,8 +272,10 @@ class Reactor:
         check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
     def relay_put(self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> None:
-        """A connection to a worker of another host, proven on both sides, for what local clients write to partitions led there; the reactor owns `fd` from here on, whatever
-        happens. RELAY_ENDED comes with this token."""
+        """A connection to a worker of another host, proven on both sides, for what local clients
+        write to partitions led there; the reactor owns `fd` from here on, whatever happens.
+        RELAY_ENDED comes with this token.
+        """
         check(lib.mqd_reactor_relay_put(self._reactor, token, fd, _relay(leader_node, leader_worker, lane, timeout_ms)))
 
     def relay_refuse(self, token: int, leader_node: int, leader_worker: int, lane: int, refuse_ms: int) -> None:
@@ -236,18 +301,24 @@ class Reactor:
         check(lib.mqd_reactor_set_options(self._reactor, token, slot, options.native()))
 
     def advance_start(self, token: int, slot: int, offset: int) -> None:
-        """offset -1 = high watermark; the event's `offset` is the new start. Unlink files only after the event."""
+        """offset -1 = high watermark; the event's `offset` is the new start. Unlink files only
+        after the event.
+        """
         check(lib.mqd_reactor_advance_start(self._reactor, token, slot, offset))
 
     def roll(self, token: int, slot: int) -> None:
         check(lib.mqd_reactor_roll(self._reactor, token, slot))
 
     def segments_replaced(self, token: int, slot: int, first: int, last: int) -> None:
-        """Compaction made one segment, named by `first`, of those from `first` to `last`; first == last: readers look anew, no more. E_STALE: not these."""
+        """Compaction made one segment, named by `first`, of those from `first` to `last`; first ==
+        last: readers look anew, no more. E_STALE: not these.
+        """
         check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 
     def segments_hold(self, token: int, slot: int, hold: int) -> None:
-        """1: no cut of the log begins until 0 is said; -1: only asked. The event's `offset`: how often the log was cut since it was opened."""
+        """1: no cut of the log begins until 0 is said; -1: only asked. The event's `offset`: how
+        often the log was cut since it was opened.
+        """
         check(lib.mqd_reactor_segments_hold(self._reactor, token, slot, hold))
 
     def set_leader_epoch(self, token: int, slot: int, leader_epoch: int) -> None:
@@ -263,13 +334,20 @@ class Reactor:
 
 def _relay(leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> Any:
     options = ffi.new("struct mqd_relay_options *")
-    options.leader_node, options.leader_worker, options.lane, options.timeout_ms = leader_node, leader_worker, lane, timeout_ms
+    options.leader_node, options.leader_worker, options.lane, options.timeout_ms = (
+        leader_node,
+        leader_worker,
+        lane,
+        timeout_ms,
+    )
     return options
 
 
 def _taken(proposal: Any) -> Proposal:
     try:
         in_sync = tuple((proposal.node_id[i], proposal.member_broker_epoch[i]) for i in range(proposal.member_count))
-        return Proposal(proposal.sequence, proposal.broker_epoch, proposal.leader_epoch, proposal.partition_epoch, in_sync)
+        return Proposal(
+            proposal.sequence, proposal.broker_epoch, proposal.leader_epoch, proposal.partition_epoch, in_sync
+        )
     finally:
         lib.mqd_proposal_free(proposal)

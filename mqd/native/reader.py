@@ -1,10 +1,13 @@
-"""The reader of mapped segments (native/client/reader.h): columns over a partition's records, and the mappings that they point into.
+"""The reader of mapped segments (native/client/reader.h): columns over a partition's records, and
+the mappings that they point into.
 
-A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers stay where they are: their positions count from the mapping's first byte.
+A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers stay where
+they are: their positions count from the mapping's first byte.
 
-Lifetime: `SegmentReader.hold` gives the mapping as a read-only memoryview. It, its slices and every array made of it keep the mapping: it is unmapped when the last of them has
-gone, whatever has become of the segment, the reader, the attachment or the broker.
-Concurrency: a reader is one thread's at a time; readers run beside each other and beside everything else on their attachment.
+Lifetime: `SegmentReader.hold` gives the mapping as a read-only memoryview. It, its slices and every
+array made of it keep the mapping: it is unmapped when the last of them has gone, whatever has
+become of the segment, the reader, the attachment or the broker. Concurrency: a reader is one
+thread's at a time; readers run beside each other and beside everything else on their attachment.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ RECORD_BLOCK_BYTES = 8 * len(_WIDE) + 4 * len(_NARROW)
 
 
 class Block:
-    """Columns for `capacity` records. `offsets` and `timestamps_ms` are int64, positions int64 (bytes from the view's base), sizes int32 (-1 = null).
+    """Columns for `capacity` records. `offsets` and `timestamps_ms` are int64, positions int64
+    (bytes from the view's base), sizes int32 (-1 = null).
 
-    Arrays over it (slices too) hold it by `memory`: whoever wants to fill it again looks whether somebody does, see `is_free`.
+    Arrays over it (slices too) hold it by `memory`: whoever wants to fill it again looks whether
+    somebody does, see `is_free`.
     """
 
     __slots__ = (*_WIDE, *_NARROW, "_pointer", "capacity", "memory", "view")
@@ -44,7 +49,9 @@ class Block:
         for names, kind, pointer, width in ((_WIDE, np.int64, "int64_t *", 8), (_NARROW, np.int32, "int32_t *", 4)):
             for name in names:
                 setattr(self, name, self.memory[at : at + capacity * width].view(kind))
-                setattr(self.view, name, ffi.cast(pointer if "positions" not in name else "uint64_t *", self._pointer + at))
+                setattr(
+                    self.view, name, ffi.cast(pointer if "positions" not in name else "uint64_t *", self._pointer + at)
+                )
                 at += capacity * width
 
     @property
@@ -64,7 +71,9 @@ class ReadState(msgspec.Struct):
 
 
 class SegmentReader:
-    """One partition from an offset on. Raises NativeError (an OSError): EPIPE when the attachment has ended, ETIMEDOUT, EIO."""
+    """One partition from an offset on. Raises NativeError (an OSError): EPIPE when the attachment
+    has ended, ETIMEDOUT, EIO.
+    """
 
     def __init__(self, handle: object, keep: object = None) -> None:
         if handle == ffi.NULL:
@@ -74,18 +83,30 @@ class SegmentReader:
         self._state = ffi.new("struct mqd_read_state *")
 
     @classmethod
-    def attached(cls, client: object, topic_id: bytes, partition_index: int, offset: int, isolation_level: int = 0) -> SegmentReader:
+    def attached(
+        cls, client: object, topic_id: bytes, partition_index: int, offset: int, isolation_level: int = 0
+    ) -> SegmentReader:
         """`client`: the attachment, a NativeClient. `isolation_level` 1 = read_committed."""
-        return cls(lib.mqd_segment_reader_open(_pointer(client), checked_topic_id(topic_id), partition_index, offset, isolation_level))
+        return cls(
+            lib.mqd_segment_reader_open(
+                _pointer(client), checked_topic_id(topic_id), partition_index, offset, isolation_level
+            )
+        )
 
     @classmethod
-    def of_file(cls, path: str | os.PathLike[str], base_offset: int, offset: int = 0, isolation_level: int = 0) -> SegmentReader:
+    def of_file(
+        cls, path: str | os.PathLike[str], base_offset: int, offset: int = 0, isolation_level: int = 0
+    ) -> SegmentReader:
         """One .log file by itself, without a broker."""
         return cls(lib.mqd_segment_reader_open_file(os.fsencode(path), base_offset, offset, isolation_level))
 
     @classmethod
-    def of_memory(cls, batches: bytes | bytearray | memoryview, offset: int = 0, isolation_level: int = 0) -> SegmentReader:
-        """Record batches in memory, which the reader keeps; they may not change while it, or what it gave out, is used."""
+    def of_memory(
+        cls, batches: bytes | bytearray | memoryview, offset: int = 0, isolation_level: int = 0
+    ) -> SegmentReader:
+        """Record batches in memory, which the reader keeps; they may not change while it, or what
+        it gave out, is used.
+        """
         pointer = ffi.from_buffer("uint8_t[]", batches)
         return cls(lib.mqd_segment_reader_open_memory(pointer, len(pointer), offset, isolation_level), pointer)
 
@@ -123,12 +144,16 @@ class SegmentReader:
         return lib.mqd_segment_reader_log_start(self._open())
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
-        """(producer id, first offset) of the aborted transactions below `until_offset` that overlap what comes."""
+        """(producer id, first offset) of the aborted transactions below `until_offset` that overlap
+        what comes.
+        """
         producers = ffi.new("int64_t[]", [producer_id for producer_id, _ in transactions] or [0])
         firsts = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
         check(lib.mqd_segment_reader_set_aborted(self._open(), producers, firsts, len(transactions), until_offset))
 
-    def next(self, block: Block, bytes_max: int, check_crc: bool = True, record_count_max: int | None = None) -> ReadState:
+    def next(
+        self, block: Block, bytes_max: int, check_crc: bool = True, record_count_max: int | None = None
+    ) -> ReadState:
         """Fills `block` (block.count records, at most record_count_max of them)."""
         state, view = self._state, block.view
         view.capacity = block.capacity if record_count_max is None else min(record_count_max, block.capacity)
@@ -137,19 +162,26 @@ class SegmentReader:
         if stop <= ReadStop.SEGMENT:
             return ReadState(stop)
         problem = ffi.string(lib.mqd_error_message()).decode("utf-8", "replace") if stop == ReadStop.CORRUPT else ""
-        return ReadState(stop, state.codec, state.compressed_position, state.compressed_bytes, state.kafka_error, problem)
+        return ReadState(
+            stop, state.codec, state.compressed_position, state.compressed_bytes, state.kafka_error, problem
+        )
 
     def skip(self) -> None:
         """Passes over the compressed or corrupt batch that stopped the last call."""
         check(lib.mqd_segment_reader_skip(self._open()))
 
     def hold(self, block: Block) -> memoryview:
-        """The bytes that the positions in `block` count from; see Lifetime. After next(), before the next one."""
+        """The bytes that the positions in `block` count from; see Lifetime. After next(), before
+        the next one.
+        """
         mapping = lib.mqd_segment_reader_hold(self._open())
         if not mapping:
             return memoryview(b"")
         view = block.view
-        owned = ffi.gc(ffi.cast("const uint8_t *", view.base), lambda _, name=mapping: lib.mqd_client_mapping_release(ffi.NULL, name))
+        owned = ffi.gc(
+            ffi.cast("const uint8_t *", view.base),
+            lambda _, name=mapping: lib.mqd_client_mapping_release(ffi.NULL, name),
+        )
         return memoryview(ffi.buffer(owned, view.base_bytes)).toreadonly()
 
 
@@ -167,36 +199,52 @@ class CompressedBatch(msgspec.Struct):
 
 
 def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, memoryview]:
-    """The batch that stopped the last next() with COMPRESSED, and its compressed bytes where they are: good until the next next()."""
+    """The batch that stopped the last next() with COMPRESSED, and its compressed bytes where they
+    are: good until the next next().
+    """
     start = block.view.base + state.compressed_position
     header = bytes(ffi.buffer(start, BATCH_HEADER_BYTES))
-    payload = memoryview(ffi.buffer(start + BATCH_HEADER_BYTES, state.compressed_bytes - BATCH_HEADER_BYTES)).toreadonly()
+    payload = memoryview(
+        ffi.buffer(start + BATCH_HEADER_BYTES, state.compressed_bytes - BATCH_HEADER_BYTES)
+    ).toreadonly()
     epoch, attributes, record_count = struct.unpack(">12xi5xh34xi", header)
     return CompressedBatch(header, epoch, attributes >> 3 & 1, record_count), payload
 
 
 def fill_from_records(block: Block, start: int, header: bytes | memoryview, records: bytes, from_offset: int) -> int:
-    """The records of a decompressed batch into `block` from its place `start` on; those below from_offset are left out. Returns how many. Positions count from records[0].
-    Raises NativeError (E_CORRUPT)."""
+    """The records of a decompressed batch into `block` from its place `start` on; those below
+    from_offset are left out. Returns how many. Positions count from records[0]. Raises NativeError
+    (E_CORRUPT).
+    """
     view = ffi.new("struct mqd_record_view *")
     for name in _WIDE + _NARROW:
         setattr(view, name, getattr(block.view, name) + start)
     view.capacity = block.capacity - start
-    check(lib.mqd_segment_records(ffi.from_buffer("uint8_t[]", header), ffi.from_buffer("uint8_t[]", records), len(records), from_offset, view))
+    check(
+        lib.mqd_segment_records(
+            ffi.from_buffer("uint8_t[]", header), ffi.from_buffer("uint8_t[]", records), len(records), from_offset, view
+        )
+    )
     block.view.leader_epoch, block.view.timestamp_type = view.leader_epoch, view.timestamp_type
     return view.count
 
 
 def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | None]:
-    """The whole batches at the begin of a Fetch answer's records: (their size in bytes, the offset behind them; None without any). Raises NativeError (E_CORRUPT)."""
+    """The whole batches at the begin of a Fetch answer's records: (their size in bytes, the offset
+    behind them; None without any). Raises NativeError (E_CORRUPT).
+    """
     next_offset = ffi.new("int64_t *", -1)
     pointer = ffi.from_buffer("uint8_t[]", batches)
     size = check(lib.mqd_batches_extent(pointer, len(pointer), next_offset))
     return size, next_offset[0] if size else None
 
 
-def gather(base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-    """The blobs one after another (uint8), and on request where each begins (int64, one more than there are blobs). Nulls count as empty."""
+def gather(
+    base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The blobs one after another (uint8), and on request where each begins (int64, one more than
+    there are blobs). Nulls count as empty.
+    """
     positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
     count = len(sizes)
     total = int(np.maximum(sizes, 0).sum(dtype=np.int64))
@@ -205,24 +253,36 @@ def gather(base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offs
     offsets = np.empty(count + 1, np.int64) if with_offsets else None
     check(
         lib.mqd_columns_gather(
-            _bytes(base), ffi.cast("uint64_t *", ffi.from_buffer(positions)), ffi.cast("int32_t *", ffi.from_buffer(sizes)), count,
-            ffi.from_buffer("uint8_t[]", out), total, ffi.NULL if offsets is None else ffi.cast("int64_t *", ffi.from_buffer(offsets)),
+            _bytes(base),
+            ffi.cast("uint64_t *", ffi.from_buffer(positions)),
+            ffi.cast("int32_t *", ffi.from_buffer(sizes)),
+            count,
+            ffi.from_buffer("uint8_t[]", out),
+            total,
+            ffi.NULL if offsets is None else ffi.cast("int64_t *", ffi.from_buffer(offsets)),
         )
-    )  # fmt: skip
+    )
     return out, offsets
 
 
 def arrow_views(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Arrow's BinaryView over `base`: (16 bytes for each record, validity bitmap, count of nulls, origin: the byte of `base` at which data buffer 0 begins)."""
+    """Arrow's BinaryView over `base`: (16 bytes for each record, validity bitmap, count of nulls,
+    origin: the byte of `base` at which data buffer 0 begins).
+    """
     positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
     count = len(sizes)
     _check_bounds(base, positions, sizes)
     origin = int(positions.min()) if count else 0
     views, validity = np.empty((count, 16), np.uint8), np.empty((count + 7) // 8, np.uint8)
     nulls = lib.mqd_columns_arrow(
-        _bytes(base), origin, ffi.cast("uint64_t *", ffi.from_buffer(positions)), ffi.cast("int32_t *", ffi.from_buffer(sizes)), count,
-        ffi.from_buffer("uint8_t[]", views), ffi.from_buffer("uint8_t[]", validity),
-    )  # fmt: skip
+        _bytes(base),
+        origin,
+        ffi.cast("uint64_t *", ffi.from_buffer(positions)),
+        ffi.cast("int32_t *", ffi.from_buffer(sizes)),
+        count,
+        ffi.from_buffer("uint8_t[]", views),
+        ffi.from_buffer("uint8_t[]", validity),
+    )
     return views, validity, check(nulls), origin
 
 

@@ -1,6 +1,8 @@
-"""The replication core of one partition (native/replica/rules.h): the code that the broker runs, in the hands of the simulator and of tests.
+"""The replication core of one partition (native/replica/rules.h): the code that the broker runs, in
+the hands of the simulator and of tests.
 
-Concurrency: one thread at a time. Offsets are record offsets, times milliseconds of any clock that does not go back, unless they say otherwise.
+Concurrency: one thread at a time. Offsets are record offsets, times milliseconds of any clock that
+does not go back, unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Assignment(NamedTuple):
 
     def native(self) -> Any:
         if len(self.members) > REPLICA_COUNT_MAX:
-            raise NativeError(E_INVALID, f"a partition has at most {REPLICA_COUNT_MAX} replicas, not {len(self.members)}")
+            raise NativeError(
+                E_INVALID, f"a partition has at most {REPLICA_COUNT_MAX} replicas, not {len(self.members)}"
+            )
         out = ffi.new("struct mqd_replica_assignment *")
         for name in self._fields[:-1]:
             setattr(out, name, getattr(self, name))
@@ -105,7 +109,9 @@ class Epochs:
 
     def __init__(self, entries: Sequence[tuple[int, int]]):
         self.count = len(entries)
-        self.native = ffi.new("struct mqd_epoch[]", [{"epoch": epoch, "start_offset": start} for epoch, start in entries])
+        self.native = ffi.new(
+            "struct mqd_epoch[]", [{"epoch": epoch, "start_offset": start} for epoch, start in entries]
+        )
 
 
 class Replica:
@@ -119,7 +125,7 @@ class Replica:
         self._fetch = ffi.new("struct mqd_replica_fetch *")
         lib.mqd_replica_init(self.native, mutants)
 
-    # -- metadata and log ------------------------------------------------------------------------------------------------
+    # -- metadata and log --------------------------------------------------------------------------
 
     def assign(self, assignment: Assignment, now_ms: int) -> int:
         """Bits of Change; NativeError when it is no assignment."""
@@ -134,7 +140,7 @@ class Replica:
     def log(self, log_start: int, log_end: int, durable: int, now_ms: int) -> int:
         return lib.mqd_replica_log(self.native, log_start, log_end, durable, now_ms)
 
-    # -- the leader ------------------------------------------------------------------------------------------------------
+    # -- the leader --------------------------------------------------------------------------------
 
     def may_append(self, acks_all: bool, lease_deadline_ns: int = (1 << 63) - 1, now_ns: int = 0) -> int:
         return lib.mqd_replica_may_append(self.native, acks_all, lease_deadline_ns, now_ns)
@@ -146,22 +152,35 @@ class Replica:
         lib.mqd_replica_fetch(self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer)
         answer = self._answer
         return Answer(
-            answer.error, answer.leader_epoch, answer.diverging_epoch, answer.diverging_end, answer.read_end, answer.high_watermark, answer.log_start, answer.changed
+            answer.error,
+            answer.leader_epoch,
+            answer.diverging_epoch,
+            answer.diverging_end,
+            answer.read_end,
+            answer.high_watermark,
+            answer.log_start,
+            answer.changed,
         )
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
-        return proposal_of(self._proposal) if lib.mqd_replica_propose(self.native, now_ms, repeat_ms, self._proposal) else None
+        return (
+            proposal_of(self._proposal)
+            if lib.mqd_replica_propose(self.native, now_ms, repeat_ms, self._proposal)
+            else None
+        )
 
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
         return lib.mqd_replica_answered(self.native, sequence, leader_epoch, error, now_ms, again_ms)
 
-    # -- the follower ----------------------------------------------------------------------------------------------------
+    # -- the follower ------------------------------------------------------------------------------
 
     def next_fetch(self, epochs: Epochs) -> Fetch | None:
         if not lib.mqd_replica_next_fetch(self.native, epochs.native, epochs.count, self._fetch):
             return None
         fetch = self._fetch
-        return Fetch(fetch.node_id, fetch.broker_epoch, fetch.current_leader_epoch, fetch.last_fetched_epoch, fetch.fetch_offset)
+        return Fetch(
+            fetch.node_id, fetch.broker_epoch, fetch.current_leader_epoch, fetch.last_fetched_epoch, fetch.fetch_offset
+        )
 
     def step(self, fetch: Fetch, answer: Answer, epochs: Epochs) -> Step:
         native = ffi.new("struct mqd_replica_answer *", answer._asdict())
@@ -171,7 +190,7 @@ class Replica:
     def followed(self, leader_epoch: int, high_watermark: int) -> int:
         return lib.mqd_replica_followed(self.native, leader_epoch, high_watermark)
 
-    # -- state -----------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def role(self) -> int:
@@ -205,12 +224,22 @@ class Replica:
     @property
     def maximal_in_sync(self) -> list[int]:
         """The committed and the proposed set (R5)."""
-        return [follower.member.node_id for follower in self._followers() if follower.member.in_sync or (self.native.proposing and follower.proposed)]
+        return [
+            follower.member.node_id
+            for follower in self._followers()
+            if follower.member.in_sync or (self.native.proposing and follower.proposed)
+        ]
 
     @property
     def followers(self) -> list[FollowerState]:
         return [
-            FollowerState(follower.member.node_id, follower.position, follower.fetched_broker_epoch, follower.caught_up_ms, bool(follower.proposed))
+            FollowerState(
+                follower.member.node_id,
+                follower.position,
+                follower.fetched_broker_epoch,
+                follower.caught_up_ms,
+                bool(follower.proposed),
+            )
             for follower in self._followers()
         ]
 
@@ -219,7 +248,13 @@ class Replica:
 
     def _native_fetch(self, fetch: Fetch) -> Any:
         native = self._fetch
-        native.node_id, native.broker_epoch, native.current_leader_epoch, native.last_fetched_epoch, native.fetch_offset = fetch
+        (
+            native.node_id,
+            native.broker_epoch,
+            native.current_leader_epoch,
+            native.last_fetched_epoch,
+            native.fetch_offset,
+        ) = fetch
         return native
 
 

@@ -1,9 +1,9 @@
 """The Kafka wire protocol, sans I/O: bytes in, structs out, and back.
 
-    schema/      every message written down once          messages.py   the classes made of it
-    codec.py     (message, version) compiled on first use   framing.py    headers, and SUPPORTED: what is spoken
-    api.py       whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error codes
-    records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
+schema/      every message written down once          messages.py   the classes made of it
+codec.py     (message, version) compiled on first use   framing.py    headers, and SUPPORTED: what is spoken
+api.py       whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error codes
+records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Whole frames: a request read and its response written, as a broker does, and the other way round, as a client does. Sans I/O.
+"""Whole frames: a request read and its response written, as a broker does, and the other way round,
+as a client does. Sans I/O.
 
 A frame is what follows the 4-byte length word; `with_length` puts the word in front.
 """
@@ -20,14 +21,20 @@ from mqd.protocol.messages import message_class
 
 
 def decode_request(frame: bytes | bytearray | memoryview) -> tuple[RequestHeader, object]:
-    """The header and the request struct. Copies the frame first. Raises ProtocolError; UnsupportedVersion when the API or version is not spoken."""
+    """The header and the request struct. Copies the frame first. Raises ProtocolError;
+    UnsupportedVersion when the API or version is not spoken.
+    """
     data = frame if type(frame) is bytes else bytes(frame)
     header = decode_request_header(data)
-    return header, codec.decode(message_class(header.api_key, "Request"), header.api_version, data, header.body_position)
+    return header, codec.decode(
+        message_class(header.api_key, "Request"), header.api_version, data, header.body_position
+    )
 
 
 def encode_response(header: RequestHeader, response: object, *, version: int | None = None) -> bytes:
-    """The response frame to a request. `version` where the body's differs from the request's: ApiVersions' error 35 is a body of version 0."""
+    """The response frame to a request. `version` where the body's differs from the request's:
+    ApiVersions' error 35 is a body of version 0.
+    """
     if version is None:
         version = header.api_version
     out = bytearray(encode_response_header(header.api_key, version, header.correlation_id))
@@ -38,7 +45,9 @@ def encode_response(header: RequestHeader, response: object, *, version: int | N
 def encode_request(request: object, version: int, correlation_id: int, client_id: str | None = "mqd") -> bytes:
     """The request frame of a client."""
     spec = KNOWN[codec.owner_of(type(request))[0].api_key]
-    out = bytearray(encode_request_header(RequestHeader(spec.key, version, correlation_id, client_id), spec.is_flexible(version)))
+    out = bytearray(
+        encode_request_header(RequestHeader(spec.key, version, correlation_id, client_id), spec.is_flexible(version))
+    )
     codec.encode_into(out, request, version)
     return bytes(out)
 

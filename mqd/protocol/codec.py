@@ -1,16 +1,22 @@
-"""From bytes to message structs and back, by code that is written for each (message, version) on first use.
+"""From bytes to message structs and back, by code that is written for each (message, version) on
+first use.
 
 Decoding treats every byte as hostile:
- 1. The frame is copied once, before anything is checked: a peer that shares the memory cannot change it between check and use.
- 2. A length is compared with the bytes that remain before it is believed; an array's, times the smallest size of its element, before the list is begun.
- 3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim; bytes left over after the message are refused.
- 4. Whatever fails raises ProtocolError with message, field and position, and nothing else. The fast path pays nothing for it: the failing line of the
-    generated code tells the field.
+ 1. The frame is copied once, before anything is checked: a peer that shares the memory cannot
+    change it between check and use.
+ 2. A length is compared with the bytes that remain before it is believed; an array's, times the
+    smallest size of its element, before the list is begun.
+ 3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim;
+    bytes left over after the message are refused.
+ 4. Whatever fails raises ProtocolError with message, field and position, and nothing else. The fast
+    path pays nothing for it: the failing line of the generated code tells the field.
 
-Encoding writes any bytes-joinable message of that version: fields the version lacks are left out, tagged fields at their default too.
+Encoding writes any bytes-joinable message of that version: fields the version lacks are left out,
+tagged fields at their default too.
 
-The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one struct call together with the length that follows them.
-Concurrency: compiling twice in two threads is harmless, the later one wins.
+The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one
+struct call together with the length that follows them. Concurrency: compiling twice in two threads
+is harmless, the later one wins.
 """
 
 from __future__ import annotations
@@ -35,14 +41,18 @@ def decode(cls: type, version: int, buffer: bytes | bytearray | memoryview, posi
 
 
 def encode(message: object, version: int) -> bytes:
-    """The bytes of one message, without header. Raises ProtocolError when a value does not fit its field."""
+    """The bytes of one message, without header. Raises ProtocolError when a value does not fit its
+    field.
+    """
     out = bytearray()
     encode_into(out, message, version)
     return bytes(out)
 
 
 def encode_into(out: bytearray, message: object, version: int) -> None:
-    """Appends a message, or one nested struct of it: an array's elements encoded apart can be kept and joined. On ProtocolError `out` holds a torso."""
+    """Appends a message, or one nested struct of it: an array's elements encoded apart can be kept
+    and joined. On ProtocolError `out` holds a torso.
+    """
     cls = type(message)
     encoder = _encoders.get((cls, version)) or _compile_encoder(cls, version)
     encoder(message, out)

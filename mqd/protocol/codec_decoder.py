@@ -1,6 +1,8 @@
-"""Writes the Python code that reads one (message, version). What it promises: mqd/protocol/codec.py.
+"""Writes the Python code that reads one (message, version). What it promises:
+mqd/protocol/codec.py.
 
-In the generated code `d` is the frame, `p` the position, `end` the frame's size, `q` the end of what is being read; `v…` are values, `n…` counts.
+In the generated code `d` is the frame, `p` the position, `end` the frame's size, `q` the end of
+what is being read; `v…` are values, `n…` counts.
 """
 
 from __future__ import annotations
@@ -70,8 +72,9 @@ def refuse_count(count: int, remaining: int) -> None:
     raise Malformed(f"an array of {count} elements where {remaining} bytes remain")
 
 
-# librdkafka 2.16 writes the null topic array of a flexible MetadataRequest as four bytes instead of one, so that three follow the message's end. What it
-# means is the same either way; Kafka ignores them, and so must we.
+# librdkafka 2.16 writes the null topic array of a flexible MetadataRequest as four bytes instead of
+# one, so that three follow the message's end. What it means is the same either way; Kafka ignores
+# them, and so must we.
 TRAILING_BYTES_IGNORED = frozenset({"MetadataRequest"})
 
 
@@ -83,13 +86,18 @@ class DecoderWriter:
         self.root_class = message_class(message.api_key, kind)
         self.code = CodeWriter()
         self.code.names |= {
-            "uvarint": read_uvarint, "skip_tagged": skip_tagged_fields, "unpack_many": struct.unpack_from,
-            "refuse": refuse, "refuse_size": refuse_size, "refuse_count": refuse_count, "refuse_rest": refuse_rest,
-        }  # fmt: skip
+            "uvarint": read_uvarint,
+            "skip_tagged": skip_tagged_fields,
+            "unpack_many": struct.unpack_from,
+            "refuse": refuse,
+            "refuse_size": refuse_size,
+            "refuse_count": refuse_count,
+            "refuse_rest": refuse_rest,
+        }
         # fixed-size fields not yet read: (struct letter, size, variable, label)
         self.pending: list[tuple[str, int, str, str]] = []
 
-    # -- from outside ---------------------------------------------------------------------------------------------------------
+    # -- from outside ------------------------------------------------------------------------------
 
     def compile(self, root: Struct) -> Callable:
         add = self.code.add
@@ -115,7 +123,7 @@ class DecoderWriter:
         kind = TrailingBytes if isinstance(error, TooLong) else ProtocolError
         return kind(problem, title, label or "", min(position, size))
 
-    # -- fixed-size runs --------------------------------------------------------------------------------------------------------
+    # -- fixed-size runs ---------------------------------------------------------------------------
 
     def fixed(self, letter: str, size: int, label: str, prefix: str = "v") -> str:
         variable = self.code.fresh(prefix)
@@ -136,7 +144,7 @@ class DecoderWriter:
             self.code.add(f"{', '.join(variables)}, = {unpack}(d, p)", label)
         self.code.add(f"p += {sum(sizes)}", labels[-1])
 
-    # -- values -------------------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def struct(self, struct_: Struct, path: str) -> str:
         """Reads a struct's fields; returns the expression that builds it. Pending runs may remain."""
@@ -242,14 +250,18 @@ class DecoderWriter:
             add(f"for _ in range({count}):", path)
             self.code.indent += 1
             path += "[]"
-            expression = self.struct(field.struct, path + ".") if field.struct is not None else self.blob(field.type, path, False)
+            expression = (
+                self.struct(field.struct, path + ".")
+                if field.struct is not None
+                else self.blob(field.type, path, False)
+            )
             self.flush()
             add(f"{value}.append({expression})", path)
             self.code.indent -= 1
         self.code.indent -= nullable
         return value
 
-    # -- tagged fields ------------------------------------------------------------------------------------------------------------
+    # -- tagged fields -----------------------------------------------------------------------------
 
     def tagged_fields(self, struct_: Struct, path: str) -> dict[str, str]:
         known = [field for field in struct_.fields if self.version in field.versions and field.is_tagged(self.version)]
@@ -285,7 +297,7 @@ class DecoderWriter:
         self.code.indent -= 2
         return values
 
-    # -- sizes -----------------------------------------------------------------------------------------------------------------
+    # -- sizes -------------------------------------------------------------------------------------
 
     def smallest(self, field: Field) -> int:
         """Bytes the smallest element of an array takes: what an array's length is multiplied with."""
@@ -298,7 +310,9 @@ class DecoderWriter:
             if self.version in inner.versions and not inner.is_tagged(self.version):
                 total += self._smallest_value(inner)
         if total == 0:
-            raise AssertionError(f"{self.message.name} v{self.version}: {field.struct.name} takes no bytes, its count cannot be bounded")
+            raise AssertionError(
+                f"{self.message.name} v{self.version}: {field.struct.name} takes no bytes, its count cannot be bounded"
+            )
         return total
 
     def _smallest_value(self, field: Field) -> int:
@@ -315,4 +329,3 @@ def _first_beyond(run: tuple[tuple[str, int], ...], position: int, size: int) ->
             return position, label
         position += width
     return position, run[-1][0]
-

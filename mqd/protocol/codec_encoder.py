@@ -1,6 +1,8 @@
-"""Writes the Python code that encodes one (message, version). What it promises: mqd/protocol/codec.py.
+"""Writes the Python code that encodes one (message, version). What it promises:
+mqd/protocol/codec.py.
 
-In the generated code `m` is the message, `o` the bytearray that grows; `e…` are elements, `x…` values.
+In the generated code `m` is the message, `o` the bytearray that grows; `e…` are elements, `x…`
+values.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class EncoderWriter:
         self.flexible = message.is_flexible(version)
         self.code = CodeWriter()
         self.code.names |= {"uvarint": uvarint, "refuse": refuse, "check_uuid": check_uuid, "pack_many": struct.pack}
-        self.pending: list[tuple[str, str, str]] = []  # fixed-size values not yet written: (struct letter, expression, label)
+        # fixed-size values not yet written: (struct letter, expression, label)
+        self.pending: list[tuple[str, str, str]] = []
 
     def compile(self, root: Struct) -> Callable:
         self.struct(root, "m", "")
@@ -66,7 +69,7 @@ class EncoderWriter:
             problem = f"a value does not fit: {error}"
         return ProtocolError(problem, title, str(label or ""))
 
-    # -- fixed-size runs ------------------------------------------------------------------------------------------------------
+    # -- fixed-size runs ---------------------------------------------------------------------------
 
     def fixed(self, letter: str, expression: str, label: str) -> None:
         self.pending.append((letter, f"check_uuid({expression})" if letter == "16s" else expression, label))
@@ -85,7 +88,7 @@ class EncoderWriter:
         pack = self.code.struct_function(">" + "".join(letters), "pack")
         self.code.add(f"o += {pack}({', '.join(arguments)})", label)
 
-    # -- values ---------------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def struct(self, struct_: Struct, source: str, path: str) -> None:
         """Writes a struct's fields; a pending run may remain."""
@@ -175,7 +178,7 @@ class EncoderWriter:
         self.flush()
         self.code.indent -= nullable
 
-    # -- tagged fields --------------------------------------------------------------------------------------------------------
+    # -- tagged fields -----------------------------------------------------------------------------
 
     def tagged_fields(self, struct_: Struct, source: str, path: str) -> None:
         known = [field for field in struct_.fields if self.version in field.versions and field.is_tagged(self.version)]
@@ -209,7 +212,9 @@ class EncoderWriter:
     def differs(self, field: Field, value: str) -> str:
         """The condition under which a tagged field is sent."""
         if field.struct is not None and not field.is_array and self.version not in field.nullable:
-            root = message_class(self.message.api_key, "Request" if self.message.name.endswith("Request") else "Response")
+            root = message_class(
+                self.message.api_key, "Request" if self.message.name.endswith("Request") else "Response"
+            )
             return f"{value} is not None and {value} != {self.code.constant(getattr(root, field.struct.name)(), 'D')}"
         if field.default is None:
             return f"{value} is not None"

@@ -1,4 +1,6 @@
-"""Generated code under construction: lines, each with the field it is about, and the constants it uses. Shared by both directions."""
+"""Generated code under construction: lines, each with the field it is about, and the constants it
+uses. Shared by both directions.
+"""
 
 from __future__ import annotations
 

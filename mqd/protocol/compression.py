@@ -1,13 +1,15 @@
-"""Kafka's compression codecs in the framings Kafka uses, with a bound on what decompressing may produce.
+"""Kafka's compression codecs in the framings Kafka uses, with a bound on what decompressing may
+produce.
 
     code 1 gzip     RFC 1952 members
-    code 2 snappy   xerial's stream: 16-byte header (0x82 "SNAPPY" 0, version, lowest compatible version), then blocks of an int32 size and raw snappy.
-                    A bare raw snappy block is read too: some clients write it
+    code 2 snappy   xerial's stream: 16-byte header (0x82 "SNAPPY" 0, version, lowest compatible
+                    version), then blocks of an int32 size and raw snappy. A bare raw snappy block
+                    is read too: some clients write it
     code 3 lz4      LZ4 frames with independent blocks: Java's reader refuses linked ones (KIP-57)
     code 4 zstd     Zstandard frames (KIP-110)
 
-The bytes go into a buffer of the bound's size, mapped and not allocated: a bomb costs the pages it fills, up to the bound, and no more.
-Codecs: cramjam, imported when first used.
+The bytes go into a buffer of the bound's size, mapped and not allocated: a bomb costs the pages it
+fills, up to the bound, and no more. Codecs: cramjam, imported when first used.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ DECOMPRESSED_BYTES_MAX = 128 << 20
 _XERIAL_MAGIC = b"\x82SNAPPY\0"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 << 10
-# the most that one compressed byte can become, by format: a smaller buffer will do for short input (zstd has no such bound)
+# the most that one compressed byte can become, by format: a smaller buffer will do for short input
+# (zstd has no such bound)
 _RATIO_MAX = {GZIP: 1032, LZ4: 255}
 
 
@@ -48,7 +51,9 @@ def compress(compression: int | str, data: bytes, level: int | None = None) -> b
     if number == SNAPPY:
         return _xerial(data)
     if number == LZ4:
-        compressor = cramjam.lz4.Compressor(level=level if level is not None else 0, content_checksum=False, block_linked=False)
+        compressor = cramjam.lz4.Compressor(
+            level=level if level is not None else 0, content_checksum=False, block_linked=False
+        )
         compressor.compress(data)
         return bytes(compressor.finish())
     return bytes(cramjam.zstd.compress(data, level))
@@ -65,7 +70,9 @@ def _xerial(data: bytes) -> bytes:
 
 
 def decompress(compression: int, data: bytes | memoryview, size_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Raises ProtocolError when the bytes are not of that format or become more than `size_max` bytes."""
+    """Raises ProtocolError when the bytes are not of that format or become more than `size_max`
+    bytes.
+    """
     if compression == NONE:
         if len(data) > size_max:
             raise _too_large(compression, size_max)
@@ -115,7 +122,9 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > room:
             raise _too_large(SNAPPY, size_max)
-        if size > 64 * len(block) + 64:  # two or three bytes copy 64 at most: no honest block claims more, and the claim is what gets allocated
+        # two or three bytes copy 64 at most: no honest block claims more, and the claim is what
+        # gets allocated
+        if size > 64 * len(block) + 64:
             raise _damaged(SNAPPY, f"{len(block)} bytes claim to become {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
@@ -124,7 +133,9 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
 
 def _too_large(compression: int, size_max: int) -> ProtocolError:
     return ProtocolError(
-        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is honest", "record batch", "records"
+        f"{CODECS[compression]} data becomes more than {size_max} bytes: read it with a higher limit if it is honest",
+        "record batch",
+        "records",
     )
 
 

@@ -1,7 +1,10 @@
-"""CRC-32C (Castagnoli) as Kafka uses it: the native core's where the extension is importable, numpy's lanes where not.
+"""CRC-32C (Castagnoli) as Kafka uses it: the native core's where the extension is importable,
+numpy's lanes where not.
 
-The fallback cuts the bytes into equal lanes, walks all lanes together (one table look-up per step for all of them) and joins the results: a CRC is linear, so
-lane A followed by lane B is A's checksum moved on by B's length in zero bytes, xor B's. Source: RFC 3720 appendix B.4; zlib's crc32_combine for the moving.
+The fallback cuts the bytes into equal lanes, walks all lanes together (one table look-up per step
+for all of them) and joins the results: a CRC is linear, so lane A followed by lane B is A's
+checksum moved on by B's length in zero bytes, xor B's. Source: RFC 3720 appendix B.4; zlib's
+crc32_combine for the moving.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def _step_bytes(register: int, data: bytes | memoryview) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _zeros_tables(count: int) -> tuple[list[int], ...]:
-    """Four tables that move a register on by `count` zero bytes: xor of one look-up per register byte."""
+    """Four tables that move a register on by `count` zero bytes: xor of one look-up per register
+    byte.
+    """
     # columns of the matrix for one zero byte, squared and multiplied along the bits of count
     power, result = [_step_bytes(1 << bit, b"\0") for bit in range(32)], [1 << bit for bit in range(32)]
     while count:
@@ -62,7 +67,11 @@ def _step_lanes(register: int, data: memoryview) -> int:
     lanes = min(1024, max(8, int(len(data) ** 0.5) // 8 * 8))
     lane_bytes = len(data) // lanes
     table = numpy.array(_TABLE, dtype=numpy.uint32)
-    columns = numpy.frombuffer(data[: lanes * lane_bytes], dtype=numpy.uint8).reshape(lanes, lane_bytes).T.astype(numpy.uint32)
+    columns = (
+        numpy.frombuffer(data[: lanes * lane_bytes], dtype=numpy.uint8)
+        .reshape(lanes, lane_bytes)
+        .T.astype(numpy.uint32)
+    )
     registers = numpy.zeros(lanes, dtype=numpy.uint32)
     registers[0] = register
     for column in columns:
@@ -70,7 +79,9 @@ def _step_lanes(register: int, data: memoryview) -> int:
     first, second, third, fourth = _zeros_tables(lane_bytes)
     joined = 0
     for lane in registers.tolist():
-        joined = first[joined & 255] ^ second[joined >> 8 & 255] ^ third[joined >> 16 & 255] ^ fourth[joined >> 24] ^ lane
+        joined = (
+            first[joined & 255] ^ second[joined >> 8 & 255] ^ third[joined >> 16 & 255] ^ fourth[joined >> 24] ^ lane
+        )
     return _step_bytes(joined, data[lanes * lane_bytes :])
 
 

@@ -1,7 +1,8 @@
 """Protocol failures, and the one table of Kafka's error codes.
 
-The table is fact from the public protocol guide (Kafka 4.2): code, name, whether the client may try again, and what it means. Never answer
-UNKNOWN_SERVER_ERROR where a retriable code exists: client bugs turn it into duplicates.
+The table is fact from the public protocol guide (Kafka 4.2): code, name, whether the client may try
+again, and what it means. Never answer UNKNOWN_SERVER_ERROR where a retriable code exists: client
+bugs turn it into duplicates.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ import enum
 
 
 class ProtocolError(Exception):
-    """A frame that is not what it says. The peer's fault when decoding: its connection ends, the broker lives.
+    """A frame that is not what it says. The peer's fault when decoding: its connection ends, the
+    broker lives.
 
-    `message` names the request or response and its version, `field` the path in it ("topics[].name"), `position` the byte counted from the frame's begin
-    (None when encoding).
+    `message` names the request or response and its version, `field` the path in it
+    ("topics[].name"), `position` the byte counted from the frame's begin (None when encoding).
     """
 
     def __init__(self, problem: str, message: str = "", field: str = "", position: int | None = None) -> None:
         self.problem, self.message, self.field, self.position = problem, message, field, position
-        where = ", ".join(part for part in (message, f"field {field}" if field else "", f"byte {position}" if position is not None else "") if part)
+        where = ", ".join(
+            part
+            for part in (message, f"field {field}" if field else "", f"byte {position}" if position is not None else "")
+            if part
+        )
         super().__init__(f"{where}: {problem}" if where else problem)
 
 
@@ -27,9 +33,11 @@ class TrailingBytes(ProtocolError):
 
 
 class UnsupportedVersion(ProtocolError):
-    """A whole header, but of an API or version that is not spoken here. `header` has the key, version, correlation id and, where it could be read, client id.
+    """A whole header, but of an API or version that is not spoken here. `header` has the key,
+    version, correlation id and, where it could be read, client id.
 
-    ApiVersions is the one API whose client expects an answer: error 35 in a body of version 0 (KIP-511).
+    ApiVersions is the one API whose client expects an answer: error 35 in a body of version 0
+    (KIP-511).
     """
 
     def __init__(self, problem: str, header: object) -> None:
@@ -190,7 +198,10 @@ class KafkaError:
 
 def _read_table() -> dict[int, KafkaError]:
     rows = (line.split(None, 3) for line in _TABLE.strip().splitlines())
-    return {int(row[0]): KafkaError(int(row[0]), row[1], row[2] == "yes", row[3] if len(row) > 3 else "no error") for row in rows}
+    return {
+        int(row[0]): KafkaError(int(row[0]), row[1], row[2] == "yes", row[3] if len(row) > 3 else "no error")
+        for row in rows
+    }
 
 
 ERRORS: dict[int, KafkaError] = _read_table()
@@ -200,7 +211,9 @@ ErrorCode = enum.IntEnum("ErrorCode", {error.name: error.code for error in ERROR
 
 
 def error_name(code: int) -> str:
-    """`UNKNOWN_TOPIC_OR_PARTITION` for 3; `ERROR_999` for a code the table lacks (a newer broker's)."""
+    """`UNKNOWN_TOPIC_OR_PARTITION` for 3; `ERROR_999` for a code the table lacks (a newer
+    broker's).
+    """
     return ERRORS[code].name if code in ERRORS else f"ERROR_{code}"
 
 

@@ -1,8 +1,10 @@
 """Headers, and the table of what is spoken.
 
-A frame here is what follows the 4-byte length word. Request header v1: api_key int16, api_version int16, correlation_id int32, client_id nullable string (int16
-length, in flexible versions too); v2 adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. ApiVersions answers with header v0 whatever
-its version (KIP-511), so that a client that does not know the version can read the error.
+A frame here is what follows the 4-byte length word. Request header v1: api_key int16, api_version
+int16, correlation_id int32, client_id nullable string (int16 length, in flexible versions too); v2
+adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. ApiVersions answers
+with header v0 whatever its version (KIP-511), so that a client that does not know the version can
+read the error.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ API_VERSIONS_KEY = 18
 
 
 class ApiSpec(msgspec.Struct, frozen=True):
-    """One API: its key, name, the versions spoken (both inclusive) and the first version with flexible encoding."""
+    """One API: its key, name, the versions spoken (both inclusive) and the first version with
+    flexible encoding.
+    """
 
     key: int
     name: str
@@ -39,7 +43,8 @@ def _spec(key: int) -> ApiSpec:
     return ApiSpec(key, api.name, versions.first, versions.last, api.flexible)
 
 
-# Everything the codec speaks, and the part of it a broker answers: what it advertises, and what decode_request lets in.
+# Everything the codec speaks, and the part of it a broker answers: what it advertises, and what
+# decode_request lets in.
 KNOWN: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
 SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key in SUPPORTED_KEYS}
 
@@ -58,7 +63,9 @@ _FIRST = struct.Struct(">hhih")
 
 
 def decode_request_header(frame: bytes) -> RequestHeader:
-    """Raises UnsupportedVersion (with the header as far as it goes) for an API or version not in SUPPORTED, ProtocolError for anything cut off."""
+    """Raises UnsupportedVersion (with the header as far as it goes) for an API or version not in
+    SUPPORTED, ProtocolError for anything cut off.
+    """
     if len(frame) < 8:
         raise ProtocolError(f"a frame of {len(frame)} bytes is no request", "request header", position=len(frame))
     if len(frame) < 10:
@@ -85,13 +92,17 @@ def decode_request_header(frame: bytes) -> RequestHeader:
             position = skip_tagged_fields(frame, position + 1, count, len(frame)) if count else position + 1
         except (Malformed, IndexError) as error:
             problem = str(error) if isinstance(error, Malformed) else "cut off"
-            raise ProtocolError(problem, f"{spec.name} request header", "tagged fields", min(position, len(frame))) from None
+            raise ProtocolError(
+                problem, f"{spec.name} request header", "tagged fields", min(position, len(frame))
+            ) from None
     header.body_position = position
     return header
 
 
 def _refuse_unsupported(header: RequestHeader, problem: str | None) -> RequestHeader:
-    """Always raises: whoever asks for what is not spoken hears that first, the rest of the header may have another shape."""
+    """Always raises: whoever asks for what is not spoken hears that first, the rest of the header
+    may have another shape.
+    """
     spec = SUPPORTED.get(header.api_key)
     if spec is None:
         raise UnsupportedVersion(f"api key {header.api_key} is not spoken here", header)
@@ -103,7 +114,9 @@ def _refuse_unsupported(header: RequestHeader, problem: str | None) -> RequestHe
 
 def encode_request_header(header: RequestHeader, flexible: bool) -> bytes:
     client_id = None if header.client_id is None else header.client_id.encode()
-    fixed = _FIRST.pack(header.api_key, header.api_version, header.correlation_id, -1 if client_id is None else len(client_id))
+    fixed = _FIRST.pack(
+        header.api_key, header.api_version, header.correlation_id, -1 if client_id is None else len(client_id)
+    )
     return fixed + (client_id or b"") + (b"\0" if flexible else b"")
 
 
@@ -124,4 +137,6 @@ def decode_response_header(frame: bytes, api_key: int, api_version: int) -> tupl
             position = skip_tagged_fields(frame, 5, frame[4], len(frame))
         return correlation_id, position
     except (Malformed, IndexError, struct.error) as error:
-        raise ProtocolError(str(error) if isinstance(error, Malformed) else "cut off", "response header", position=min(4, len(frame))) from None
+        raise ProtocolError(
+            str(error) if isinstance(error, Malformed) else "cut off", "response header", position=min(4, len(frame))
+        ) from None

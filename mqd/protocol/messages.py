@@ -1,8 +1,11 @@
-"""The message classes, made when first asked for: `from mqd.protocol.messages import MetadataRequest, MetadataResponse`.
+"""The message classes, made when first asked for:
+`from mqd.protocol.messages import MetadataRequest, MetadataResponse`.
 
-Each is a msgspec.Struct with the fields of every version; encoding leaves out what the version lacks, decoding gives such fields their default. Nested structs
-hang on their message: `MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(...)])`. All arguments are optional and positional arguments
-follow the order of the schema; write keywords. Field names, types and defaults: mqd/protocol/schema, in the notation of schema/language.py.
+Each is a msgspec.Struct with the fields of every version; encoding leaves out what the version
+lacks, decoding gives such fields their default. Nested structs hang on their message:
+`MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(...)])`. All arguments are
+optional and positional arguments follow the order of the schema; write keywords. Field names, types
+and defaults: mqd/protocol/schema, in the notation of schema/language.py.
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ def message_class(api_key: int, kind: str) -> type:
 
 
 def owner_of(cls: type) -> tuple[Message, Struct]:
-    """The message a class belongs to and the struct it stands for. Raises KeyError when it is no message class."""
+    """The message a class belongs to and the struct it stands for. Raises KeyError when it is no
+    message class.
+    """
     return _owners[cls]
 
 

@@ -11,11 +11,13 @@
     43  producer_id int64   51  producer_epoch int16    53  base_sequence int32     57  record_count int32
     61  records, as one compressed stream where compression is not none
 
-    record: length varint (bytes after it), attributes int8, timestamp_delta varlong, offset_delta varint, key, value (varint size, -1 = null, bytes),
-    header count varint, headers (varint size and UTF-8 key, varint size and bytes or -1). Varints are zigzag.
+    record: length varint (bytes after it), attributes int8, timestamp_delta varlong, offset_delta
+    varint, key, value (varint size, -1 = null, bytes), header count varint, headers (varint size
+    and UTF-8 key, varint size and bytes or -1). Varints are zigzag.
 
-Everything read is hostile: sizes are checked against what remains before they are used, decompression is bounded, and whatever is wrong raises ProtocolError.
-Sources: the public protocol guide's "Record Batch"; KIP-98 (producer ids), KIP-110 (zstd), KIP-534 (delete horizon).
+Everything read is hostile: sizes are checked against what remains before they are used,
+decompression is bounded, and whatever is wrong raises ProtocolError. Sources: the public protocol
+guide's "Record Batch"; KIP-98 (producer ids), KIP-110 (zstd), KIP-534 (delete horizon).
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ COMPRESSION_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 7, 8
 
 
 class Record(msgspec.Struct, gc=False):
-    """`offset` is absolute; -1 when encoding means: the next one. Header keys are text, values bytes or None."""
+    """`offset` is absolute; -1 when encoding means: the next one. Header keys are text, values
+    bytes or None.
+    """
 
     value: bytes | None = None
     key: bytes | None = None
@@ -92,7 +96,7 @@ class BatchHeader(msgspec.Struct, gc=False):
         return bool(self.attributes & CONTROL)
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def _append_varint(out: bytearray, value: int) -> None:
@@ -141,10 +145,12 @@ def encode_batch(
     log_append_time_ms: int | None = None,
     last_offset_delta: int | None = None,
 ) -> bytes:
-    """One batch. Records without an offset get the one after their predecessor's; given offsets must rise and may leave gaps (a compacted batch).
+    """One batch. Records without an offset get the one after their predecessor's; given offsets
+    must rise and may leave gaps (a compacted batch).
 
-    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta` where the batch spans more than its last record.
-    Raises ValueError for records or options that make no batch.
+    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`
+    where the batch spans more than its last record. Raises ValueError for records or options that
+    make no batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
     for record in records:
@@ -166,36 +172,59 @@ def encode_batch(
         attributes, max_timestamp_ms = attributes | LOG_APPEND_TIME, log_append_time_ms
     body = compress(compression, bytes(payload), level)
     fields = (
-        attributes, last_delta, NO_TIMESTAMP if base_timestamp_ms is None else base_timestamp_ms, max_timestamp_ms,
-        producer_id, producer_epoch, base_sequence, count,
-    )  # fmt: skip
+        attributes,
+        last_delta,
+        NO_TIMESTAMP if base_timestamp_ms is None else base_timestamp_ms,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
     head = HEADER.pack(base_offset, HEADER_BYTES - LENGTH_BYTES + len(body), partition_leader_epoch, 2, 0, *fields)
     crc = crc32c(body, crc32c(head[CRC_START:]))
     return head[: CRC_START - 4] + struct.pack(">I", crc) + head[CRC_START:] + body
 
 
-# -- walking -------------------------------------------------------------------------------------------------------------------
+# -- walking ---------------------------------------------------------------------------------------
 
 
 def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
-    """The header at `position`. Raises ProtocolError when it is cut off, of another magic, or contradicts itself; looks at nothing behind it."""
+    """The header at `position`. Raises ProtocolError when it is cut off, of another magic, or
+    contradicts itself; looks at nothing behind it.
+    """
     title = "record batch"
     if position + HEADER_BYTES > len(buffer):
-        raise ProtocolError(f"cut off: {len(buffer) - position} of {HEADER_BYTES} bytes of a header", title, position=position)
+        raise ProtocolError(
+            f"cut off: {len(buffer) - position} of {HEADER_BYTES} bytes of a header", title, position=position
+        )
     header = BatchHeader(*HEADER.unpack_from(buffer, position))
     if header.magic != 2:
-        raise ProtocolError(f"magic {header.magic}; only 2 is read (magic 0 and 1 are of clients before Kafka 0.11)", title, "magic", position + 16)
+        raise ProtocolError(
+            f"magic {header.magic}; only 2 is read (magic 0 and 1 are of clients before Kafka 0.11)",
+            title,
+            "magic",
+            position + 16,
+        )
     if header.batch_length < HEADER_BYTES - LENGTH_BYTES:
-        raise ProtocolError(f"a batch of {header.batch_length} bytes is shorter than its header", title, "batch_length", position + 8)
+        raise ProtocolError(
+            f"a batch of {header.batch_length} bytes is shorter than its header", title, "batch_length", position + 8
+        )
     if header.last_offset_delta < 0:
-        raise ProtocolError(f"a last offset delta of {header.last_offset_delta}", title, "last_offset_delta", position + 23)
+        raise ProtocolError(
+            f"a last offset delta of {header.last_offset_delta}", title, "last_offset_delta", position + 23
+        )
     if header.record_count < 0:
         raise ProtocolError(f"{header.record_count} records", title, "record_count", position + 57)
     return header
 
 
-def iterate_batches(buffer: bytes | memoryview, *, allow_partial: bool = False) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every batch in `buffer`, with its bytes. `allow_partial`: a batch cut off at the end is left out, as in the answer to a Fetch; else ProtocolError."""
+def iterate_batches(
+    buffer: bytes | memoryview, *, allow_partial: bool = False
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Every batch in `buffer`, with its bytes. `allow_partial`: a batch cut off at the end is left
+    out, as in the answer to a Fetch; else ProtocolError.
+    """
     view, position = memoryview(buffer), 0
     while position < len(view):
         if allow_partial and len(view) - position < HEADER_BYTES:
@@ -216,7 +245,7 @@ def check_crc(batch: bytes | memoryview) -> bool:
     return struct.unpack_from(">I", batch, CRC_START - 4)[0] == crc32c(memoryview(batch)[CRC_START:])
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -279,20 +308,29 @@ def _read_record(data: bytes, position: int, header: BatchHeader) -> tuple[Recor
     headers, position = _read_headers(data, position, end)
     if position != end:
         raise ValueError(f"the record is not as long as it says ({end - position} bytes off)")
-    timestamp_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else header.base_timestamp_ms + timestamp_delta
+    timestamp_ms = (
+        header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else header.base_timestamp_ms + timestamp_delta
+    )
     return Record(value, key, timestamp_ms, headers, header.base_offset + offset_delta), position
 
 
 def decode_batch(
     batch: bytes | memoryview, *, verify_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
 ) -> Iterator[Record]:
-    """The records of one whole batch. Nothing is believed: raises ProtocolError for a wrong CRC, lying lengths, damaged or exploding compression."""
+    """The records of one whole batch. Nothing is believed: raises ProtocolError for a wrong CRC,
+    lying lengths, damaged or exploding compression.
+    """
     header = decode_batch_header(batch)
     title = f"record batch at offset {header.base_offset}"
     if header.size_bytes != len(batch):
         raise ProtocolError(f"{header.size_bytes} bytes by its length, {len(batch)} given", title, "batch_length", 8)
     if verify_crc and not check_crc(batch):
-        raise ProtocolError(f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x} and not {header.crc:#010x} as it says", title, "crc", 17)
+        raise ProtocolError(
+            f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x} and not {header.crc:#010x} as it says",
+            title,
+            "crc",
+            17,
+        )
     data = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:], decompressed_bytes_max)
     if header.record_count * RECORD_BYTES_MIN > len(data):
         raise ProtocolError(f"{header.record_count} records in {len(data)} bytes", title, "record_count", 57)
@@ -310,9 +348,15 @@ def decode_batch(
 
 
 def decode_records(
-    buffer: bytes | memoryview | None, *, allow_partial: bool = False, verify_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    buffer: bytes | memoryview | None,
+    *,
+    allow_partial: bool = False,
+    verify_crc: bool = True,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[Record]:
-    """The records of every batch in `buffer` (None holds none), control records left out. The decompression bound is for each batch."""
+    """The records of every batch in `buffer` (None holds none), control records left out. The
+    decompression bound is for each batch.
+    """
     for header, batch in iterate_batches(b"" if buffer is None else buffer, allow_partial=allow_partial):
         if not header.is_control:
             yield from decode_batch(batch, verify_crc=verify_crc, decompressed_bytes_max=decompressed_bytes_max)

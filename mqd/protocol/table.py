@@ -1,10 +1,11 @@
-"""SUPPORTED as Markdown: `python -m mqd.protocol.table > docs/protocol.md`. A test compares the page with this and with what a running broker advertises."""
+"""SUPPORTED as Markdown: `python -m mqd.protocol.table > docs/protocol.md`. A test compares the
+page with this and with what a running broker advertises.
+"""
 
 from __future__ import annotations
 
 from mqd.protocol.errors import ERRORS
 from mqd.protocol.framing import SUPPORTED
-
 
 INTRODUCTION = """# The Kafka protocol, as spoken here
 
@@ -74,7 +75,9 @@ def api_table() -> str:
     """One row per API: key, name, versions, first flexible version."""
     rows = ["| key | API | versions | flexible from |", "| ---: | --- | --- | --- |"]
     for spec in SUPPORTED.values():
-        versions = str(spec.min_version) if spec.min_version == spec.max_version else f"{spec.min_version}-{spec.max_version}"
+        versions = (
+            str(spec.min_version) if spec.min_version == spec.max_version else f"{spec.min_version}-{spec.max_version}"
+        )
         flexible = str(spec.flexible_from) if spec.flexible_from <= spec.max_version else "-"
         rows.append(f"| {spec.key} | {spec.name} | {versions} | {flexible} |")
     return "\n".join(rows) + "\n"
@@ -83,7 +86,10 @@ def api_table() -> str:
 def error_table() -> str:
     """One row per Kafka error code."""
     rows = ["| code | name | retriable | meaning |", "| ---: | --- | --- | --- |"]
-    rows += [f"| {error.code} | {error.name} | {'yes' if error.retriable else 'no'} | {error.message} |" for error in ERRORS.values()]
+    rows += [
+        f"| {error.code} | {error.name} | {'yes' if error.retriable else 'no'} | {error.message} |"
+        for error in ERRORS.values()
+    ]
     return "\n".join(rows) + "\n"
 
 

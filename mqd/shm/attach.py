@@ -1,12 +1,15 @@
-"""How a process of the broker becomes part of it: it calls the keeper, gets its descriptors and maps the shared memory.
+"""How a process of the broker becomes part of it: it calls the keeper, gets its descriptors and
+maps the shared memory.
 
     client = KeeperClient.connect(run_dir, "worker", 0)     # waits for the keeper, at most 10 s
     ... set up, recover ...
     client.ready()
     client.watch(loop, on_death=..., on_shutdown=..., on_parent_death=...)
 
-1. The process never serves without the keeper and supervisord: their ends are watched through the socket and through pidfds, never by pid or time-out.
-2. Everything mapped here stays mapped until the process ends: the native side keeps bare pointers into it.
+1. The process never serves without the keeper and supervisord: their ends are watched through the
+   socket and through pidfds, never by pid or time-out.
+2. Everything mapped here stays mapped until the process ends: the native side keeps bare pointers
+   into it.
 3. The own arena is mapped writable, every other one read-only.
 
 One thread. The socket is blocking until `ready`, then only read when it is readable.
@@ -52,9 +55,15 @@ def send_message(connection: socket.socket, message: Any, fds: list[int] | None 
     connection.sendmsg([_encode(message)], control, socket.MSG_NOSIGNAL)
 
 
-def receive_packet(connection: socket.socket, flags: int = 0, size_bytes_max: int = MESSAGE_BYTES_MAX) -> tuple[bytes, list[int]]:
-    """(bytes, descriptors); b"" is the peer's end. Raises OSError; EMSGSIZE when the packet did not fit (its descriptors are closed)."""
-    data, ancillary, told, _ = connection.recvmsg(size_bytes_max, socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * 4), flags | socket.MSG_CMSG_CLOEXEC)
+def receive_packet(
+    connection: socket.socket, flags: int = 0, size_bytes_max: int = MESSAGE_BYTES_MAX
+) -> tuple[bytes, list[int]]:
+    """(bytes, descriptors); b"" is the peer's end. Raises OSError; EMSGSIZE when the packet did not
+    fit (its descriptors are closed).
+    """
+    data, ancillary, told, _ = connection.recvmsg(
+        size_bytes_max, socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * 4), flags | socket.MSG_CMSG_CLOEXEC
+    )
     fds: list[int] = []
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -94,7 +103,9 @@ def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> sock
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             connection.close()
             if time.monotonic() + pause > deadline:
-                raise KeeperError(f"no keeper answers at {path}: is the broker running? (start it with: mqd up)") from error
+                raise KeeperError(
+                    f"no keeper answers at {path}: is the broker running? (start it with: mqd up)"
+                ) from error
         except OSError as error:
             connection.close()
             raise KeeperError(f"cannot connect to {path}: {error.strerror}") from error
@@ -108,13 +119,15 @@ class KeeperClient:
     welcome, config     what the keeper said; the broker's properties (name -> text, resolved)
     control             native.Control, attached
     links               mapping of the links segment
-    endpoint, endpoint_index, endpoint_count, generation    the own end of the links; the generation this life of it has
+    endpoint, endpoint_index, endpoint_count, generation    the own end of the links; the generation
+                                                            this life of it has
     eventfds            one per endpoint, the own one at endpoint_index
     arenas              mappings by endpoint, None = has none; `arena` is the own one
     handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
     local_listener      acceptor: where clients of this host ask for shared memory; None = nowhere
-    cluster_sockets     controller: TCP listener and UDP socket for other hosts; acceptor: the inter-broker listener; [] on a host that listens for no others
+    cluster_sockets     controller: TCP listener and UDP socket for other hosts; acceptor: the
+                        inter-broker listener; [] on a host that listens for no others
     lock_fds            held open, so that the directory locks last as long as this process
     """
 
@@ -138,13 +151,18 @@ class KeeperClient:
         self._open_parents()
 
     @classmethod
-    def connect(cls, run_dir: str | os.PathLike[str], role: str, index: int = 0, timeout_s: float = CONNECT_TIMEOUT_S) -> KeeperClient:
-        """Says Hello and attaches. Raises KeeperError, native.NativeError (another build) or segments.SegmentError."""
+    def connect(
+        cls, run_dir: str | os.PathLike[str], role: str, index: int = 0, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> KeeperClient:
+        """Says Hello and attaches. Raises KeeperError, native.NativeError (another build) or
+        segments.SegmentError.
+        """
         deadline = time.monotonic() + timeout_s
         connection = connect_keeper(Path(run_dir) / "keeper.sock", timeout_s)
         try:
             send_message(connection, Hello(role, index, os.getpid(), native.abi_hash()))
-            # The keeper may hold back the answer for some seconds when this process has died often; its own end closes the socket.
+            # The keeper may hold back the answer for some seconds when this process has died often;
+            # its own end closes the socket.
             connection.settimeout(max(1.0, deadline - time.monotonic()) + 10.0)
             packet, fds = receive_packet(connection)
             connection.settimeout(None)
@@ -157,7 +175,14 @@ class KeeperClient:
                 raise KeeperError(f"the broker is shutting down: {answer.reason}")
             if not isinstance(answer, Welcome):
                 raise KeeperError(f"the keeper answered Hello with {type(answer).__name__}")
-            announced = answer.eventfd_count + answer.handoff_count + answer.listener_count + answer.lock_count + answer.local_listener_count + answer.cluster_socket_count
+            announced = (
+                answer.eventfd_count
+                + answer.handoff_count
+                + answer.listener_count
+                + answer.lock_count
+                + answer.local_listener_count
+                + answer.cluster_socket_count
+            )
             if len(fds) != announced:
                 raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
             return cls(connection, role, index, answer, fds)
@@ -184,7 +209,9 @@ class KeeperClient:
     def endpoint(self) -> native.Endpoint:
         """Opened when first used: a worker's reactor opens its own and must be the only one."""
         if self._endpoint is None:
-            self._endpoint = native.Endpoint(self.control, self.links, self.endpoint_index, self.endpoint_count, self.eventfds)
+            self._endpoint = native.Endpoint(
+                self.control, self.links, self.endpoint_index, self.endpoint_count, self.eventfds
+            )
         return self._endpoint
 
     @property
@@ -203,10 +230,12 @@ class KeeperClient:
         except ProcessLookupError as error:
             raise KeeperError("the keeper or supervisord ended while this process attached") from error
 
-    # -- after attaching ---------------------------------------------------------------------------------------------------
+    # -- after attaching ---------------------------------------------------------------------------
 
     def ready(self, detail: str = "") -> None:
-        """From now on the broker counts on this process. The acceptor's detail: "metrics_port=12345". Raises KeeperError."""
+        """From now on the broker counts on this process. The acceptor's detail:
+        "metrics_port=12345". Raises KeeperError.
+        """
         try:
             send_message(self._connection, Ready(detail))
         except OSError as error:
@@ -270,7 +299,9 @@ class KeeperClient:
         on_parent_death: Callable[[str], None],
         on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Calls back from an asyncio loop. `on_parent_death` comes at most once, and never after `on_shutdown`: both mean: end, exit status 0."""
+        """Calls back from an asyncio loop. `on_parent_death` comes at most once, and never after
+        `on_shutdown`: both mean: end, exit status 0.
+        """
         ending = False
 
         def parent_died(reason: str) -> None:
@@ -308,7 +339,9 @@ class KeeperClient:
             loop.add_reader(fd, parent_died, reason)
 
     def _end_supervisor(self) -> None:
-        """The keeper is not restarted, so without it the whole broker ends: also where `mqd up` is not there to see to it. By pidfd: it is supervisord or nobody."""
+        """The keeper is not restarted, so without it the whole broker ends: also where `mqd up` is
+        not there to see to it. By pidfd: it is supervisord or nobody.
+        """
         for fd, reason in self._parent_fds[1:]:
             try:
                 signal.pidfd_send_signal(fd, signal.SIGTERM)

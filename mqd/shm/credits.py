@@ -1,17 +1,23 @@
-"""Credits: the broker's max.connections, and the memory of its local clients, each a SysV semaphore from which each worker leases blocks, with SEM_UNDO.
+"""Credits: the broker's max.connections, and the memory of its local clients, each a SysV semaphore
+from which each worker leases blocks, with SEM_UNDO.
 
-What a worker holds when it dies, however it dies, the kernel gives back; nobody keeps books, so none can be wrong.
+What a worker holds when it dies, however it dies, the kernel gives back; nobody keeps books, so
+none can be wrong.
 
-K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds max.connections.
-K2  it is made anew for each life of the keeper (`generation`), under a lock file, by the first worker that attaches: a second semaphore remembers the
-    generation. A keeper starts only when every worker of the life before is gone, so nobody holds credits of the old one.
-K3  a worker may hold connections up to `granted`; it leases ahead, since connections come faster than it looks, and gives back what it does not use when the
-    budget runs out, so that no worker starves beside an idle one.
+K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds
+    max.connections.
+K2  it is made anew for each life of the keeper (`generation`), under a lock file, by the first
+    worker that attaches: a second semaphore remembers the generation. A keeper starts only when
+    every worker of the life before is gone, so nobody holds credits of the old one.
+K3  a worker may hold connections up to `granted`; it leases ahead, since connections come faster
+    than it looks, and gives back what it does not use when the budget runs out, so that no worker
+    starves beside an idle one.
 
 Said of connections; of memory (local.memory.max.bytes) it is the same, in MiB.
 
-Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: four small ones per data directory remain after a kill -9 of everything, and
-the next start uses them again; the keeper removes them at its clean end (`remove`).
+Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: four small
+ones per data directory remain after a kill -9 of everything, and the next start uses them again;
+the keeper removes them at its clean end (`remove`).
 """
 
 import fcntl
@@ -28,7 +34,9 @@ _MODE = 0o600
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """How max.connections is cut into blocks. Small budgets have small blocks, so that every worker gets some."""
+    """How max.connections is cut into blocks. Small budgets have small blocks, so that every worker
+    gets some.
+    """
 
     block: int  # connections of one block
     block_count: int
@@ -44,8 +52,10 @@ class Budget(msgspec.Struct, frozen=True):
         return self.block * self.block_count
 
     def wanted(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
-        """Blocks that a worker with so many connections should hold: most of its fair share, for connections come faster than anybody looks; beyond it, what
-        it uses and some headroom. When the budget is exhausted: what it uses and one block."""
+        """Blocks that a worker with so many connections should hold: most of its fair share, for
+        connections come faster than anybody looks; beyond it, what it uses and some headroom. When
+        the budget is exhausted: what it uses and one block.
+        """
         used = -(-connection_count // self.block)
         if exhausted:
             return min(used + 1, self.block_count)
@@ -70,15 +80,27 @@ class Credits:
         self.held_blocks = 0
 
     @classmethod
-    def attach(cls, name: str, generation: int, lock_path: Path, connection_count_max: int, worker_count: int, what: str = "max.connections") -> "Credits":
-        """`name`: the broker's control segment, or `local_memory` of it; `lock_path`: a file that the workers of one broker share. Raises OSError with the way out."""
+    def attach(
+        cls,
+        name: str,
+        generation: int,
+        lock_path: Path,
+        connection_count_max: int,
+        worker_count: int,
+        what: str = "max.connections",
+    ) -> "Credits":
+        """`name`: the broker's control segment, or `local_memory` of it; `lock_path`: a file that
+        the workers of one broker share. Raises OSError with the way out.
+        """
         budget = Budget.of(connection_count_max, worker_count)
         fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             return cls(_current(name, generation, budget.block_count), budget, worker_count)
         except sysv_ipc.Error as error:
-            raise OSError(f"cannot get the semaphore of {what}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`") from error
+            raise OSError(
+                f"cannot get the semaphore of {what}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`"
+            ) from error
         finally:
             os.close(fd)
 
@@ -92,8 +114,10 @@ class Credits:
         return self._semaphore.value
 
     def adjust(self, connection_count: int) -> bool:
-        """Leases or gives back; True when `granted` changed. Never below what `connection_count` uses, as long as it is held. When the semaphore is gone (the
-        broker is ending, or somebody removed it with ipcrm), what is held stays in force."""
+        """Leases or gives back; True when `granted` changed. Never below what `connection_count`
+        uses, as long as it is held. When the semaphore is gone (the broker is ending, or somebody
+        removed it with ipcrm), what is held stays in force.
+        """
         before = self.held_blocks
         try:
             self._adjust(connection_count)
@@ -108,7 +132,9 @@ class Credits:
         if self.held_blocks > wanted + wanted // 4:  # not back and forth with every connection
             self._release(self.held_blocks - wanted)
         if self.free_blocks == 0:
-            self._release(max(0, self.held_blocks - self.budget.wanted(connection_count, self._worker_count, exhausted=True)))
+            self._release(
+                max(0, self.held_blocks - self.budget.wanted(connection_count, self._worker_count, exhausted=True))
+            )
 
     def _acquire(self, count: int) -> None:
         """As many as there are."""
@@ -160,7 +186,9 @@ def local_memory(name: str) -> str:
 
 
 def remove(name: str) -> None:
-    """At the clean end of a broker. Whoever still holds credits of it has nothing to give back any more."""
+    """At the clean end of a broker. Whoever still holds credits of it has nothing to give back any
+    more.
+    """
     for which in (name, local_memory(name)):
         for number in (0, 1):
             try:

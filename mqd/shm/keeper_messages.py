@@ -1,7 +1,10 @@
-"""What the keeper and the processes of one host say to each other, over `run/keeper.sock` (SOCK_SEQPACKET, one msgpack message per packet).
+"""What the keeper and the processes of one host say to each other, over `run/keeper.sock`
+(SOCK_SEQPACKET, one msgpack message per packet).
 
-A process connects, says Hello, gets Welcome with its file descriptors (SCM_RIGHTS), later says Ready, and then only listens for Death and Shutdown. The socket
-stays open as long as the process lives; its end, with the pidfd, is the keeper's proof of death. Tools (`mqd status`) connect and ask StatusQuery.
+A process connects, says Hello, gets Welcome with its file descriptors (SCM_RIGHTS), later says
+Ready, and then only listens for Death and Shutdown. The socket stays open as long as the process
+lives; its end, with the pidfd, is the keeper's proof of death. Tools (`mqd status`) connect and ask
+StatusQuery.
 """
 
 import msgspec
@@ -15,10 +18,13 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the hand-off socket; for the acceptor its end of the hand-off
-    socket of every worker, then the listening sockets; for all but the acceptor and the controller the locked directory descriptors; for the acceptor the client
-    socket of local clients; last, on a host that listens for other hosts: for the controller its TCP listener and its UDP socket, for the acceptor the inter-broker
-    listener."""
+    """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the
+    hand-off socket; for the acceptor its end of the hand-off socket of every worker, then the
+    listening sockets; for all but the acceptor and the controller the locked directory descriptors;
+    for the acceptor the client socket of local clients; last, on a host that listens for other
+    hosts: for the controller its TCP listener and its UDP socket, for the acceptor the inter-broker
+    listener.
+    """
 
     endpoint: int
     generation: int
@@ -37,7 +43,8 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     config: dict[str, str]  # the broker's properties, resolved and validated
     local_listener_count: int = 0
     cluster_socket_count: int = 0
-    controller_listener: tuple[str, int] | None = None  # what other hosts are told; None: no other host reaches this one
+    # what other hosts are told; None: no other host reaches this one
+    controller_listener: tuple[str, int] | None = None
     inter_broker_listener: tuple[str, int] | None = None
 
 
@@ -70,7 +77,9 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """To the controller of a host among others, before Shutdown: give what this host leads to others, then say Left. The other processes go on meanwhile."""
+    """To the controller of a host among others, before Shutdown: give what this host leads to
+    others, then say Left. The other processes go on meanwhile.
+    """
 
     reason: str
 

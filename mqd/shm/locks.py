@@ -1,8 +1,9 @@
 """One broker per directory: an flock on DIRECTORY/.lock, held by the keeper and by every worker.
 
-1. The lock belongs to the open file, which the workers get from the keeper: it is free only when the last of them is gone, so a new broker never meets a
-   worker of the old one still writing.
-2. The text of the file is the pid that took the lock: for messages, never for a decision. A process that is dead holds nothing.
+1. The lock belongs to the open file, which the workers get from the keeper: it is free only when
+   the last of them is gone, so a new broker never meets a worker of the old one still writing.
+2. The text of the file is the pid that took the lock: for messages, never for a decision. A process
+   that is dead holds nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ def _holder(fd: int) -> int | None:
 
 
 def lock_file(path: str | os.PathLike[str]) -> int | None:
-    """The locked descriptor of `path` (made if missing), or None when somebody else holds it. Raises OSError when it cannot be opened.
+    """The locked descriptor of `path` (made if missing), or None when somebody else holds it.
+    Raises OSError when it cannot be opened.
 
-    Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So this looks a few times before it gives up."""
+    Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So
+    this looks a few times before it gives up.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_uid == os.getuid():
@@ -58,7 +62,8 @@ def _write_holder(fd: int) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except OSError as error:
-        if error.errno != errno.ENOSPC:  # a full disk must not keep a broker from starting: it may be the one that makes room
+        # a full disk must not keep a broker from starting: it may be the one that makes room
+        if error.errno != errno.ENOSPC:
             os.close(fd)
             raise
 
@@ -67,14 +72,20 @@ def _explain(error: OSError, directory: Path) -> OSError:
     if error.errno == errno.EROFS:
         return OSError(error.errno, f"{directory} is on a read-only file system; choose another directory")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return OSError(error.errno, f"{directory} is not writable for this user; change its owner or mode, or choose another directory")
+        return OSError(
+            error.errno,
+            f"{directory} is not writable for this user; change its owner or mode, or choose another directory",
+        )
     if error.errno == errno.ENOSPC:
-        return OSError(error.errno, f"{directory} is on a full file system; free some space, or choose another directory")
+        return OSError(
+            error.errno, f"{directory} is on a full file system; free some space, or choose another directory"
+        )
     return OSError(error.errno, f"cannot use {directory}: {error.strerror}")
 
 
 def lock_directory(directory: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> int:
-    """Makes the directory if missing and locks it; returns the descriptor, which holds the lock until its last copy is closed.
+    """Makes the directory if missing and locks it; returns the descriptor, which holds the lock
+    until its last copy is closed.
 
     Raises DirectoryInUse, or OSError when the directory cannot be written; both say what to do.
     """
@@ -111,7 +122,9 @@ def _in_use(place: Path, data_dir: Path) -> DirectoryInUse:
 
 
 def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: str | os.PathLike[str]) -> list[int]:
-    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises as lock_directory."""
+    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises
+    as lock_directory.
+    """
     fds: list[int] = []
     seen: set[str] = set()
     try:
@@ -127,7 +140,9 @@ def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: st
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Does anybody hold this lock file now? Takes the lock for an instant. False when the file does not exist."""
+    """Does anybody hold this lock file now? Takes the lock for an instant. False when the file does
+    not exist.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,16 +1,21 @@
 """How a client finds the client socket of a broker that it knows by `bootstrap.servers` alone.
 
-The keeper publishes symbolic links to `run/client.sock`, named after what it listens on; a client on the same host looks for the one of its bootstrap server.
+The keeper publishes symbolic links to `run/client.sock`, named after what it listens on; a client
+on the same host looks for the one of its bootstrap server.
 
     DIRECTORY/9092             listens on every address
     DIRECTORY/127.0.0.1@9092   listens on this address
 
-DIRECTORY is /run/mqd where the broker may write it, $XDG_RUNTIME_DIR/mqd, and /tmp/mqd-UID: the broker writes to all of them it can, a client takes the first that has
-its broker. $MQD_RUN_RENDEZVOUS names other ones (separated by colons), for both.
+DIRECTORY is /run/mqd where the broker may write it, $XDG_RUNTIME_DIR/mqd, and /tmp/mqd-UID: the
+broker writes to all of them it can, a client takes the first that has its broker.
+$MQD_RUN_RENDEZVOUS names other ones (separated by colons), for both.
 
-1. A directory is believed only when it is a real directory that nobody but root, or this process's user, can have written: in /tmp anybody could have made one.
-2. A link proves nothing: its broker may have been killed. The socket says it (ECONNREFUSED), and then TCP is the way.
-3. A broker removes at its end what it has published, and at its start the links of brokers that were killed.
+1. A directory is believed only when it is a real directory that nobody but root, or this process's
+   user, can have written: in /tmp anybody could have made one.
+2. A link proves nothing: its broker may have been killed. The socket says it (ECONNREFUSED), and
+   then TCP is the way.
+3. A broker removes at its end what it has published, and at its start the links of brokers that
+   were killed.
 """
 
 from __future__ import annotations
@@ -74,7 +79,7 @@ def _distrust(directory: Path) -> str | None:
     return None
 
 
-# -- the keeper ------------------------------------------------------------------------------------------------------------
+# -- the keeper ------------------------------------------------------------------------------------
 
 
 def _make(directory: Path, shared: bool) -> bool:
@@ -121,9 +126,13 @@ def _sweep(directory: Path) -> None:
             continue
 
 
-def publish(addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], places: Sequence[Path] | None = None) -> list[Path]:
-    """Links for every listening address (host, port; as bound) in every directory that can be written. The socket must be listening already. Never raises for a
-    directory that cannot be used: returns the links made."""
+def publish(
+    addresses: Iterable[tuple[str, int]], socket_path: str | os.PathLike[str], places: Sequence[Path] | None = None
+) -> list[Path]:
+    """Links for every listening address (host, port; as bound) in every directory that can be
+    written. The socket must be listening already. Never raises for a directory that cannot be used:
+    returns the links made.
+    """
     made: list[Path] = []
     names = sorted({link_name(host, port) for host, port in addresses})
     for directory in directories() if places is None else places:
@@ -152,11 +161,13 @@ def withdraw(links: Iterable[Path], socket_path: str | os.PathLike[str]) -> None
             continue
 
 
-# -- the client ------------------------------------------------------------------------------------------------------------
+# -- the client ------------------------------------------------------------------------------------
 
 
 def _servers(bootstrap_servers: str) -> list[tuple[str, int]]:
-    """"host:port,[::1]:port,host" as (host, port). What is not an address is left out: the TCP client will say what is wrong with it."""
+    """ "host:port,[::1]:port,host" as (host, port). What is not an address is left out: the TCP
+    client will say what is wrong with it.
+    """
     found = []
     for text in bootstrap_servers.split(","):
         text = text.strip().rpartition("://")[2]
@@ -178,7 +189,9 @@ def _is_local(address: str) -> bool:
     if ip.is_loopback or ip.is_unspecified:
         return True
     try:
-        with socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        with socket.socket(
+            socket.AF_INET6 if ip.version == 6 else socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+        ) as probe:
             probe.bind((address, 0))
         return True
     except OSError:
@@ -187,7 +200,9 @@ def _is_local(address: str) -> bool:
 
 def _addresses(host: str) -> list[str]:
     try:
-        return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+        return list(
+            dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        )
     except (OSError, UnicodeError):
         return []
 
@@ -220,13 +235,19 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str | None, lis
 
 
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
-    """The client socket of the broker at `bootstrap_servers` ("host:port,host:port"), when one of them is this host's. `socket_path` (property mqd.socket.path) or
-    $MQD_SOCKET says it without looking. Never raises, resolves names (may take as long as the resolver does)."""
+    """The client socket of the broker at `bootstrap_servers` ("host:port,host:port"), when one of
+    them is this host's. `socket_path` (property mqd.socket.path) or $MQD_SOCKET says it without
+    looking. Never raises, resolves names (may take as long as the resolver does).
+    """
     told = socket_path or os.environ.get(SOCKET_VARIABLE)
     if told:
         if _is_socket(told):
             return Rendezvous(told, "named by mqd.socket.path" if socket_path else f"named by ${SOCKET_VARIABLE}")
-        return Rendezvous(None, f"{told} is no socket that this user can reach ({'mqd.socket.path' if socket_path else '$' + SOCKET_VARIABLE})")
+        return Rendezvous(
+            None,
+            f"{told} is no socket that this user can reach"
+            f" ({'mqd.socket.path' if socket_path else '$' + SOCKET_VARIABLE})",
+        )
     places = directories() if places is None else places
     seen: list[str] = []
     for host, port in _servers(bootstrap_servers):
@@ -238,5 +259,7 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
         path, obstacles = _look(names, places)
         if path is not None:
             return Rendezvous(path, f"{host}:{port} is this host's broker")
-        seen.append("; ".join(obstacles) or f"no local broker has published port {port} in {', '.join(map(str, places))}")
+        seen.append(
+            "; ".join(obstacles) or f"no local broker has published port {port} in {', '.join(map(str, places))}"
+        )
     return Rendezvous(None, "; ".join(seen) or "bootstrap.servers names no address")

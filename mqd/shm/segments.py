@@ -1,14 +1,18 @@
-"""Named shared memory: what the segments of a broker are called, how they are made, mapped and cleaned away.
+"""Named shared memory: what the segments of a broker are called, how they are made, mapped and
+cleaned away.
 
-1. A segment is made by the keeper alone, and only while it holds the data directory's lock; so whatever bears the directory's names then is a dead
-   broker's and may be removed.
-2. Its memory is reserved when it is made. A store into shared memory that the system cannot supply would kill the process with SIGBUS; a refused
-   reservation is an error with a way out.
-3. The keeper holds an flock on its control segment as long as it lives. So the segments of a broker that was killed and never started again can be told from
-   those of a living one, whatever its directory, and any later keeper of the same user sweeps them away: they are memory that nobody uses. Whoever removes
-   what bears a dead broker's names, its successor or a sweeping keeper, holds the flock on the dead one's control segment meanwhile: hosts that lost power
-   together start together, and one would sweep what the other has just made anew.
-4. Names follow from the data directory's device and inode: the same under every path to it, different for each directory.
+1. A segment is made by the keeper alone, and only while it holds the data directory's lock; so
+   whatever bears the directory's names then is a dead broker's and may be removed.
+2. Its memory is reserved when it is made. A store into shared memory that the system cannot supply
+   would kill the process with SIGBUS; a refused reservation is an error with a way out.
+3. The keeper holds an flock on its control segment as long as it lives. So the segments of a broker
+   that was killed and never started again can be told from those of a living one, whatever its
+   directory, and any later keeper of the same user sweeps them away: they are memory that nobody
+   uses. Whoever removes what bears a dead broker's names, its successor or a sweeping keeper, holds
+   the flock on the dead one's control segment meanwhile: hosts that lost power together start
+   together, and one would sweep what the other has just made anew.
+4. Names follow from the data directory's device and inode: the same under every path to it,
+   different for each directory.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class SegmentError(OSError):
 
 
 def prefix(data_dir: str | os.PathLike[str]) -> str:
-    """"/mqd-0123456789abcdef" for an existing data directory."""
+    """ "/mqd-0123456789abcdef" for an existing data directory."""
     about = os.stat(data_dir)
     return "/mqd-" + hashlib.sha256(f"{about.st_dev}:{about.st_ino}:{os.getuid()}".encode()).hexdigest()[:16]
 
@@ -61,7 +65,9 @@ def create(name: str, size_bytes: int) -> mmap.mmap:
     try:
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=MODE)
     except (posix_ipc.Error, OSError) as error:
-        raise SegmentError(errno.EIO, f"cannot create the shared memory segment {name}: {error}; is /dev/shm mounted and writable?") from error
+        raise SegmentError(
+            errno.EIO, f"cannot create the shared memory segment {name}: {error}; is /dev/shm mounted and writable?"
+        ) from error
     try:
         os.posix_fallocate(memory.fd, 0, size_bytes)
         return mmap.mmap(memory.fd, size_bytes)
@@ -69,23 +75,29 @@ def create(name: str, size_bytes: int) -> mmap.mmap:
         posix_ipc.unlink_shared_memory(name)
         raise SegmentError(
             error.errno or errno.ENOMEM,
-            f"cannot reserve {size_bytes} bytes of shared memory for {name}: {error.strerror or error}; make /dev/shm larger (docker run --shm-size),"
-            " or lower worker.count or receive.arena.bytes",
+            f"cannot reserve {size_bytes} bytes of shared memory for {name}: {error.strerror or error}; make /dev/shm"
+            " larger (docker run --shm-size), or lower worker.count or receive.arena.bytes",
         ) from error
     finally:
         memory.close_fd()
 
 
 def open_read_only(name: str) -> int:
-    """A descriptor of an existing segment that can be mapped for reading alone; to be given to others. Raises SegmentError."""
+    """A descriptor of an existing segment that can be mapped for reading alone; to be given to
+    others. Raises SegmentError.
+    """
     try:
         return os.open(f"{SHM_DIRECTORY}{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise SegmentError(error.errno or errno.EIO, f"cannot open the shared memory segment {name}: {error.strerror}") from error
+        raise SegmentError(
+            error.errno or errno.EIO, f"cannot open the shared memory segment {name}: {error.strerror}"
+        ) from error
 
 
 def attach(name: str, size_bytes: int | None = None, writable: bool = True) -> mmap.mmap:
-    """Maps an existing segment, whole. `size_bytes`: what it must have at least. Raises SegmentError."""
+    """Maps an existing segment, whole. `size_bytes`: what it must have at least. Raises
+    SegmentError.
+    """
     try:
         memory = posix_ipc.SharedMemory(name, 0, read_only=not writable)
     except posix_ipc.ExistentialError as error:
@@ -95,7 +107,11 @@ def attach(name: str, size_bytes: int | None = None, writable: bool = True) -> m
     try:
         actual = os.fstat(memory.fd).st_size
         if actual == 0 or (size_bytes is not None and actual < size_bytes):
-            raise SegmentError(errno.EINVAL, f"the shared memory segment {name} has {actual} bytes, expected {size_bytes or 'some'}: restart the whole broker")
+            raise SegmentError(
+                errno.EINVAL,
+                f"the shared memory segment {name} has {actual} bytes, expected {size_bytes or 'some'}: restart the"
+                " whole broker",
+            )
         return mmap.mmap(memory.fd, actual, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     finally:
         memory.close_fd()
@@ -111,15 +127,22 @@ def unlink(name: str) -> bool:
 
 
 def clean(base: str) -> list[str]:
-    """Removes every segment of a broker that may be left; returns their names. Only for whoever holds the directory's lock. The control segment goes last:
-    it is what `sweep` looks for."""
-    names = [*(arena_name(base, endpoint) for endpoint in range(ENDPOINT_COUNT_MAX)), links_name(base), control_name(base)]
+    """Removes every segment of a broker that may be left; returns their names. Only for whoever
+    holds the directory's lock. The control segment goes last: it is what `sweep` looks for.
+    """
+    names = [
+        *(arena_name(base, endpoint) for endpoint in range(ENDPOINT_COUNT_MAX)),
+        links_name(base),
+        control_name(base),
+    ]
     return [name for name in names if unlink(name)]
 
 
 def hold(name: str) -> int:
-    """The keeper's flock on its control segment; the descriptor must stay open as long as the keeper lives. Who sweeps may have it for a moment, until it sees how young
-    the segment is. Raises SegmentError."""
+    """The keeper's flock on its control segment; the descriptor must stay open as long as the
+    keeper lives. Who sweeps may have it for a moment, until it sees how young the segment is.
+    Raises SegmentError.
+    """
     try:
         return _lock(f"{SHM_DIRECTORY}{name}", HOLD_S)
     except OSError as error:
@@ -127,10 +150,13 @@ def hold(name: str) -> int:
 
 
 def _lock(path: str, wait_s: float) -> int:
-    """The flock of the segment that bears this name, when we have it; by a descriptor to be closed. Raises OSError: there is none, or BlockingIOError."""
+    """The flock of the segment that bears this name, when we have it; by a descriptor to be closed.
+    Raises OSError: there is none, or BlockingIOError.
+    """
     deadline = time.monotonic() + wait_s
     while True:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe of somebody else would hold us up
+        # a pipe of somebody else would hold us up
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -148,11 +174,17 @@ def _lock(path: str, wait_s: float) -> int:
 
 @contextlib.contextmanager
 def taking_over(base: str) -> Iterator[None]:
-    """What a dead broker has left under these names is ours alone, to clean away and to make anew. Only for whoever holds the directory's lock. Raises SegmentError."""
+    """What a dead broker has left under these names is ours alone, to clean away and to make anew.
+    Only for whoever holds the directory's lock. Raises SegmentError.
+    """
     try:
         fd = _lock(f"{SHM_DIRECTORY}{control_name(base)}", TAKE_OVER_S)
     except BlockingIOError:
-        raise SegmentError(errno.EBUSY, f"another broker's keeper has been removing the shared memory segments {base}-* for {TAKE_OVER_S:.0f} s: has it been stopped? Let it go on, or end it") from None
+        raise SegmentError(
+            errno.EBUSY,
+            f"another broker's keeper has been removing the shared memory segments {base}-* for {TAKE_OVER_S:.0f} s:"
+            " has it been stopped? Let it go on, or end it",
+        ) from None
     except OSError:
         fd = -1  # nothing is left, or nothing that we may have: making it anew says so
     try:
@@ -168,7 +200,9 @@ def _is_old(path: str, now: float) -> bool:
 
 
 def sweep(now: float | None = None) -> list[str]:
-    """Removes the segments of this user's brokers that have no keeper any more; returns the names of their control segments."""
+    """Removes the segments of this user's brokers that have no keeper any more; returns the names
+    of their control segments.
+    """
     swept = []
     try:
         entries = os.listdir(SHM_DIRECTORY)

@@ -20,7 +20,9 @@ _decode = msgspec.msgpack.Decoder(FromKeeper).decode
 
 
 class KeeperTool:
-    """A connection to the keeper of a data directory. Raises KeeperError when there is none or it does not answer."""
+    """A connection to the keeper of a data directory. Raises KeeperError when there is none or it
+    does not answer.
+    """
 
     def __init__(self, data_dir: str | os.PathLike[str]):
         self._connection = connect_keeper(layout(data_dir).keeper_socket)
@@ -62,7 +64,9 @@ def supervisor_of(status: Status) -> int:
 
 
 def held_pid(lock: Path) -> int | None:
-    """The pid in a lock file that somebody holds now; None when nobody does, 0 when it does not tell."""
+    """The pid in a lock file that somebody holds now; None when nobody does, 0 when it does not
+    tell.
+    """
     if not locks.is_locked(lock):
         return None
     try:
@@ -73,7 +77,9 @@ def held_pid(lock: Path) -> int | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on just now; for tests and demos that start a broker on a port of their own."""
+    """A TCP port that nobody listens on just now; for tests and demos that start a broker on a port
+    of their own.
+    """
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

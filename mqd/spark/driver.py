@@ -1,8 +1,12 @@
-"""What the driver asks of the brokers: which partitions there are, offsets at either end and by time, sizes, and a group's offsets published. Made into plans of a batch here, of a stream in progress.py.
+"""What the driver asks of the brokers: which partitions there are, offsets at either end and by
+time, sizes, and a group's offsets published. Made into plans of a batch here, of a stream in
+progress.py.
 
     D1  one Driver is one process's; it connects when it is first asked, and anew after an error
-    D2  what is retriable is tried again for kafka.default.api.timeout.ms; everything else is an MqdReadError that names topic and partition
-    D3  what is not there any more is told by lost(): an error with failOnDataLoss, a warning without
+    D2  what is retriable is tried again for kafka.default.api.timeout.ms; everything else is an
+        MqdReadError that names topic and partition
+    D3  what is not there any more is told by lost(): an error with failOnDataLoss, a warning
+        without
 """
 
 from __future__ import annotations
@@ -13,7 +17,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mqd.protocol.messages import DescribeLogDirsRequest, FindCoordinatorRequest, ListOffsetsRequest, OffsetCommitRequest
+from mqd.protocol.messages import (
+    DescribeLogDirsRequest,
+    FindCoordinatorRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+)
 from mqd.spark.offsets import SHOWN
 from mqd.spark.options import EARLIEST, LATEST, Limit, Offsets, SourceOptions
 from mqd.spark.planning import Key, Range, split
@@ -26,8 +35,12 @@ _NO_MATCH = -1
 WEIGHTS_S = 60.0
 
 
-def list_offsets(cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None) -> dict[Key, int]:
-    """EARLIEST, LATEST (the last stable offset with `isolation` 1) or by time in ms: the first record that late, -1 = none is. Raises BrokerError, OSError: try again."""
+def list_offsets(
+    cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None
+) -> dict[Key, int]:
+    """EARLIEST, LATEST (the last stable offset with `isolation` 1) or by time in ms: the first
+    record that late, -1 = none is. Raises BrokerError, OSError: try again.
+    """
     metadata = leaders or cluster.metadata(sorted({topic for topic, _ in timestamps}))
     by_node: dict[int, dict[str, list[int]]] = {}
     for topic, partition in timestamps:
@@ -42,10 +55,20 @@ def list_offsets(cluster: Cluster, timestamps: Mapping[Key, int], isolation: int
     found: dict[Key, int] = {}
     for node, topics in by_node.items():
         wanted = [
-            ListOffsetsRequest.Topic(name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=index, timestamp=timestamps[topic, index]) for index in indexes])
+            ListOffsetsRequest.Topic(
+                name=topic,
+                partitions=[
+                    ListOffsetsRequest.Partition(partition_index=index, timestamp=timestamps[topic, index])
+                    for index in indexes
+                ],
+            )
             for topic, indexes in topics.items()
         ]
-        response = cluster.link_to(node).ask(ListOffsetsRequest(isolation_level=isolation, topics=wanted, timeout_ms=int(cluster.settings.request_timeout_s * 1000)))
+        response = cluster.link_to(node).ask(
+            ListOffsetsRequest(
+                isolation_level=isolation, topics=wanted, timeout_ms=int(cluster.settings.request_timeout_s * 1000)
+            )
+        )
         for topic in response.topics:
             for one in topic.partitions:
                 check(one.error_code, f"offsets of {topic.name}-{one.partition_index}")
@@ -73,16 +96,24 @@ class Driver:
         """D3."""
         report_loss(self.options, text)
 
-    # -- partitions ---------------------------------------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self, missing_is_lost: bool = False) -> list[Key]:
-        """Of the topics asked for, as they are now. `missing_is_lost`: a subscribed topic that is not there was there before, and is left out; else it is an error."""
+        """Of the topics asked for, as they are now. `missing_is_lost`: a subscribed topic that is
+        not there was there before, and is left out; else it is an error.
+        """
         options = self.options
         names = None if options.pattern is not None else options.topics
-        metadata = self.cluster.patiently(f"topics {', '.join(options.topics) or options.pattern}", lambda: self._metadata(names, missing_is_lost), options.retry_interval_s)
+        metadata = self.cluster.patiently(
+            f"topics {', '.join(options.topics) or options.pattern}",
+            lambda: self._metadata(names, missing_is_lost),
+            options.retry_interval_s,
+        )
         if options.pattern is not None:
             pattern = re.compile(options.pattern)
-            self.topics = {name: topic for name, topic in metadata.topics.items() if not topic.error and pattern.search(name)}
+            self.topics = {
+                name: topic for name, topic in metadata.topics.items() if not topic.error and pattern.search(name)
+            }
         else:
             self.topics = {name: topic for name, topic in metadata.topics.items() if not topic.error}
         if options.assigned is None:
@@ -91,8 +122,17 @@ class Driver:
             there = self.topics[name].leaders if name in self.topics else {}
             unknown = [index for index in indexes if index not in there]
             if unknown and not missing_is_lost:
-                raise MqdReadError(f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; there are {len(there)}")
-        return sorted((name, index) for name, indexes in options.assigned.items() if name in self.topics for index in indexes if index in self.topics[name].leaders)
+                raise MqdReadError(
+                    f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; there are"
+                    f" {len(there)}"
+                )
+        return sorted(
+            (name, index)
+            for name, indexes in options.assigned.items()
+            if name in self.topics
+            for index in indexes
+            if index in self.topics[name].leaders
+        )
 
     def _metadata(self, names: Iterable[str] | None, missing_is_lost: bool) -> Metadata:
         metadata = self.cluster.metadata(names)
@@ -108,7 +148,7 @@ class Driver:
     def ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
 
-    # -- offsets --------------------------------------------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     def list(self, keys: Iterable[Key], timestamp: int) -> dict[Key, int]:
         return self.list_at({key: timestamp for key in keys})
@@ -117,14 +157,24 @@ class Driver:
         if not timestamps:
             return {}
         names = ", ".join(sorted({topic for topic, _ in timestamps}))
-        return self.cluster.patiently(f"offsets of {names}", lambda: list_offsets(self.cluster, timestamps, self.isolation), self.options.retry_interval_s)
+        return self.cluster.patiently(
+            f"offsets of {names}",
+            lambda: list_offsets(self.cluster, timestamps, self.isolation),
+            self.options.retry_interval_s,
+        )
 
     def hidden_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """Where retired partitions end that metadata do not show any more: their leaders, whom nobody names, serve them for a while. Those that are not found are left out."""
+        """Where retired partitions end that metadata do not show any more: their leaders, whom
+        nobody names, serve them for a while. Those that are not found are left out.
+        """
         by_topic: dict[str, list[ListOffsetsRequest.Partition]] = {}
         for topic, partition in keys:
-            by_topic.setdefault(topic, []).append(ListOffsetsRequest.Partition(partition_index=partition, timestamp=LATEST))
-        asked = ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=name, partitions=partitions) for name, partitions in by_topic.items()])
+            by_topic.setdefault(topic, []).append(
+                ListOffsetsRequest.Partition(partition_index=partition, timestamp=LATEST)
+            )
+        asked = ListOffsetsRequest(
+            topics=[ListOffsetsRequest.Topic(name=name, partitions=partitions) for name, partitions in by_topic.items()]
+        )
         found: dict[Key, int] = {}
         for node in sorted(self.cluster.brokers):
             try:
@@ -132,7 +182,12 @@ class Driver:
             except (OSError, BrokerError, MqdReadError) as error:
                 log.warning("broker %d does not tell where retired partitions end: %s", node, error)
                 continue
-            found |= {(topic.name, one.partition_index): one.offset for topic in response.topics for one in topic.partitions if not one.error_code}
+            found |= {
+                (topic.name, one.partition_index): one.offset
+                for topic in response.topics
+                for one in topic.partitions
+                if not one.error_code
+            }
         return found
 
     def resolve(self, limit: Limit, keys: list[Key], word: str) -> dict[Key, int]:
@@ -150,8 +205,9 @@ class Driver:
         if late and word == "starting" and self.options.timestamp_without_match == "error":
             topic, partition = late[0]
             raise MqdReadError(
-                f"No offset matched from request of topic-partition {topic}-{partition} and timestamp {wanted[late[0]]}: no record is that late. "
-                "startingOffsetsByTimestampStrategy=latest begins at the end instead"
+                f"No offset matched from request of topic-partition {topic}-{partition} and timestamp"
+                f" {wanted[late[0]]}: no record is that late. startingOffsetsByTimestampStrategy=latest begins at the"
+                " end instead"
             )
         return {**found, **self.list(late, LATEST)}
 
@@ -162,16 +218,22 @@ class Driver:
 
     @staticmethod
     def _named(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
-        flat = {(topic, partition): number for topic, partitions in given.items() for partition, number in partitions.items()}
+        flat = {
+            (topic, partition): number
+            for topic, partitions in given.items()
+            for partition, number in partitions.items()
+        }
         if set(flat) != set(keys):
             raise MqdReadError(
-                f"If {option} contains specific offsets, you must specify all TopicPartitions. Use -1 for latest, -2 for earliest. "
-                f"Specified: {_written(flat)} Assigned: {_written(keys)}"
+                f"If {option} contains specific offsets, you must specify all TopicPartitions. Use -1 for latest, -2"
+                f" for earliest. Specified: {_written(flat)} Assigned: {_written(keys)}"
             )
         return flat
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """By each leader's log directories; what cannot be told is left out, and tasks are cut by offsets then."""
+        """By each leader's log directories; what cannot be told is left out, and tasks are cut by
+        offsets then.
+        """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
             if topic in self.topics and (leader := self.topics[topic].leaders.get(partition, -1)) >= 0:
@@ -179,16 +241,26 @@ class Driver:
         sizes: dict[Key, int] = {}
         try:
             for node, topics in by_node.items():
-                asked = [DescribeLogDirsRequest.Topic(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
+                asked = [
+                    DescribeLogDirsRequest.Topic(topic=topic, partitions=indexes) for topic, indexes in topics.items()
+                ]
                 for result in self.cluster.link_to(node).ask(DescribeLogDirsRequest(topics=asked)).results:
                     for topic in result.topics:
-                        sizes |= {(topic.name, one.partition_index): one.partition_size for one in topic.partitions if not one.is_future_key}
+                        sizes |= {
+                            (topic.name, one.partition_index): one.partition_size
+                            for one in topic.partitions
+                            if not one.is_future_key
+                        }
             earliest, latest = self.list(sizes, EARLIEST), self.list(sizes, LATEST)
         except (OSError, BrokerError, MqdReadError) as error:
             log.warning("sizes of partitions are not known (%s): tasks are cut by offsets", error)
             self.cluster.close()
             return {}
-        return {key: size / (latest[key] - earliest[key]) for key, size in sizes.items() if latest[key] > earliest[key] and size > 0}
+        return {
+            key: size / (latest[key] - earliest[key])
+            for key, size in sizes.items()
+            if latest[key] > earliest[key] and size > 0
+        }
 
     def tasks(self, ranges: list[Range]) -> list[Range]:
         options = self.options
@@ -204,10 +276,12 @@ class Driver:
             self._weights = (time.monotonic(), weights)
         return weights
 
-    # -- a group's offsets ------------------------------------------------------------------------------------------------------------------
+    # -- a group's offsets -------------------------------------------------------------------------
 
     def publish(self, group_id: str, offsets: Mapping[Key, int]) -> None:
-        """As committed offsets of a group without members. Raises BrokerError, OSError, MqdReadError; tried once."""
+        """As committed offsets of a group without members. Raises BrokerError, OSError,
+        MqdReadError; tried once.
+        """
         response = self.cluster.any_link().ask(FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id]))
         (coordinator,) = response.coordinators
         check(coordinator.error_code, f"coordinator of group {group_id}")
@@ -217,9 +291,18 @@ class Driver:
         for topic, partition in sorted(offsets):
             by_topic.setdefault(topic, []).append(partition)
         topics = [
-            Topic_(name=topic, partitions=[Partition(partition_index=index, committed_offset=offsets[topic, index], committed_metadata=SHOWN) for index in indexes]) for topic, indexes in by_topic.items()
+            Topic_(
+                name=topic,
+                partitions=[
+                    Partition(partition_index=index, committed_offset=offsets[topic, index], committed_metadata=SHOWN)
+                    for index in indexes
+                ],
+            )
+            for topic, indexes in by_topic.items()
         ]
-        answer = self.cluster.link_to(coordinator.node_id).ask(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX)
+        answer = self.cluster.link_to(coordinator.node_id).ask(
+            OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX
+        )
         for topic in answer.topics:
             for one in topic.partitions:
                 check(one.error_code, f"group {group_id}, offset of {topic.name}-{one.partition_index}")
@@ -232,16 +315,19 @@ def _written(keys: Iterable[Key]) -> str:
 def report_loss(options: SourceOptions, text: str) -> None:
     if options.fail_on_data_loss:
         raise MqdReadError(
-            f"{text}. Some data may have been lost because they are not available in mqd any more. To let the query go on without them set failOnDataLoss to false"
+            f"{text}. Some data may have been lost because they are not available in mqd any more. To let the query go"
+            " on without them set failOnDataLoss to false"
         )
     log.warning("%s; failOnDataLoss is false: going on without them", text)
 
 
-# -- a batch -------------------------------------------------------------------------------------------------------------------------------
+# -- a batch ---------------------------------------------------------------------------------------
 
 
 def plan_batch(options: SourceOptions) -> list[Any]:
-    """The tasks of spark.read: planning.Range, and pipelines.parquet.ArchivedTask with the option archive. Raises MqdReadError."""
+    """The tasks of spark.read: planning.Range, and pipelines.parquet.ArchivedTask with the option
+    archive. Raises MqdReadError.
+    """
     archive = None
     if options.archive is not None:
         from mqd.spark import history
@@ -250,7 +336,10 @@ def plan_batch(options: SourceOptions) -> list[Any]:
     driver = Driver(options)
     try:
         keys = driver.partitions()
-        starts, ends = driver.resolve(options.starting, keys, "starting"), driver.resolve(options.ending, keys, "ending")
+        starts, ends = (
+            driver.resolve(options.starting, keys, "starting"),
+            driver.resolve(options.ending, keys, "ending"),
+        )
         earliest, latest = driver.list(keys, EARLIEST), driver.list(keys, LATEST)
         archived: list[Any] = []
         wanted = {key: [(starts[key], ends[key])] for key in keys}
@@ -274,5 +363,8 @@ def _within(driver: Driver, key: Key, start: int, end: int, earliest: int, lates
     if start > latest:
         driver.lost(f"{name}: the starting offset {start} is beyond the log's end {latest}")
     if start < earliest and start < end:
-        driver.lost(f"{name}: offsets {start} to {min(earliest, end) - 1} are gone (retention or DeleteRecords): the log starts at {earliest}")
+        driver.lost(
+            f"{name}: offsets {start} to {min(earliest, end) - 1} are gone (retention or DeleteRecords): the log starts"
+            f" at {earliest}"
+        )
     return max(start, earliest), min(end, latest)

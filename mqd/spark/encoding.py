@@ -1,12 +1,15 @@
-"""Rows as record batches: Arrow columns in, encoded batches of one partition each out. The bytes are made by the C core (mqd_records_encode), rows are sorted by partition by Arrow.
+"""Rows as record batches: Arrow columns in, encoded batches of one partition each out. The bytes
+are made by the C core (mqd_records_encode), rows are sorted by partition by Arrow.
 
     encoder.add(arrow_batch)       rows are kept until there are enough for batches of a good size
-    encoder.ready(), .rest()       Batch objects: topic, partition, bytes without sequence and producer
+    encoder.ready(), .rest()       Batch objects: topic, partition, bytes without sequence and
+                                   producer
 
     E1  rows of one partition keep their order
     E2  a batch is at most options.batch_bytes before compression, unless it is one row
-    E3  a key goes to the partition the Java client's default partitioner takes it to (murmur2); rows without key stay on one partition for one round of batches, and go to
-        another in the next (KIP-480); the column `partition` wins
+    E3  a key goes to the partition the Java client's default partitioner takes it to (murmur2);
+        rows without key stay on one partition for one round of batches, and go to another in the
+        next (KIP-480); the column `partition` wins
 Concurrency: one task's. PyArrow and the native core are imported when the first row comes.
 """
 
@@ -47,8 +50,21 @@ class Rows:
 
     __slots__ = ("headers", "keys", "timestamp_ms", "timestamps", "values")
 
-    def __init__(self, values: Column, keys: Column | None, headers: Column | None, timestamps: np.ndarray | None, timestamp_ms: int) -> None:
-        self.values, self.keys, self.headers, self.timestamps, self.timestamp_ms = values, keys, headers, timestamps, timestamp_ms
+    def __init__(
+        self,
+        values: Column,
+        keys: Column | None,
+        headers: Column | None,
+        timestamps: np.ndarray | None,
+        timestamp_ms: int,
+    ) -> None:
+        self.values, self.keys, self.headers, self.timestamps, self.timestamp_ms = (
+            values,
+            keys,
+            headers,
+            timestamps,
+            timestamp_ms,
+        )
 
     def native(self, start: int, end: int) -> Columns:
         found = Columns(count=end - start, timestamp_ms=self.timestamp_ms)
@@ -67,7 +83,9 @@ class Rows:
     def size_bytes(self, start: int, end: int) -> int:
         """Encoded, at most."""
         each = [column for column in (self.values, self.keys, self.headers) if column is not None]
-        return sum(column.position(end) - column.position(start) for column in each) + (end - start) * RECORD_OVERHEAD_MAX
+        return (
+            sum(column.position(end) - column.position(start) for column in each) + (end - start) * RECORD_OVERHEAD_MAX
+        )
 
 
 class Batch:
@@ -76,7 +94,14 @@ class Batch:
     __slots__ = ("data", "end", "first_sent", "partition", "rows", "sequence", "start", "topic")
 
     def __init__(self, topic: str, partition: int, rows: Rows, start: int, end: int, data: bytearray) -> None:
-        self.topic, self.partition, self.rows, self.start, self.end, self.data = topic, partition, rows, start, end, data
+        self.topic, self.partition, self.rows, self.start, self.end, self.data = (
+            topic,
+            partition,
+            rows,
+            start,
+            end,
+            data,
+        )
         self.sequence = -1
         self.first_sent = 0.0
 
@@ -93,10 +118,16 @@ class Batch:
 
     def halves(self, codec: int) -> list[Batch]:
         middle = (self.start + self.end) // 2
-        return [one for first, last in ((self.start, middle), (middle, self.end)) for one in encode(self.topic, self.partition, self.rows, first, last, 1 << 30, codec)]
+        return [
+            one
+            for first, last in ((self.start, middle), (middle, self.end))
+            for one in encode(self.topic, self.partition, self.rows, first, last, 1 << 30, codec)
+        ]
 
 
-def encode(topic: str, partition: int, rows: Rows, start: int, end: int, batch_bytes: int, codec: int) -> Iterator[Batch]:
+def encode(
+    topic: str, partition: int, rows: Rows, start: int, end: int, batch_bytes: int, codec: int
+) -> Iterator[Batch]:
     """Rows start .. end - 1 of one partition."""
     buffer = bytearray(min(batch_bytes, HEADER_BYTES + rows.size_bytes(start, end)))
     while start < end:
@@ -158,17 +189,21 @@ class Encoder:
             return
         topics = batch.column(batch.schema.get_field_index(self._names["topic"]))
         if topics.null_count:
-            raise MqdWriteError(f"{topics.null_count} rows have a null topic: give the option topic, which is for all rows, or filter them out")
+            raise MqdWriteError(
+                f"{topics.null_count} rows have a null topic: give the option topic, which is for all rows, or filter"
+                " them out"
+            )
         found = pc.unique(topics).to_pylist()
         for topic in found:
             yield topic, batch if len(found) == 1 else batch.filter(pc.equal(topics, topic))
 
-    # -- one topic ---------------------------------------------------------------------------------------------------------
+    # -- one topic ---------------------------------------------------------------------------------
 
     def _encode(self, topic: str) -> Iterator[Batch]:
         kept = self._kept.pop(topic)
         del self._kept_bytes[topic]
-        for batch in kept if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches():  # several where a column has more than 2 GiB
+        # several where a column has more than 2 GiB
+        for batch in kept if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches():
             yield from self._encode_batch(topic, batch)
 
     def _encode_batch(self, topic: str, batch: pa.RecordBatch) -> Iterator[Batch]:
@@ -199,9 +234,16 @@ class Encoder:
         count = self._partition_count(topic)
         told = self._column(batch, "partition")
         partitions = np.full(batch.num_rows, -1, np.int32) if told is None else np.array(told.fill_null(-1), np.int32)
-        if told is not None and len(partitions) and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != told.null_count):
+        if (
+            told is not None
+            and len(partitions)
+            and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != told.null_count)
+        ):
             wrong = next(one for one in partitions.tolist() if one >= count or one < 0)
-            raise MqdWriteError(f"topic {topic} has partitions 0 to {count - 1}; a row has {wrong} in the column partition. Null lets the key decide")
+            raise MqdWriteError(
+                f"topic {topic} has partitions 0 to {count - 1}; a row has {wrong} in the column partition. Null lets"
+                " the key decide"
+            )
         keys = self._keys(batch)
         native = Columns(count=batch.num_rows, fixed_value_bytes=0)
         if keys is not None:

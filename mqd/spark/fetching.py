@@ -1,13 +1,19 @@
-"""A partition's records over TCP: one Fetch behind the other, the next under way while this one's records are used. Nothing is done record by record.
+"""A partition's records over TCP: one Fetch behind the other, the next under way while this one's
+records are used. Nothing is done record by record.
 
     for view in TcpViews(cluster, one, memory...).views(): ...       # RecordBatchViews, in order, up to the range's end
 
-    F1  `position` is behind everything that was given out; a connection that breaks, or a leader that moves, costs a Fetch and nothing else
-    F2  the records of an answer are used where they were received: what was given out is good until the next one is taken
+    F1  `position` is behind everything that was given out; a connection that breaks, or a leader
+        that moves, costs a Fetch and nothing else
+    F2  the records of an answer are used where they were received: what was given out is good until
+        the next one is taken
     F3  an answer is a peer's: every length is compared with what remains before it is believed
-    F4  whoever gets nothing for poll_timeout_s, though there should be something, says so: nothing is skipped
-    F5  one broker's answer does not make a loss, as for the driver (progress.py S6): a topic that is missing is asked for again for MISSING_S, of other brokers too
-Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole), KIP-392 (the nearest replica), KIP-98 (aborted transactions).
+    F4  whoever gets nothing for poll_timeout_s, though there should be something, says so: nothing
+        is skipped
+    F5  one broker's answer does not make a loss, as for the driver (progress.py S6): a topic that
+        is missing is asked for again for MISSING_S, of other brokers too
+Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole),
+KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
 
 from __future__ import annotations
@@ -89,11 +95,19 @@ class _Cursor:
             self.bytes(self.unsigned())
 
 
-_HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = struct.Struct(">i"), struct.Struct(">ihi"), struct.Struct(">ihqqq"), struct.Struct(">qq"), struct.Struct(">i")
+_HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = (
+    struct.Struct(">i"),
+    struct.Struct(">ihi"),
+    struct.Struct(">ihqqq"),
+    struct.Struct(">qq"),
+    struct.Struct(">i"),
+)
 
 
 def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> Answer:
-    """The answer to a Fetch of version 13 to 17 for one partition; its records are a slice of the frame. Raises ValueError for what is none, BrokerError for an error of the whole request."""
+    """The answer to a Fetch of version 13 to 17 for one partition; its records are a slice of the
+    frame. Raises ValueError for what is none, BrokerError for an error of the whole request.
+    """
     cursor = _Cursor(frame)
     (number,) = cursor.take(_HEAD)
     if number != correlation_id:
@@ -112,7 +126,15 @@ def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partit
         aborted.append(cursor.take(_PAIR))
         cursor.skip_tags()
     (preferred,) = cursor.take(_INT32)
-    return Answer(error, high_watermark, last_stable_offset, log_start_offset, aborted, preferred, cursor.bytes(max(0, cursor.unsigned() - 1)))
+    return Answer(
+        error,
+        high_watermark,
+        last_stable_offset,
+        log_start_offset,
+        aborted,
+        preferred,
+        cursor.bytes(max(0, cursor.unsigned() - 1)),
+    )
 
 
 class _Again(Exception):
@@ -124,9 +146,18 @@ class _Missing(_Again):
 
 
 class TcpViews:
-    """See the module. `lost(where, text)`: what is gone, for failOnDataLoss; it raises, or the range goes on at `where`."""
+    """See the module. `lost(where, text)`: what is gone, for failOnDataLoss; it raises, or the
+    range goes on at `where`.
+    """
 
-    def __init__(self, cluster: Cluster, options: SourceOptions, one: Range, lost: Callable[[int, str], None], pool: BlockPool | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: SourceOptions,
+        one: Range,
+        lost: Callable[[int, str], None],
+        pool: BlockPool | None = None,
+    ) -> None:
         self._cluster, self._options, self._range, self._lost = cluster, options, one, lost
         self._pool = pool or BlockPool()
         self._link: Link | None = None
@@ -174,26 +205,41 @@ class TcpViews:
     def _out_of_patience(self, text: str) -> None:
         if time.monotonic() - self._since > self._options.poll_timeout_s:
             raise MqdReadError(
-                f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end}) within {self._options.poll_timeout_s:g} s: {text or 'the broker answers with none'}. "
-                "kafkaConsumer.pollTimeoutMs says how long is waited"
+                f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
+                f" within {self._options.poll_timeout_s:g} s: {text or 'the broker answers with none'}."
+                " kafkaConsumer.pollTimeoutMs says how long is waited"
             )
 
-    # -- who is asked ---------------------------------------------------------------------------------------------------------------------
+    # -- who is asked ------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """To the leader, or the replica it named. A topic that is not there, or another one by now, is lost."""
+        """To the leader, or the replica it named. A topic that is not there, or another one by now,
+        is lost.
+        """
         metadata = self._cluster.metadata([self._range.topic])
         topic = metadata.topics.get(self._range.topic)
         if topic is not None and not topic.error and not self._topic_id:
             self._topic_id = topic.topic_id
-        if topic is None or topic.error in NOT_THERE or (not topic.error and topic.topic_id != self._topic_id) or (not topic.error and self._range.partition not in topic.leaders):
+        if (
+            topic is None
+            or topic.error in NOT_THERE
+            or (not topic.error and topic.topic_id != self._topic_id)
+            or (not topic.error and self._range.partition not in topic.leaders)
+        ):
             if self._missing_since is None:
                 self._missing_since = time.monotonic()
             if time.monotonic() - self._missing_since < MISSING_S:
                 self._cluster.turn_away()
                 raise _Missing("the topic or partition is not there")
-            was = "is another one of the same name by now" if topic is not None and not topic.error and self._range.partition in topic.leaders else "is not there any more"
-            self._lost(self._range.end, f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read")
+            was = (
+                "is another one of the same name by now"
+                if topic is not None and not topic.error and self._range.partition in topic.leaders
+                else "is not there any more"
+            )
+            self._lost(
+                self._range.end,
+                f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read",
+            )
             self.position = self._range.end
             raise _Again
         self._missing_since = None
@@ -204,7 +250,10 @@ class TcpViews:
         self._link = self._cluster.new_link(node)
         self._version = self._link.pick(FETCH, VERSION_MAX)
         if self._version < VERSION_MIN:
-            raise MqdReadError(f"the broker {self._link.host}:{self._link.port} speaks Fetch up to version {self._version}; format mqd needs {VERSION_MIN} (topics by id): read it by format(\"kafka\")")
+            raise MqdReadError(
+                f"the broker {self._link.host}:{self._link.port} speaks Fetch up to version {self._version}; format mqd"
+                f' needs {VERSION_MIN} (topics by id): read it by format("kafka")'
+            )
         self._link.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
 
     def _ask(self, offset: int) -> int:
@@ -212,26 +261,36 @@ class TcpViews:
         size = self._options.kafka.fetch_bytes_max
         part = FetchRequest.Partition(partition=self._range.partition, fetch_offset=offset, partition_max_bytes=size)
         request = FetchRequest(
-            max_wait_ms=MAX_WAIT_MS, min_bytes=1, max_bytes=size, isolation_level=self._isolation, topics=[FetchRequest.Topic(topic_id=self._topic_id, partitions=[part])],
+            max_wait_ms=MAX_WAIT_MS,
+            min_bytes=1,
+            max_bytes=size,
+            isolation_level=self._isolation,
+            topics=[FetchRequest.Topic(topic_id=self._topic_id, partitions=[part])],
             rack_id=self._options.kafka.rack,
-        )  # fmt: skip
+        )
         return self._link.send(request, self._version)
 
-    # -- what is answered -------------------------------------------------------------------------------------------------------------------
+    # -- what is answered --------------------------------------------------------------------------
 
     def _read(self) -> Iterator[Any]:
-        """One connection, for as long as it goes well. The next Fetch is sent before this one's records are looked at."""
+        """One connection, for as long as it goes well. The next Fetch is sent before this one's
+        records are looked at.
+        """
         asked, turn = self._ask(self.position), 0
         while self.position < self._range.end:
             frame = self._link.receive(self._memory[turn])
             try:
                 answer = parse_answer(frame, asked, self._topic_id, self._range.partition)
             except ValueError as error:
-                raise _Again(f"broker {self._link.host}:{self._link.port} does not answer as a Kafka broker does: {error}") from error
+                raise _Again(
+                    f"broker {self._link.host}:{self._link.port} does not answer as a Kafka broker does: {error}"
+                ) from error
             self._judge(answer)
             size, following = self._extent(answer)
             if following is None:
-                self._out_of_patience(f"the log ends at {answer.high_watermark}, read_committed at {answer.last_stable_offset}")
+                self._out_of_patience(
+                    f"the log ends at {answer.high_watermark}, read_committed at {answer.last_stable_offset}"
+                )
                 asked = self._ask(self.position)
                 continue
             if following < self._range.end:
@@ -242,7 +301,12 @@ class TcpViews:
 
     def _judge(self, answer: Answer) -> None:
         """Raises _Again; an offset that is not there is lost."""
-        if answer.preferred_replica >= 0 and not len(answer.records) and not answer.error and answer.preferred_replica != self._replica:
+        if (
+            answer.preferred_replica >= 0
+            and not len(answer.records)
+            and not answer.error
+            and answer.preferred_replica != self._replica
+        ):
             self._replica = answer.preferred_replica
             raise _Again
         if not answer.error:
@@ -259,10 +323,17 @@ class TcpViews:
     def _out_of_range(self) -> None:
         earliest, latest = (list_offset(self._cluster, self._range, at, self._isolation) for at in (-2, -1))
         if self.position < earliest:
-            self._lost(earliest, f"offsets {self.position} to {min(earliest, self._range.end) - 1} are gone (retention or DeleteRecords): the log starts at {earliest}")
+            self._lost(
+                earliest,
+                f"offsets {self.position} to {min(earliest, self._range.end) - 1} are gone (retention or"
+                f" DeleteRecords): the log starts at {earliest}",
+            )
             self.position = min(earliest, self._range.end)
         elif self.position > latest:
-            self._lost(self._range.end, f"offset {self.position} is beyond the log's end {latest}: the log was cut, or the topic made anew")
+            self._lost(
+                self._range.end,
+                f"offset {self.position} is beyond the log's end {latest}: the log was cut, or the topic made anew",
+            )
             self.position = self._range.end
 
     def _extent(self, answer: Answer) -> tuple[int, int | None]:
@@ -278,10 +349,20 @@ class TcpViews:
         return size, following
 
     def _corrupt(self, text: str) -> MqdReadError:
-        return MqdReadError(f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd log dump` shows it; startingOffsets behind it leaves it out")
+        return MqdReadError(
+            f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd log dump` shows it;"
+            " startingOffsets behind it leaves it out"
+        )
 
     def _records(self, answer: Answer, size: int, following: int) -> Iterator[Any]:
-        reader = PartitionReader(SegmentReader.of_memory(answer.records[:size], self.position, self._isolation), self._range.topic, self._topic_id, self._range.partition, self.position, pool=self._pool)
+        reader = PartitionReader(
+            SegmentReader.of_memory(answer.records[:size], self.position, self._isolation),
+            self._range.topic,
+            self._topic_id,
+            self._range.partition,
+            self.position,
+            pool=self._pool,
+        )
         reader.set_aborted(answer.aborted, 2**63 - 1)
         try:
             while True:
@@ -292,7 +373,8 @@ class TcpViews:
                         raise self._corrupt(problem.text)
                     if reader.position >= following:
                         return
-                    if reader.position <= self.position:  # it says there is no more, and the batches' headers that there is
+                    # it says there is no more, and the batches' headers that there is
+                    if reader.position <= self.position:
                         raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
                     self.position = reader.position
                     continue

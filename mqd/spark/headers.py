@@ -1,8 +1,11 @@
-"""The column `headers` of rows as the header sections of records, by columns: Arrow joins the pieces, numpy makes the lengths; no row is looked at alone.
+"""The column `headers` of rows as the header sections of records, by columns: Arrow joins the
+pieces, numpy makes the lengths; no row is looked at alone.
 
-    section of a record    varint count, and of each header: varint key length, key, varint value length (-1: null), value
+    section of a record    varint count, and of each header: varint key length, key, varint value
+                           length (-1: null), value
 
-    H1  the bytes are those of mqd.client.messages.encode_headers, row by row; a null or empty list is a count of 0
+    H1  the bytes are those of mqd.client.messages.encode_headers, row by row; a null or empty list
+        is a count of 0
     H2  a header without key is refused, with the number of them; nothing is encoded then
 Concurrency: none of its own; arrays are read, never written.
 """
@@ -15,7 +18,9 @@ import pyarrow.compute as pc
 
 from mqd.client.columns import Column
 
-_INT32_OFFSETS_MAX = 1 << 30  # bytes of keys and values up to which what is joined surely fits Arrow's binary: its offsets are int32
+# bytes of keys and values up to which what is joined surely fits Arrow's binary: its offsets are
+# int32
+_INT32_OFFSETS_MAX = 1 << 30
 _VARINT_BYTES_MAX = 5
 
 
@@ -24,7 +29,9 @@ class HeadersError(ValueError):
 
 
 def encode(headers: pa.Array) -> Column:
-    """`headers`: lists (also large ones) of struct<key: string or binary, value: binary or string>. Raises HeadersError."""
+    """`headers`: lists (also large ones) of struct<key: string or binary, value: binary or string>.
+    Raises HeadersError.
+    """
     counts = np.asarray(headers.value_lengths().fill_null(0)).astype(np.int64)
     items = headers.flatten()
     keys, values = _bytes(items, "key"), _bytes(items, "value")
@@ -46,18 +53,30 @@ def encode(headers: pa.Array) -> Column:
     first = np.full(total, -1, np.int64)
     first[starts] = counts
     kind = keys.type
-    pieces = (_varints(first, first >= 0, kind), _varints(key_bytes, is_header, kind), keys, _varints(value_bytes, is_header, kind), values)
+    pieces = (
+        _varints(first, first >= 0, kind),
+        _varints(key_bytes, is_header, kind),
+        keys,
+        _varints(value_bytes, is_header, kind),
+        values,
+    )
     joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", kind), null_handling="replace", null_replacement="")
     offsets = _offsets(joined)
     bounds = offsets[np.concatenate(([0], ends))]
     data = joined.buffers()[2]
-    return Column(len(counts), b"" if data is None else memoryview(data)[int(bounds[0]) : int(bounds[-1])], np.diff(bounds).astype(np.int32))
+    return Column(
+        len(counts),
+        b"" if data is None else memoryview(data)[int(bounds[0]) : int(bounds[-1])],
+        np.diff(bounds).astype(np.int32),
+    )
 
 
 def _bytes(items: pa.StructArray, name: str) -> pa.Array:
     """A field, null where its struct is. Keys and values are of one type."""
     field = items.flatten()[items.type.get_field_index(name)]
-    wide = items.nbytes > _INT32_OFFSETS_MAX or any(pa.types.is_large_string(one.type) or pa.types.is_large_binary(one.type) for one in items.type)
+    wide = items.nbytes > _INT32_OFFSETS_MAX or any(
+        pa.types.is_large_string(one.type) or pa.types.is_large_binary(one.type) for one in items.type
+    )
     return field.cast(pa.large_binary() if wide else pa.binary())
 
 
@@ -94,4 +113,8 @@ def _varints(numbers: np.ndarray, mask: np.ndarray | None, kind: pa.DataType) ->
 
 def _offsets(array: pa.Array) -> np.ndarray:
     width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
-    return np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * np.dtype(width).itemsize) if len(array) else np.zeros(1, width)
+    return (
+        np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * np.dtype(width).itemsize)
+        if len(array)
+        else np.zeros(1, width)
+    )

@@ -1,11 +1,18 @@
-"""What an archive has of a batch read: `option("archive", PATH)` reads each partition from there as far as it goes, and from the log from there on.
+"""What an archive has of a batch read: `option("archive", PATH)` reads each partition from there as
+far as it goes, and from the log from there on.
 
-    H1  an offset comes from the archive or from the log, never from both: the archive has what lies between its first record of a partition and where its last batch ended, the log what lies before and behind
-    H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins at `earliest`; other starting offsets may lie before the log's start as long as the archive has them
+    H1  an offset comes from the archive or from the log, never from both: the archive has what lies
+        between its first record of a partition and where its last batch ended, the log what lies
+        before and behind
+    H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins
+        at `earliest`; other starting offsets may lie before the log's start as long as the archive
+        has them
     H3  records of a task come in the order of their offsets, partition after partition
     H4  what neither has is lost, and told as such
-    H5  the archive is read before the logs' ends are asked for: an archive that is being filled meanwhile would go on beyond them, as that of a topic made anew does
-Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the files that they are given (mqd/spark/pipelines/parquet.py).
+    H5  the archive is read before the logs' ends are asked for: an archive that is being filled
+        meanwhile would go on beyond them, as that of a topic made anew does
+Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the
+files that they are given (mqd/spark/pipelines/parquet.py).
 """
 
 from __future__ import annotations
@@ -31,18 +38,32 @@ def opened(options: SourceOptions) -> Archive:
     except ArchiveError as error:
         raise MqdReadError(str(error)) from error
     if not archive.batches:
-        raise MqdReadError(f"option archive: there is no archive at {archive.path}, or nothing was archived yet: `mqd pipeline run` with pipeline = \"archive\" fills one")
+        raise MqdReadError(
+            f"option archive: there is no archive at {archive.path}, or nothing was archived yet: `mqd pipeline run`"
+            ' with pipeline = "archive" fills one'
+        )
     return archive
 
 
 def plan(
-    options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int], ids: Mapping[str, bytes] = MappingProxyType({}), archive: Archive | None = None
+    options: SourceOptions,
+    starts: Mapping[Key, int],
+    ends: Mapping[Key, int],
+    latest: Mapping[Key, int],
+    ids: Mapping[str, bytes] = MappingProxyType({}),
+    archive: Archive | None = None,
 ) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
-    """Tasks over the archive, and what of each partition is read from its log, as (start, end). `ids`: those of the topics now; `archive`: as it was before `latest` was asked for (H5). Raises MqdReadError."""
+    """Tasks over the archive, and what of each partition is read from its log, as (start, end).
+    `ids`: those of the topics now; `archive`: as it was before `latest` was asked for (H5). Raises
+    MqdReadError.
+    """
     archive = opened(options) if archive is None else archive
     for topic, topic_id in ids.items():
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
-            raise MqdReadError(f"{topic} was made anew after it was archived at {options.archive}: offsets mean other records in the two. {APART}")
+            raise MqdReadError(
+                f"{topic} was made anew after it was archived at {options.archive}: offsets mean other records in the"
+                f" two. {APART}"
+            )
     archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
     tasks = []
     from_log: dict[Key, list[tuple[int, int]]] = {}
@@ -51,11 +72,17 @@ def plan(
         first, end = archived.get(key, (start, start))
         if end > latest[key]:
             raise MqdReadError(
-                f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to {latest[key]}: the topic was made anew after it was archived. {APART}"
+                f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to"
+                f" {latest[key]}: the topic was made anew after it was archived. {APART}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
-        # the log has to go on where the archive ends, or records between the two are lost, which the caller says
-        from_log[key] = [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])] if key in archived else [(start, ends[key])]
+        # the log has to go on where the archive ends, or records between the two are lost, which
+        # the caller says
+        from_log[key] = (
+            [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])]
+            if key in archived
+            else [(start, ends[key])]
+        )
     for topic in sorted({topic for topic, _ in starts}):
         for file in archive.of(topic):
             wanted = tuple(
@@ -69,7 +96,9 @@ def plan(
 
 
 def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
-    """Of each partition that has archived records: its first one's offset, and where the archive ends."""
+    """Of each partition that has archived records: its first one's offset, and where the archive
+    ends.
+    """
     ends = archive.ends(topic)
     firsts: dict[int, int] = {}
     for file in archive.of(topic):

@@ -1,7 +1,10 @@
-"""A query's joint transaction, as a sink asks for it: children enlisted, the end told (mqd/coordinator/transaction/joint.py; docs/protocol.md).
+"""A query's joint transaction, as a sink asks for it: children enlisted, the end told
+(mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
-    J1  every request may be sent again: a lost answer to enlist() costs a child that is aborted with the others, end() knows its batch
-    J2  what is answered "again" is asked again, of whoever coordinates now, for kafka.default.api.timeout.ms
+    J1  every request may be sent again: a lost answer to enlist() costs a child that is aborted
+        with the others, end() knows its batch
+    J2  what is answered "again" is asked again, of whoever coordinates now, for
+        kafka.default.api.timeout.ms
 Concurrency: one thread.
 """
 
@@ -18,10 +21,16 @@ from mqd.spark.wire import BrokerError, Cluster, Link, check
 
 FIND_VERSION = 6
 TRANSACTION = 1
-_AGAIN = frozenset((
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.NETWORK_EXCEPTION,
-))  # fmt: skip
+_AGAIN = frozenset(
+    (
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+    )
+)
 
 
 class Child(NamedTuple):
@@ -56,23 +65,32 @@ class Joint:
         """Raises MqdWriteError."""
         self._ask(self._ending(False, ()), f"aborting batch {self.batch_id}")
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _enlisting(self, child: Child) -> InitProducerIdRequest:
         joint = InitProducerIdRequest.Joint(batch_id=self.batch_id, run_id=self.run_id)
         return InitProducerIdRequest(
-            transactional_id=self.transactional_id, transaction_timeout_ms=self._timeout_ms, producer_id=child.producer_id, producer_epoch=child.producer_epoch, joint=joint
-        )  # fmt: skip
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+            producer_id=child.producer_id,
+            producer_epoch=child.producer_epoch,
+            joint=joint,
+        )
 
     def _ending(self, committed: bool, winners: Iterable[Child]) -> EndTxnRequest:
-        named = [EndTxnRequest.Winner(producer_id=one.producer_id, producer_epoch=one.producer_epoch) for one in winners]
+        named = [
+            EndTxnRequest.Winner(producer_id=one.producer_id, producer_epoch=one.producer_epoch) for one in winners
+        ]
         joint = EndTxnRequest.Joint(batch_id=self.batch_id, run_id=self.run_id, winners=named)
-        return EndTxnRequest(transactional_id=self.transactional_id, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint)
+        return EndTxnRequest(
+            transactional_id=self.transactional_id, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint
+        )
 
     def _require_known(self, response: Any) -> None:
         if response.joint is None:
             raise MqdWriteError(
-                "the brokers do not know joint transactions, which write a batch exactly once: they are not mqd's, or of an older version. Set the option delivery to at-least-once"
+                "the brokers do not know joint transactions, which write a batch exactly once: they are not mqd's, or"
+                " of an older version. Set the option delivery to at-least-once"
             )
 
     def _ask(self, request: Any, doing: str) -> Any:
@@ -97,7 +115,8 @@ class Joint:
                 self._cluster.close()
             if time.monotonic() + pause >= deadline:
                 raise MqdWriteError(
-                    f"{doing}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from {self._cluster.settings.bootstrap_servers}: {problem}"
+                    f"{doing}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from"
+                    f" {self._cluster.settings.bootstrap_servers}: {problem}"
                 )
             time.sleep(pause)  # nothing tells when another coordinator is ready
             pause = min(2 * pause, 0.5)
@@ -107,21 +126,38 @@ class Joint:
         text = f"{known.message} ({known.name})" if known else f"error {code}"
         if code == ErrorCode.PRODUCER_FENCED:
             return (
-                f"{text}: nothing was heard of the batch for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks are heard of when rows come: one that waits longer for them needs more), "
-                "another run of this query has taken over, or this one was aborted (a task that outlives its failed job; `mqd txn abort`). Two queries must not share a checkpoint"
+                f"{text}: nothing was heard of the batch for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks"
+                " are heard of when rows come: one that waits longer for them needs more), another run of this query"
+                " has taken over, or this one was aborted (a task that outlives its failed job; `mqd txn abort`). Two"
+                " queries must not share a checkpoint"
             )
         if code in (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
-            return f"{text}: it was aborted meanwhile; nothing was heard of it for {self._timeout_ms} ms (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch comes again"
+            return (
+                f"{text}: it was aborted meanwhile; nothing was heard of it for {self._timeout_ms} ms"
+                " (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch comes again"
+            )
         if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
-            return f"{text}: kafka.transaction.timeout.ms is {self._timeout_ms}; the broker's transaction.max.timeout.ms is the most"
+            return (
+                f"{text}: kafka.transaction.timeout.ms is {self._timeout_ms}; the broker's transaction.max.timeout.ms"
+                " is the most"
+            )
         if code == ErrorCode.POLICY_VIOLATION:
-            return f"{text}: a joint transaction has at most 10000 tasks and attempts; write with fewer partitions (coalesce)"
+            return (
+                f"{text}: a joint transaction has at most 10000 tasks and attempts; write with fewer partitions"
+                " (coalesce)"
+            )
         return text
 
     def _coordinator(self) -> Link:
         """Raises OSError, BrokerError."""
         if self._node_id < 0:
-            found = self._cluster.any_link().ask(FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=[self.transactional_id]), FIND_VERSION).coordinators[0]
+            found = (
+                self._cluster.any_link()
+                .ask(
+                    FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=[self.transactional_id]), FIND_VERSION
+                )
+                .coordinators[0]
+            )
             check(found.error_code, f"the coordinator of {self.transactional_id}")
             self._cluster.brokers[found.node_id] = (found.host, found.port)
             self._node_id = found.node_id

@@ -1,11 +1,15 @@
-"""A partition's records from this host's broker, out of its mapped segments: no socket, no copy before Arrow's.
+"""A partition's records from this host's broker, out of its mapped segments: no socket, no copy
+before Arrow's.
 
     views = open_views(options, cluster, one, lost, pool)     # NotHere says why it must be TCP
     for view in views.views(): ...                            # until the range's end, or until it cannot go on: then `position` < the range's end, and TCP takes over
 
-    L1  the attachment belongs to this process (a worker that Spark forked makes its own) and is kept; one that has ended is thrown away
-    L2  with read_committed the aborted transactions are asked for on the attachment, when the reader says that it needs them
-    L3  nothing for WAIT_S where there should be records (the leader moved, the replica here lags, the partition is being taken over): not here any more
+    L1  the attachment belongs to this process (a worker that Spark forked makes its own) and is
+        kept; one that has ended is thrown away
+    L2  with read_committed the aborted transactions are asked for on the attachment, when the
+        reader says that it needs them
+    L3  nothing for WAIT_S where there should be records (the leader moved, the replica here lags,
+        the partition is being taken over): not here any more
 Concurrency: one thread.
 """
 
@@ -48,7 +52,9 @@ def _attach(path: str, client_id: str) -> Client:
     found = _kept.get((os.getpid(), path))
     if found is None:
         try:
-            found = Client(path, client_id=client_id, data_bytes=64 << 10, request_bytes=64 << 10, timeout_ms=ATTACH_TIMEOUT_MS)
+            found = Client(
+                path, client_id=client_id, data_bytes=64 << 10, request_bytes=64 << 10, timeout_ms=ATTACH_TIMEOUT_MS
+            )
         except NativeError as error:
             raise NotHere(f"{path}: {error}") from error
         _kept[os.getpid(), path] = found
@@ -63,7 +69,10 @@ def _forget(client: Client) -> None:
 
 
 def _find(options: SourceOptions, cluster: Cluster, one: Range) -> str:
-    """The client socket of a broker of this host: one of bootstrap.servers, or the one that leads the partition. Any replica will do: it is read as far as its high watermark, and who has none says so."""
+    """The client socket of a broker of this host: one of bootstrap.servers, or the one that leads
+    the partition. Any replica will do: it is read as far as its high watermark, and who has none
+    says so.
+    """
     found = rendezvous.find(options.kafka.bootstrap_servers)
     if found.path is not None:
         return found.path
@@ -89,7 +98,9 @@ def _any_here() -> bool:
     return any(place.is_dir() for place in rendezvous.directories())
 
 
-def open_views(options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool) -> LocalViews:
+def open_views(
+    options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
+) -> LocalViews:
     """Raises NotHere."""
     client = _attach(_find(options, cluster, one), options.kafka.client_id)
     try:
@@ -102,9 +113,13 @@ def open_views(options: SourceOptions, cluster: Cluster, one: Range, lost: Calla
 class LocalViews:
     """See the module."""
 
-    def __init__(self, client: Client, isolation: int, one: Range, lost: Callable[[int, str], None], pool: BlockPool) -> None:
+    def __init__(
+        self, client: Client, isolation: int, one: Range, lost: Callable[[int, str], None], pool: BlockPool
+    ) -> None:
         self._client, self._isolation, self._range, self._lost = client, isolation, one, lost
-        self._reader: PartitionReader | None = PartitionReader(client, one.topic, one.topic_id, one.partition, one.start, isolation, pool=pool)
+        self._reader: PartitionReader | None = PartitionReader(
+            client, one.topic, one.topic_id, one.partition, one.start, isolation, pool=pool
+        )
         self.position = one.start
 
     def close(self) -> None:
@@ -113,7 +128,9 @@ class LocalViews:
             self._reader = None
 
     def views(self) -> Iterator[Any]:
-        """Ends early where TCP must go on. Raises MqdReadError for what no other way would read either."""
+        """Ends early where TCP must go on. Raises MqdReadError for what no other way would read
+        either.
+        """
         reader = self._reader
         assert reader is not None
         waited_since: float | None = None
@@ -121,7 +138,13 @@ class LocalViews:
             try:
                 view = reader.read(RECORDS_MAX, BYTES_MAX)
             except OSError as error:
-                log.info("%s-%d: the attachment has ended (%s): going on over TCP at offset %d", self._range.topic, self._range.partition, error, self.position)
+                log.info(
+                    "%s-%d: the attachment has ended (%s): going on over TCP at offset %d",
+                    self._range.topic,
+                    self._range.partition,
+                    error,
+                    self.position,
+                )
                 _forget(self._client)
                 return
             if view is not None:
@@ -135,13 +158,16 @@ class LocalViews:
                 waited_since = waited_since or time.monotonic()
                 if time.monotonic() - waited_since > WAIT_S:  # L3
                     return
-                time.sleep(LOOK_S)  # the range ends below the log's end: this is a leader that changes, or a turn that found nothing
+                # the range ends below the log's end: this is a leader that changes, or a turn that
+                # found nothing
+                time.sleep(LOOK_S)
             elif problem.kind == "aborted":
                 if not self._ask_aborted():
                     return
             elif problem.kind == "corrupt":
                 raise MqdReadError(
-                    f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}: {problem.text}. `mqd log dump` shows it; startingOffsets behind it leaves it out"
+                    f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}:"
+                    f" {problem.text}. `mqd log dump` shows it; startingOffsets behind it leaves it out"
                 )
             else:  # out of range, gone: the leader tells what it is about, over TCP
                 return
@@ -150,18 +176,34 @@ class LocalViews:
         """L2. False: no answer that helps."""
         reader, one = self._reader, self._range
         assert reader is not None
-        part = FetchRequest.Partition(partition=one.partition, fetch_offset=reader.position, partition_max_bytes=1 << 20)
-        request = FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=0, isolation_level=1, topics=[FetchRequest.Topic(topic_id=one.topic_id, partitions=[part])])
+        part = FetchRequest.Partition(
+            partition=one.partition, fetch_offset=reader.position, partition_max_bytes=1 << 20
+        )
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=0,
+            isolation_level=1,
+            topics=[FetchRequest.Topic(topic_id=one.topic_id, partitions=[part])],
+        )
         try:
             response = _ask(self._client, request)
         except (OSError, ProtocolError) as error:
-            log.info("%s-%d: aborted transactions could not be asked for (%s): going on over TCP", one.topic, one.partition, error)
+            log.info(
+                "%s-%d: aborted transactions could not be asked for (%s): going on over TCP",
+                one.topic,
+                one.partition,
+                error,
+            )
             _forget(self._client)
             return False
         for topic in response.responses:
             for data in topic.partitions:
                 if not data.error_code and data.last_stable_offset > reader.position:
-                    reader.set_aborted([(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or []], data.last_stable_offset)
+                    reader.set_aborted(
+                        [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or []],
+                        data.last_stable_offset,
+                    )
                     return True
         return False
 

@@ -1,7 +1,9 @@
-"""Produce requests to this host's broker through shared memory: the face of wire.Link, over an attachment. A request is copied once, into the memory that the broker reads it from.
+"""Produce requests to this host's broker through shared memory: the face of wire.Link, over an
+attachment. A request is copied once, into the memory that the broker reads it from.
 
     L1  one request at a time is outstanding (producing.py S1), so an answer is the answer to it
-    L2  an attachment that has ended (the worker died) raises OSError and is closed; whoever wants another asks find() again, which may say that there is none just now: then it is TCP
+    L2  an attachment that has ended (the worker died) raises OSError and is closed; whoever wants
+        another asks find() again, which may say that there is none just now: then it is TCP
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 
@@ -25,7 +27,9 @@ ATTACH_TIMEOUT_MS = 3000
 
 
 def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
-    """A way to the broker at this address; None: TCP it is. Raises MqdWriteError when transport says shm and it cannot be."""
+    """A way to the broker at this address; None: TCP it is. Raises MqdWriteError when transport
+    says shm and it cannot be.
+    """
     if settings.transport == "tcp":
         return None
     found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -36,7 +40,10 @@ def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
         except NativeError as error:
             reason = str(error)
     if settings.transport == "shm":
-        raise MqdWriteError(f"option transport: shm: the broker {host}:{port} cannot be reached through shared memory: {reason}. With auto it is TCP then")
+        raise MqdWriteError(
+            f"option transport: shm: the broker {host}:{port} cannot be reached through shared memory: {reason}. With"
+            " auto it is TCP then"
+        )
     return None
 
 
@@ -48,7 +55,13 @@ class LocalLink:
         self._client_id, self._timeout_s = settings.client_id, settings.request_timeout_s
         self._numbers = itertools.count(1)
         self._answer: bytes | None = None
-        self._client = Client(path, client_id=settings.client_id, data_bytes=MEMORY_BYTES, request_bytes=MEMORY_BYTES, timeout_ms=ATTACH_TIMEOUT_MS)
+        self._client = Client(
+            path,
+            client_id=settings.client_id,
+            data_bytes=MEMORY_BYTES,
+            request_bytes=MEMORY_BYTES,
+            timeout_ms=ATTACH_TIMEOUT_MS,
+        )
 
     def pick(self, api_key: int, at_most: int) -> int:
         """The broker is of the same build: another one's memory cannot be attached."""
@@ -74,7 +87,8 @@ class LocalLink:
             if self._answer is not None:
                 return True
             left = deadline - time.monotonic()
-            if self._client.wait(max(0, int(left * 1e6))):  # also without time: what has lain there for long is an answer
+            # also without time: what has lain there for long is an answer
+            if self._client.wait(max(0, int(left * 1e6))):
                 self._client.poll()
             if left <= 0:
                 self._answer = self._client.response()
@@ -83,7 +97,10 @@ class LocalLink:
     def receive(self) -> bytes:
         """The next answer, without its length."""
         if not self.ready(self._timeout_s):
-            raise TimeoutError(f"broker {self.host}:{self.port} does not answer within {self._timeout_s:g} s (kafka.request.timeout.ms)")
+            raise TimeoutError(
+                f"broker {self.host}:{self.port} does not answer within {self._timeout_s:g} s"
+                " (kafka.request.timeout.ms)"
+            )
         answer, self._answer = self._answer, None
         assert answer is not None
         return answer
@@ -94,6 +111,8 @@ class LocalLink:
     def _wait(self, deadline: float, problem: str) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"broker {self.host}:{self.port} {problem} within {self._timeout_s:g} s (kafka.request.timeout.ms)")
+            raise TimeoutError(
+                f"broker {self.host}:{self.port} {problem} within {self._timeout_s:g} s (kafka.request.timeout.ms)"
+            )
         if self._client.wait(int(left * 1e6)):
             self._client.poll()

@@ -2,9 +2,12 @@
 
     {"orders": {"0": 12, "1": 7}, "@topic_ids": {"orders": "q83vASNFZ4mrze8BI0VniQ"}}        the next offset to read of every partition
 
-    O1  the text of equal offsets is equal (Spark compares texts): topics by name, partitions by number
-    O2  topic ids are what tells a topic that was deleted and made anew from one that has grown; "@" begins no topic's name
-Kafka's own offsets (without ids) are read as well: then a new topic of the same name is not told from the old one. Pure; nothing is asked of anybody.
+    O1  the text of equal offsets is equal (Spark compares texts): topics by name, partitions by
+        number
+    O2  topic ids are what tells a topic that was deleted and made anew from one that has grown; "@"
+        begins no topic's name
+Kafka's own offsets (without ids) are read as well: then a new topic of the same name is not told
+from the old one. Pure; nothing is asked of anybody.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ def id_text(topic_id: bytes) -> str:
 
 
 class Position(msgspec.Struct, frozen=True):
-    """`offsets`: (topic, partition) -> next offset; `ids`: topic -> its id, 16 bytes, of those known."""
+    """`offsets`: (topic, partition) -> next offset; `ids`: topic -> its id, 16 bytes, of those
+    known.
+    """
 
     offsets: dict[tuple[str, int], int]
     ids: dict[str, bytes]
@@ -43,10 +48,20 @@ class Position(msgspec.Struct, frozen=True):
     def from_json(cls, found: Mapping[str, Any]) -> Position:
         """Raises ValueError: it is in a checkpoint, and somebody has changed it."""
         try:
-            offsets = {(topic, int(partition)): int(offset) for topic, partitions in found.items() if topic != IDS for partition, offset in partitions.items()}
-            ids = {topic: base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)) for topic, text in found.get(IDS, {}).items()}
+            offsets = {
+                (topic, int(partition)): int(offset)
+                for topic, partitions in found.items()
+                if topic != IDS
+                for partition, offset in partitions.items()
+            }
+            ids = {
+                topic: base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+                for topic, text in found.get(IDS, {}).items()
+            }
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f'these are no offsets of format mqd, like {{"topic":{{"0":12}}}}: {found!r}: {error}') from None
+            raise ValueError(
+                f'these are no offsets of format mqd, like {{"topic":{{"0":12}}}}: {found!r}: {error}'
+            ) from None
         return cls(offsets, ids)
 
     def topics(self) -> list[str]:

@@ -1,14 +1,20 @@
-"""Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and some of our own.
+"""Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and
+some of our own.
 
-1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of Kafka's clients; what has a meaning here is used, what would change what Spark promises is refused
-   (REFUSED_BY_SOURCE, REFUSED_BY_SINK), the rest is left alone as Kafka's source leaves it.
-2. A wrong value is refused before anything is asked of a broker: MqdOptionError says the option, the value and what would do.
-3. Options that belong to the other kind of query are ignored with a warning, those that would silently read something else are refused, as Kafka's source does.
+1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of
+   Kafka's clients; what has a meaning here is used, what would change what Spark promises is
+   refused (REFUSED_BY_SOURCE, REFUSED_BY_SINK), the rest is left alone as Kafka's source leaves it.
+2. A wrong value is refused before anything is asked of a broker: MqdOptionError says the option,
+   the value and what would do.
+3. Options that belong to the other kind of query are ignored with a warning, those that would
+   silently read something else are refused, as Kafka's source does.
 
-fetchOffset.numRetries is taken and means nothing: how long is tried is said by time (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
+fetchOffset.numRetries is taken and means nothing: how long is tried is said by time
+(kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
 
-Of our own: `transport` (auto, shm, tcp), `groupId` (a query's progress is published as this consumer group's offsets), `archive` (a batch begins with what this directory has).
-Source: Spark's Structured Streaming + Kafka Integration Guide.
+Of our own: `transport` (auto, shm, tcp), `groupId` (a query's progress is published as this
+consumer group's offsets), `archive` (a batch begins with what this directory has). Source: Spark's
+Structured Streaming + Kafka Integration Guide.
 """
 
 from __future__ import annotations
@@ -26,12 +32,13 @@ log = logging.getLogger("mqd.spark")
 EARLIEST, LATEST = -2, -1  # in JSON of offsets
 STRATEGIES = ("assign", "subscribe", "subscribepattern")
 TRANSPORTS = ("auto", "shm", "tcp")
-_FOR_BOTH = {
-    "interceptor.classes": "interceptors could change the records behind Spark's back",
-}
+_FOR_BOTH = {"interceptor.classes": "interceptors could change the records behind Spark's back"}
 REFUSED_BY_SOURCE = {
     **_FOR_BOTH,
-    "auto.offset.reset": "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint says where to go on",
+    "auto.offset.reset": (
+        "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint says"
+        " where to go on"
+    ),
     "key.deserializer": "keys are read as bytes: deserialize them with DataFrame operations",
     "value.deserializer": "values are read as bytes: deserialize them with DataFrame operations",
     "enable.auto.commit": "offsets are kept in the query's checkpoint; groupId publishes them as a consumer group's",
@@ -49,7 +56,7 @@ class MqdOptionError(ValueError):
     """An option of a query that cannot be; the text names it and says what would do."""
 
 
-# -- reading options one by one ------------------------------------------------------------------------------------------------------
+# -- reading options one by one --------------------------------------------------------------------
 
 
 class Options:
@@ -126,28 +133,38 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
     protocol = given.pop("security.protocol", "PLAINTEXT").strip().upper()
     if protocol != "PLAINTEXT" or any(name.startswith("sasl.") for name in given):
         raise MqdOptionError(
-            f"option kafka.security.protocol: {protocol}{' with kafka.sasl.*' if protocol == 'PLAINTEXT' else ''}: mqd's brokers speak PLAINTEXT so far. "
-            "Leave it out, or read a secured Kafka cluster by format(\"kafka\")"
+            f"option kafka.security.protocol: {protocol}{' with kafka.sasl.*' if protocol == 'PLAINTEXT' else ''}:"
+            ' mqd\'s brokers speak PLAINTEXT so far. Leave it out, or read a secured Kafka cluster by format("kafka")'
         )
     isolation = given.pop("isolation.level", "read_uncommitted").strip().lower()
     if isolation not in ("read_committed", "read_uncommitted"):
-        raise MqdOptionError(f"option kafka.isolation.level: {isolation!r} is neither read_committed nor read_uncommitted")
+        raise MqdOptionError(
+            f"option kafka.isolation.level: {isolation!r} is neither read_committed nor read_uncommitted"
+        )
     numbers = {}
     for name, default in (("request.timeout.ms", 30_000), ("max.partition.fetch.bytes", 4 << 20)):
         numbers[name] = Options({name: given.pop(name)}).integer(name) if name in given else default
     return KafkaSettings(
-        servers, given.pop("client.id", "spark-mqd"), options.choice("transport", TRANSPORTS, "auto"), isolation == "read_committed",
-        numbers["request.timeout.ms"] / 1000, given.pop("client.rack", ""), min(numbers["max.partition.fetch.bytes"], 64 << 20), given,
-    )  # fmt: skip
+        servers,
+        given.pop("client.id", "spark-mqd"),
+        options.choice("transport", TRANSPORTS, "auto"),
+        isolation == "read_committed",
+        numbers["request.timeout.ms"] / 1000,
+        given.pop("client.rack", ""),
+        min(numbers["max.partition.fetch.bytes"], 64 << 20),
+        given,
+    )
 
 
-# -- where a query begins and ends -------------------------------------------------------------------------------------------------------
+# -- where a query begins and ends -----------------------------------------------------------------
 
 Offsets = dict[str, dict[int, int]]  # topic -> partition -> the next offset to read, or EARLIEST, LATEST
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """Where a range begins or ends. One of them: `at` EARLIEST or LATEST for every partition; `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition."""
+    """Where a range begins or ends. One of them: `at` EARLIEST or LATEST for every partition;
+    `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition.
+    """
 
     at: int | None = None
     offsets: Offsets | None = None
@@ -156,7 +173,9 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class SourceOptions(msgspec.Struct, frozen=True):
-    """Everything a read was told. `topics` for subscribe and assign; `assigned` for assign; `pattern` is unanchored."""
+    """Everything a read was told. `topics` for subscribe and assign; `assigned` for assign;
+    `pattern` is unanchored.
+    """
 
     kafka: KafkaSettings
     topics: tuple[str, ...] = ()
@@ -185,9 +204,15 @@ def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) 
     if path is None:
         return None
     if streaming:
-        raise MqdOptionError("option archive is for spark.read: a stream begins in the log; read the archive by a batch first, or replay it into a topic")
+        raise MqdOptionError(
+            "option archive is for spark.read: a stream begins in the log; read the archive by a batch first, or replay"
+            " it into a topic"
+        )
     if any(limit.timestamp is not None or limit.timestamps is not None for limit in (starting, ending)):
-        raise MqdOptionError("option archive goes with offsets: leave out the timestamp options, and filter on the column timestamp after load()")
+        raise MqdOptionError(
+            "option archive goes with offsets: leave out the timestamp options, and filter on the column timestamp"
+            " after load()"
+        )
     return path
 
 
@@ -198,7 +223,10 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
     topics, assigned, pattern = _strategy(options)
     _warn_ignored(options, streaming)
     if streaming and any(name in options for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")):
-        raise MqdOptionError("ending offset not valid in streaming queries: leave out endingOffsets, endingOffsetsByTimestamp and endingTimestamp, or use spark.read")
+        raise MqdOptionError(
+            "ending offset not valid in streaming queries: leave out endingOffsets, endingOffsetsByTimestamp and"
+            " endingTimestamp, or use spark.read"
+        )
     starting = _limit(options, "starting", LATEST if streaming else EARLIEST)
     ending = _limit(options, "ending", LATEST)
     if not streaming:
@@ -207,9 +235,17 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
         raise MqdOptionError("option groupId: an empty name is no consumer group")
     least, most = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
-        raise MqdOptionError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}): no batch would ever be made")
+        raise MqdOptionError(
+            f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}): no batch would"
+            " ever be made"
+        )
     return SourceOptions(
-        kafka, topics, assigned, pattern, starting, ending,
+        kafka,
+        topics,
+        assigned,
+        pattern,
+        starting,
+        ending,
         timestamp_without_match=options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         max_offsets_per_trigger=most,
@@ -223,15 +259,20 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
         retry_interval_s=options.integer("fetchOffset.retryIntervalMs", 10, 0) / 1000,
         group_id=options.text("groupId"),
         archive=_archive(options, streaming, starting, ending),
-    )  # fmt: skip
+    )
 
 
 def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] | None, str | None]:
     named = [name for name in STRATEGIES if name in options]
     if not named:
-        raise MqdOptionError("One of the following options must be specified for Kafka source: subscribe, subscribePattern, assign")
+        raise MqdOptionError(
+            "One of the following options must be specified for Kafka source: subscribe, subscribePattern, assign"
+        )
     if len(named) > 1:
-        raise MqdOptionError(f"Only one of the following options can be specified for Kafka source: subscribe, subscribePattern, assign; there are {', '.join(named)}")
+        raise MqdOptionError(
+            "Only one of the following options can be specified for Kafka source: subscribe, subscribePattern, assign;"
+            f" there are {', '.join(named)}"
+        )
     value = (options.text(named[0]) or "").strip()
     if named[0] == "assign":
         assigned = parse_assign(value)
@@ -252,8 +293,15 @@ def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] |
 
 def _warn_ignored(options: Options, streaming: bool) -> None:
     if "kafka.group.id" in options:
-        log.warning("kafka.group.id is taken, and not needed: records are read without a consumer group. To see a streaming query's lag as a group's give groupId")
-    for name in ("groupIdPrefix",) if streaming else ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupId"):
+        log.warning(
+            "kafka.group.id is taken, and not needed: records are read without a consumer group. To see a streaming"
+            " query's lag as a group's give groupId"
+        )
+    for name in (
+        ("groupIdPrefix",)
+        if streaming
+        else ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupId")
+    ):
         if name in options:
             log.warning("%s option ignored%s", name, "" if streaming else " in batch queries")
 
@@ -267,7 +315,10 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
         for topic, partitions in (limit.offsets or {}).items():
             for partition, offset in partitions.items():
                 if offset == wrong:
-                    raise MqdOptionError(f"{word} offset for {topic}-{partition} can't be {'latest' if wrong == LATEST else 'earliest'} for batch queries")
+                    raise MqdOptionError(
+                        f"{word} offset for {topic}-{partition} can't be {'latest' if wrong == LATEST else 'earliest'}"
+                        " for batch queries"
+                    )
 
 
 def _limit(options: Options, word: str, default: int) -> Limit:
@@ -295,25 +346,36 @@ def parse_assign(text: str) -> dict[str, list[int]]:
     """{"topic": [0, 1]}."""
     found = _json_object(text, "assign", '{"topic":[0,1]}')
     for topic, partitions in found.items():
-        if not isinstance(partitions, list) or not all(type(index) is int and 0 <= index < 2**31 for index in partitions):
-            raise MqdOptionError(f'option assign: {topic} has {partitions!r}; Expected e.g. {{"topicA":[0,1],"topicB":[0,1]}}')
+        if not isinstance(partitions, list) or not all(
+            type(index) is int and 0 <= index < 2**31 for index in partitions
+        ):
+            raise MqdOptionError(
+                f'option assign: {topic} has {partitions!r}; Expected e.g. {{"topicA":[0,1],"topicB":[0,1]}}'
+            )
     if not any(found.values()):
         raise MqdOptionError(f"No topicpartitions to assign as specified value for option 'assign' is '{text}'")
     return {topic: sorted(set(partitions)) for topic, partitions in sorted(found.items()) if partitions}
 
 
 def parse_offsets(text: str, name: str, least: int) -> Offsets:
-    """{"topic": {"0": 23, "1": -2}}; numbers of at least `least`. What begins with @ (topic ids of our own offsets) is left out."""
+    """{"topic": {"0": 23, "1": -2}}; numbers of at least `least`. What begins with @ (topic ids of
+    our own offsets) is left out.
+    """
     found = _json_object(text, name, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
     out: Offsets = {}
     for topic, partitions in found.items():
         if topic.startswith("@"):
             continue
         if not isinstance(partitions, dict) or not all(index.isdigit() and int(index) < 2**31 for index in partitions):
-            raise MqdOptionError(f'option {name}: {topic} has {partitions!r}; Expected e.g. {{"topicA":{{"0":23,"1":-1}}}}')
+            raise MqdOptionError(
+                f'option {name}: {topic} has {partitions!r}; Expected e.g. {{"topicA":{{"0":23,"1":-1}}}}'
+            )
         for index, number in partitions.items():
             if type(number) is not int or not least <= number < 2**63:
-                raise MqdOptionError(f"option {name}: {topic}-{index} has {number!r}, not a number{' of milliseconds' if least == 0 else ''} of at least {least}")
+                raise MqdOptionError(
+                    f"option {name}: {topic}-{index} has {number!r}, not a"
+                    f" number{' of milliseconds' if least == 0 else ''} of at least {least}"
+                )
         out[topic] = {int(index): number for index, number in partitions.items()}
     return out
 

@@ -1,11 +1,14 @@
 """Offset ranges for tasks, and how much a trigger takes: arithmetic, nothing is asked of anybody.
 
-Without minPartitions and maxRecordsPerPartition a partition's range is one task, as in Spark's Kafka source. maxRecordsPerPartition cuts ranges that have more offsets; then, where there are
-fewer tasks than minPartitions, ranges are cut so that tasks are even by bytes: a range weighs its offsets times what an offset of its partition weighs on the broker's disk (the log's bytes over its
-offsets, by DescribeLogDirs). Where that is not known, offsets are taken for bytes.
+Without minPartitions and maxRecordsPerPartition a partition's range is one task, as in Spark's
+Kafka source. maxRecordsPerPartition cuts ranges that have more offsets; then, where there are fewer
+tasks than minPartitions, ranges are cut so that tasks are even by bytes: a range weighs its offsets
+times what an offset of its partition weighs on the broker's disk (the log's bytes over its offsets,
+by DescribeLogDirs). Where that is not known, offsets are taken for bytes.
 
     P1  the ranges cover what they were made of, each offset once
-    P2  what is taken of a trigger's backlog is proportional to each partition's, at least something of each that has any while there is enough for that (Kafka's rule)
+    P2  what is taken of a trigger's backlog is proportional to each partition's, at least something
+        of each that has any while there is enough for that (Kafka's rule)
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ Key = tuple[str, int]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Offsets [start, end) of a partition: one task. `topic_id` empty = not known; then the name alone counts."""
+    """Offsets [start, end) of a partition: one task. `topic_id` empty = not known; then the name
+    alone counts.
+    """
 
     topic: str
     partition: int
@@ -32,7 +37,9 @@ class Range(msgspec.Struct, frozen=True):
         return self.end - self.start
 
 
-def split(ranges: list[Range], min_partitions: int | None, max_records: int | None, bytes_per_offset: Mapping[Key, float] = {}) -> list[Range]:
+def split(
+    ranges: list[Range], min_partitions: int | None, max_records: int | None, bytes_per_offset: Mapping[Key, float] = {}
+) -> list[Range]:
     """Empty ranges are left out."""
     ranges = [one for one in ranges if one.size > 0]
     if max_records:
@@ -40,7 +47,11 @@ def split(ranges: list[Range], min_partitions: int | None, max_records: int | No
     if not min_partitions or len(ranges) >= min_partitions or not ranges:
         return ranges
     weights = _weights(ranges, bytes_per_offset)
-    return [piece for one, count in zip(ranges, _counts(ranges, weights, min_partitions), strict=True) for piece in _cut(one, count)]
+    return [
+        piece
+        for one, count in zip(ranges, _counts(ranges, weights, min_partitions), strict=True)
+        for piece in _cut(one, count)
+    ]
 
 
 def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list[float]:
@@ -51,7 +62,9 @@ def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list
 
 
 def _counts(ranges: list[Range], weights: list[float], wanted: int) -> list[int]:
-    """Pieces of each: one, and the next one goes to the range whose pieces are the largest. No more than it has offsets."""
+    """Pieces of each: one, and the next one goes to the range whose pieces are the largest. No more
+    than it has offsets.
+    """
     total = sum(weights)
     counts = [max(1, min(one.size, int(wanted * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
     while sum(counts) < wanted:
@@ -64,11 +77,17 @@ def _counts(ranges: list[Range], weights: list[float], wanted: int) -> list[int]
 
 def _cut(one: Range, count: int) -> list[Range]:
     bounds = [one.start + one.size * i // count for i in range(count + 1)]
-    return [msgspec.structs.replace(one, start=start, end=end) for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
+    return [
+        msgspec.structs.replace(one, start=start, end=end)
+        for start, end in zip(bounds, bounds[1:], strict=False)
+        if end > start
+    ]
 
 
 def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
-    """Where a trigger of at most `offsets_max` ends (P2). Every partition of `latest` is in the result; one without a start begins where it stands there."""
+    """Where a trigger of at most `offsets_max` ends (P2). Every partition of `latest` is in the
+    result; one without a start begins where it stands there.
+    """
     backlog = {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
     total = sum(backlog.values())
     if total <= offsets_max:
@@ -78,7 +97,8 @@ def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_ma
         share = offsets_max * (size / total)
         taken[key] = min(size, math.ceil(share) if share < 1 else math.floor(share))
     surplus = sum(taken.values()) - offsets_max
-    for key in sorted(taken, key=lambda key: (backlog[key], key)):  # many small partitions rounded up: the next trigger is theirs
+    # many small partitions rounded up: the next trigger is theirs
+    for key in sorted(taken, key=lambda key: (backlog[key], key)):
         if surplus <= 0:
             break
         back = min(surplus, taken[key])

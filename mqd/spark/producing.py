@@ -1,13 +1,20 @@
-"""Record batches to the leaders of their partitions, idempotent or as a child of a joint transaction: through shared memory to a broker of this host, over TCP to others.
+"""Record batches to the leaders of their partitions, idempotent or as a child of a joint
+transaction: through shared memory to a broker of this host, over TCP to others.
 
-    S1  the batches of a partition are sent in order, one at a time; what is sent again has the sequence that it had: the broker writes it once
-    S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception was raised
-    S3  an answer may be lost, a leader may move, a broker may restart: that is tried again, until delivery.timeout.ms after the batch was sent first; then MqdWriteError names topic,
+    S1  the batches of a partition are sent in order, one at a time; what is sent again has the
+        sequence that it had: the broker writes it once
+    S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception
+        was raised
+    S3  an answer may be lost, a leader may move, a broker may restart: that is tried again, until
+        delivery.timeout.ms after the batch was sent first; then MqdWriteError names topic,
         partition and the last problem
     S4  memory: what waits is at most QUEUED_BYTES_MAX and one round of batches
-    S5  a partition that its topic does not show any more (retired, and empty) takes what was meant for it, from whoever led it last: no new rows go there
-    S6  who answers is served: a leader that is silent holds up its own partitions alone, until kafka.request.timeout.ms or, where that is sooner, delivery.timeout.ms
-Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on which an answer is outstanding.
+    S5  a partition that its topic does not show any more (retired, and empty) takes what was meant
+        for it, from whoever led it last: no new rows go there
+    S6  who answers is served: a leader that is silent holds up its own partitions alone, until
+        kafka.request.timeout.ms or, where that is sooner, delivery.timeout.ms
+Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on
+which an answer is outstanding.
 """
 
 from __future__ import annotations
@@ -38,13 +45,31 @@ AGAIN_S = 0.05
 LOOK_S = 0.002
 _ABSENT_S = 5.0  # how long a topic may take to appear once it was asked for
 _WRITTEN = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
-_FENCED = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE))
-_MOVED = frozenset((ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH))
+_FENCED = frozenset(
+    (
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.INVALID_TXN_STATE,
+    )
+)
+_MOVED = frozenset(
+    (
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+    )
+)
 _ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
 
 Key = tuple[str, int]
-CONNECTIONS_MAX = 4  # a process of Spark's has many queries, one after the other, and each broker of this host costs local_link.MEMORY_BYTES
-_connections: dict[tuple[int, bytes], "Connections"] = {}  # of this process, by all that is said of them: time-outs are a query's own. Asked for last, last
+# a process of Spark's has many queries, one after the other, and each broker of this host costs
+# local_link.MEMORY_BYTES
+CONNECTIONS_MAX = 4
+# of this process, by all that is said of them: time-outs are a query's own. Asked for last, last
+_connections: dict[tuple[int, bytes], "Connections"] = {}
 
 
 class Connections:
@@ -85,7 +110,9 @@ class Connections:
 
 
 def connections(options: SinkOptions) -> Connections:
-    """Those of this process: never a parent's. Beyond CONNECTIONS_MAX those that were asked for longest ago are closed, if nobody uses them."""
+    """Those of this process: never a parent's. Beyond CONNECTIONS_MAX those that were asked for
+    longest ago are closed, if nobody uses them.
+    """
     process = os.getpid()
     key = (process, msgspec.json.encode(options.kafka, order="sorted"))
     found = _connections[key] = _connections.pop(key, None) or Connections(options)
@@ -101,8 +128,17 @@ class _Flight:
 
     __slots__ = ("batches", "deadline", "link", "node_id", "number", "version")
 
-    def __init__(self, node_id: int, link: Link | LocalLink, version: int, number: int, batches: list[Batch], deadline: float) -> None:
-        self.node_id, self.link, self.version, self.number, self.batches, self.deadline = node_id, link, version, number, batches, deadline
+    def __init__(
+        self, node_id: int, link: Link | LocalLink, version: int, number: int, batches: list[Batch], deadline: float
+    ) -> None:
+        self.node_id, self.link, self.version, self.number, self.batches, self.deadline = (
+            node_id,
+            link,
+            version,
+            number,
+            batches,
+            deadline,
+        )
 
 
 class Producer:
@@ -114,7 +150,8 @@ class Producer:
         self._connections.users += 1
         self._closed = False
         self._topics: dict[str, Topic] = {}
-        self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}  # topic id, and who leads each partition that it has ever shown
+        # topic id, and who leads each partition that it has ever shown
+        self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}
         self._asked_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
         self._next_sequence: dict[Key, int] = {}
@@ -124,7 +161,7 @@ class Producer:
         self._queued_bytes = 0
         self.record_count = self.byte_count = 0
 
-    # -- topics ------------------------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
     def partition_count(self, name: str) -> int:
         return len(self._topic(name).leaders)
@@ -149,7 +186,8 @@ class Producer:
         self._topics[topic.name] = topic
         if not topic.error:
             topic_id, leaders = self._leaders.get(topic.name, (topic.topic_id, {}))
-            self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders  # S5
+            # S5
+            self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders
 
     def _leader(self, key: Key) -> int:
         """-1: none just now."""
@@ -157,10 +195,14 @@ class Producer:
         return self._leaders[key[0]][1].get(key[1], -1)
 
     def _wait_for(self, name: str) -> Topic:
-        """Asked in the way that lets a broker make the topic, where it does that. Raises MqdWriteError."""
+        """Asked in the way that lets a broker make the topic, where it does that. Raises
+        MqdWriteError.
+        """
         cluster = self._connections.cluster
         deadline = time.monotonic() + min(_ABSENT_S, self._options.topic_timeout_s)
-        asked = MetadataRequest(topics=[MetadataRequest.Topic(name=name, topic_id=bytes(16))], allow_auto_topic_creation=True)
+        asked = MetadataRequest(
+            topics=[MetadataRequest.Topic(name=name, topic_id=bytes(16))], allow_auto_topic_creation=True
+        )
         while True:
             cluster.patiently(f"metadata of {name}", lambda: cluster.any_link().ask(asked))
             self._refresh([name])
@@ -169,11 +211,16 @@ class Producer:
                 return topic
             if topic.error not in _ABSENT or time.monotonic() >= deadline:
                 known = ERRORS.get(topic.error)
-                way_out = f"make it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
-                raise MqdWriteError(f"topic {name} cannot be written: {known.message if known else topic.error} ({known.name if known else 'unknown error'}); {way_out}")
+                way_out = (
+                    f"make it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
+                )
+                raise MqdWriteError(
+                    f"topic {name} cannot be written: {known.message if known else topic.error}"
+                    f" ({known.name if known else 'unknown error'}); {way_out}"
+                )
             time.sleep(AGAIN_S)  # nothing tells when a topic is made
 
-    # -- sending -----------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def send(self, batches: Iterable[Batch]) -> None:
         """Returns when there is room for more. Raises MqdWriteError."""
@@ -190,7 +237,9 @@ class Producer:
             self._turn()
 
     def close(self) -> None:
-        """Gives up what is under way: a connection with an outstanding answer is of no use to anybody."""
+        """Gives up what is under way: a connection with an outstanding answer is of no use to
+        anybody.
+        """
         if self._closed:
             return
         self._closed = True
@@ -247,16 +296,29 @@ class Producer:
             self._prepare(batch)
         topics: dict[str, list[Any]] = {}
         for batch in chosen:
-            topics.setdefault(batch.topic, []).append(ProduceRequest.PartitionData(index=batch.partition, records=batch.data))
+            topics.setdefault(batch.topic, []).append(
+                ProduceRequest.PartitionData(index=batch.partition, records=batch.data)
+            )
         data = [ProduceRequest.TopicData(name=name, partition_data=partitions) for name, partitions in topics.items()]
-        request = ProduceRequest(transactional_id=self._transactional_id, acks=self._options.acks, timeout_ms=BROKER_TIMEOUT_MS, topic_data=data)
+        request = ProduceRequest(
+            transactional_id=self._transactional_id,
+            acks=self._options.acks,
+            timeout_ms=BROKER_TIMEOUT_MS,
+            topic_data=data,
+        )
         try:
             link = self._connections.link(node_id, size)
             version = link.pick(PRODUCE, VERSION)
             if self._transactional_id is not None and version < VERSION:
-                raise MqdWriteError(f"the broker {link.host}:{link.port} does not know transactions of version 2 (KIP-890): set the option delivery to at-least-once")
+                raise MqdWriteError(
+                    f"the broker {link.host}:{link.port} does not know transactions of version 2 (KIP-890): set the"
+                    " option delivery to at-least-once"
+                )
             number, settings = link.send(request, version), self._options
-            deadline = min(time.monotonic() + settings.kafka.request_timeout_s, min(batch.first_sent for batch in chosen) + settings.delivery_timeout_s)
+            deadline = min(
+                time.monotonic() + settings.kafka.request_timeout_s,
+                min(batch.first_sent for batch in chosen) + settings.delivery_timeout_s,
+            )
             self._flights[node_id] = _Flight(node_id, link, version, number, chosen, deadline)
         except OSError as error:
             self._lost(node_id, chosen, str(error))
@@ -290,7 +352,9 @@ class Producer:
             answer = answers.get((batch.topic, batch.partition))
             code = answer.error_code if answer is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
             moved |= code in _MOVED
-            self._answered(batch, code, answer.error_message if answer is not None else "the broker left it out of its answer")
+            self._answered(
+                batch, code, answer.error_message if answer is not None else "the broker left it out of its answer"
+            )
         if moved:
             self._look_again()
 
@@ -307,18 +371,22 @@ class Producer:
             self._halve(key, batch)
         elif code == ErrorCode.MESSAGE_TOO_LARGE:
             raise MqdWriteError(
-                f"topic {batch.topic}, partition {batch.partition}: a row of {len(batch.data)} bytes is larger than the topic takes: {text}. "
-                f"Raise its max.message.bytes (mqd config set topic/{batch.topic} max.message.bytes=...), or write smaller rows"
+                f"topic {batch.topic}, partition {batch.partition}: a row of {len(batch.data)} bytes is larger than the"
+                f" topic takes: {text}. Raise its max.message.bytes (mqd config set topic/{batch.topic}"
+                " max.message.bytes=...), or write smaller rows"
             )
         elif code in _FENCED:
             raise MqdWriteError(
-                f"topic {batch.topic}, partition {batch.partition}: this task's part of the transaction is over: {text}. Another run of the query has taken over, the batch was "
-                "committed or aborted meanwhile, or nothing was heard of it for kafka.transaction.timeout.ms"
+                f"topic {batch.topic}, partition {batch.partition}: this task's part of the transaction is over:"
+                f" {text}. Another run of the query has taken over, the batch was committed or aborted meanwhile, or"
+                " nothing was heard of it for kafka.transaction.timeout.ms"
             )
         elif is_retriable(code):
             self._later(key, batch, text)
         else:
-            raise MqdWriteError(f"topic {batch.topic}, partition {batch.partition}: {batch.count} rows are refused: {text}")
+            raise MqdWriteError(
+                f"topic {batch.topic}, partition {batch.partition}: {batch.count} rows are refused: {text}"
+            )
 
     def _done(self, key: Key) -> None:
         queue = self._queues[key]
@@ -341,7 +409,7 @@ class Producer:
             half.first_sent = batch.first_sent
             sequence = (sequence + half.count) & 0x7FFFFFFF
 
-    # -- trying again ------------------------------------------------------------------------------------------------------
+    # -- trying again ------------------------------------------------------------------------------
 
     def _later(self, key: Key, batch: Batch, problem: str) -> None:
         """Raises MqdWriteError when its time is over."""
@@ -350,7 +418,8 @@ class Producer:
             batch.first_sent = now
         if now >= batch.first_sent + self._options.delivery_timeout_s:
             raise MqdWriteError(
-                f"topic {key[0]}, partition {key[1]}: {batch.count} rows were not acknowledged within {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms): {problem}"
+                f"topic {key[0]}, partition {key[1]}: {batch.count} rows were not acknowledged within"
+                f" {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms): {problem}"
             )
         self._not_before[key] = now + AGAIN_S
 
@@ -358,7 +427,10 @@ class Producer:
         self._connections.drop(node_id)
         size = sum(len(batch.data) for batch in batches)
         if size > _LARGE_BYTES:
-            problem += f"; it was sent {size} bytes, and the broker's socket.request.max.bytes is the most that it takes (kafka.max.request.size says what is sent at once, a row alone may be more)"
+            problem += (
+                f"; it was sent {size} bytes, and the broker's socket.request.max.bytes is the most that it takes"
+                " (kafka.max.request.size says what is sent at once, a row alone may be more)"
+            )
         for batch in batches:
             self._later((batch.topic, batch.partition), batch, problem)
         self._look_again()

@@ -1,18 +1,31 @@
-"""A streaming read's way from trigger to trigger: where it begins, how far a batch goes, what is published.
+"""A streaming read's way from trigger to trigger: where it begins, how far a batch goes, what is
+published.
 
-Spark keeps the offsets in the query's checkpoint; this object lives as long as the query's run and remembers only what it may forget.
+Spark keeps the offsets in the query's checkpoint; this object lives as long as the query's run and
+remembers only what it may forget.
 
-    S1  a batch's records depend on its start and end alone: what is planned again after a restart is the same, as long as the log holds it
-    S2  `latest` is settled once, by Spark's own checkpoint. A query that begins at the end of the log makes its first batch empty, [end, end): Spark writes that down before anything is read.
-        A restart before the first batch was committed asks for the beginning anew, which is later by then; but the batch it repeats ends where the log ended the first time, and the next one
-        begins there. So nothing between is left out, though the source is never told where its checkpoint is.
-    S3  nothing is left out silently: a topic that went, or was made anew, offsets that went back, a log that begins later than the query stands, are losses (failOnDataLoss)
+    S1  a batch's records depend on its start and end alone: what is planned again after a restart
+        is the same, as long as the log holds it
+    S2  `latest` is settled once, by Spark's own checkpoint. A query that begins at the end of the
+        log makes its first batch empty, [end, end): Spark writes that down before anything is read.
+        A restart before the first batch was committed asks for the beginning anew, which is later
+        by then; but the batch it repeats ends where the log ended the first time, and the next one
+        begins there. So nothing between is left out, though the source is never told where its
+        checkpoint is.
+    S3  nothing is left out silently: a topic that went, or was made anew, offsets that went back, a
+        log that begins later than the query stands, are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S6  one broker's answer does not make a loss: what is missing is asked for again, of other brokers too, for LOOKS * PAUSE_S. A topic that is gone even so stays in the position where it was (as long as failOnDataLoss lets the
-        query go on): should it only have been out of sight it is gone on with, and not read twice; its id tells that it was made anew
-    S7  partitions that a topic does not show any more, though it is the same, were retired, and have no records left. The query lets go of them; it is no loss when it stood at their end, which their leaders tell for
-        partition.retire.grace.ms at least. What nobody tells of any more counts as lost: records may have come after the last look, and have been deleted before this one
-    S5  what is published as the group's offsets was carried through: the end of a batch that Spark has committed. Spark says commit(end) for all but a run's last batch; the start of the next
+    S6  one broker's answer does not make a loss: what is missing is asked for again, of other
+        brokers too, for LOOKS * PAUSE_S. A topic that is gone even so stays in the position where
+        it was (as long as failOnDataLoss lets the query go on): should it only have been out of
+        sight it is gone on with, and not read twice; its id tells that it was made anew
+    S7  partitions that a topic does not show any more, though it is the same, were retired, and
+        have no records left. The query lets go of them; it is no loss when it stood at their end,
+        which their leaders tell for partition.retire.grace.ms at least. What nobody tells of any
+        more counts as lost: records may have come after the last look, and have been deleted before
+        this one
+    S5  what is published as the group's offsets was carried through: the end of a batch that Spark
+        has committed. Spark says commit(end) for all but a run's last batch; the start of the next
         batch says the same, and is published, too. That it failed is a warning: nothing rests on it
 Source: the rules of Spark's Kafka source in its integration guide.
 """
@@ -38,7 +51,13 @@ LOOKS, PAUSE_S = 20, 0.25  # S6
 class Progress:
     """See the module. Raises MqdReadError."""
 
-    def __init__(self, options: SourceOptions, driver: Driver, now: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        driver: Driver,
+        now: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.options, self._driver, self._now, self._pause = options, driver, now, pause
         self._initial: Position | None = None
         self._pin_due = False  # S2
@@ -51,14 +70,18 @@ class Progress:
     def close(self) -> None:
         self._driver.close()
 
-    # -- where it begins --------------------------------------------------------------------------------------------------------------------
+    # -- where it begins ---------------------------------------------------------------------------
 
     def initial(self) -> dict[str, Any]:
         if self._initial is None:
             keys = self._driver.partitions()
             starts = self._driver.resolve(self.options.starting, keys, "starting")
             given = self.options.starting
-            self._pin_due = given.at == LATEST or any(LATEST in partitions.values() for partitions in (given.offsets or {}).values()) or self._by_late_time()
+            self._pin_due = (
+                given.at == LATEST
+                or any(LATEST in partitions.values() for partitions in (given.offsets or {}).values())
+                or self._by_late_time()
+            )
             self._initial = Position(starts, self._driver.ids())
         return self._initial.to_json()
 
@@ -67,9 +90,11 @@ class Progress:
 
     def _by_late_time(self) -> bool:
         """A time that no record has yet is the end of the log, too."""
-        return self.options.timestamp_without_match == "latest" and (self.options.starting.timestamp is not None or self.options.starting.timestamps is not None)
+        return self.options.timestamp_without_match == "latest" and (
+            self.options.starting.timestamp is not None or self.options.starting.timestamps is not None
+        )
 
-    # -- how far a batch goes -----------------------------------------------------------------------------------------------------------------
+    # -- how far a batch goes ----------------------------------------------------------------------
 
     def prepare_available_now(self) -> None:
         self._target = self._latest = self._log_ends(lambda: self._driver.partitions(missing_is_lost=True))
@@ -116,7 +141,10 @@ class Progress:
         return keys
 
     def _misses(self, wanted: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
-        return any(key not in self._gone and (key not in keys or _is_another(key[0], wanted.ids, ids)) for key in wanted.offsets)
+        return any(
+            key not in self._gone and (key not in keys or _is_another(key[0], wanted.ids, ids))
+            for key in wanted.offsets
+        )
 
     def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
         """(where each partition begins, where it could end), by what is there now. Tells losses."""
@@ -128,7 +156,10 @@ class Progress:
         ends = dict(available.offsets)
         for key, begin in starts.items():
             if ends[key] < begin:
-                self._driver.lost(f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin} where the query stands: it was cut")
+                self._driver.lost(
+                    f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin} where the query stands: it"
+                    " was cut"
+                )
                 ends[key] = begin
         return starts | kept, Position(ends | kept, available.ids | {topic: start.ids[topic] for topic, _ in kept})
 
@@ -137,7 +168,10 @@ class Progress:
         anew = set()
         for topic in start.topics():
             if _is_another(topic, start.ids, later.ids):
-                self._driver.lost(f"topic {topic} was deleted and made anew since the last batch, which ended at {_ends(start, topic)}")
+                self._driver.lost(
+                    f"topic {topic} was deleted and made anew since the last batch, which ended at"
+                    f" {_ends(start, topic)}"
+                )
                 anew |= {key for key in start.offsets if key[0] == topic}
         return anew
 
@@ -146,17 +180,26 @@ class Progress:
         self._gone -= available.offsets.keys()
         kept: dict[Key, int] = {}
         for topic in start.topics():
-            missing = sorted(key for key in start.offsets if key[0] == topic and key not in available.offsets and key not in anew)
+            missing = sorted(
+                key for key in start.offsets if key[0] == topic and key not in available.offsets and key not in anew
+            )
             if missing and topic in available.ids and available.ids[topic] == start.ids.get(topic):
                 ends = self._driver.hidden_ends(missing)
                 for key in [key for key in missing if ends.get(key) == start.offsets[key]]:
                     missing.remove(key)
-                    log.warning("%s-%d was retired, and the query has read it to its end, offset %d: it goes on without it", *key, start.offsets[key])
+                    log.warning(
+                        "%s-%d was retired, and the query has read it to its end, offset %d: it goes on without it",
+                        *key,
+                        start.offsets[key],
+                    )
             elif topic in start.ids and topic not in available.ids:
                 kept |= {key: start.offsets[key] for key in missing}
             if not self._gone.issuperset(missing):
                 names = ", ".join(str(partition) for _, partition in missing)
-                self._driver.lost(f"{topic}-{names} {'is' if len(missing) == 1 else 'are'} gone; the last batch ended at {_ends(start, topic)}")
+                self._driver.lost(
+                    f"{topic}-{names} {'is' if len(missing) == 1 else 'are'} gone; the last batch ended at"
+                    f" {_ends(start, topic)}"
+                )
             self._gone.update(missing)
         return kept
 
@@ -172,12 +215,17 @@ class Progress:
         least = self.options.min_offsets_per_trigger
         now, last = self._now(), self._last_trigger
         count = sum(ends[key] - starts[key] for key in ends)
-        if least is not None and count < least and last is not None and (now - last) * 1000 < self.options.max_trigger_delay_ms:
+        if (
+            least is not None
+            and count < least
+            and last is not None
+            and (now - last) * 1000 < self.options.max_trigger_delay_ms
+        ):
             return True
         self._last_trigger = now
         return False
 
-    # -- tasks ------------------------------------------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
         begin, stop = Position.from_json(start), Position.from_json(end)
@@ -199,17 +247,22 @@ class Progress:
         return self._driver.tasks(ranges)
 
     def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
-        """Those whose first batch this is, but which went before it was read: a query that is restarted after their topic was deleted. Told as lost, and left out."""
+        """Those whose first batch this is, but which went before it was read: a query that is
+        restarted after their topic was deleted. Told as lost, and left out.
+        """
         if not found:
             return set()
         there, ids = set(self._find(Position({key: stop.offsets[key] for key in found}, stop.ids))), self._driver.ids()
         vanished = {key for key in found if key not in there or _is_another(key[0], stop.ids, ids)}
         for topic, partition in sorted(vanished - self._gone):
-            self._driver.lost(f"{topic}-{partition} is gone, or another one of that name by now; the batch that ends at {stop.offsets[topic, partition]} was not read")
+            self._driver.lost(
+                f"{topic}-{partition} is gone, or another one of that name by now; the batch that ends at"
+                f" {stop.offsets[topic, partition]} was not read"
+            )
         self._gone |= vanished
         return vanished
 
-    # -- what is told ------------------------------------------------------------------------------------------------------------------------
+    # -- what is told ------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any] | None:
         return None if self._latest is None else self._latest.to_json()
@@ -221,14 +274,23 @@ class Progress:
         """S5."""
         if self.options.group_id is None:
             return
-        changed = {key: offset for key, offset in position.offsets.items() if self._published.get(key) != offset and key not in self._gone}
+        changed = {
+            key: offset
+            for key, offset in position.offsets.items()
+            if self._published.get(key) != offset and key not in self._gone
+        }
         if not changed:
             return
         try:
             self._driver.publish(self.options.group_id, changed)
         except (OSError, BrokerError, MqdReadError) as error:
             self._driver.close()
-            log.warning("the query's progress could not be published as group %s: %s; it goes on, and the next batch says it again", self.options.group_id, error)
+            log.warning(
+                "the query's progress could not be published as group %s: %s; it goes on, and the next batch says it"
+                " again",
+                self.options.group_id,
+                error,
+            )
         else:
             self._published |= changed
 
@@ -238,4 +300,6 @@ def _is_another(topic: str, before: Mapping[str, bytes], now: Mapping[str, bytes
 
 
 def _ends(position: Position, topic: str) -> str:
-    return ", ".join(f"{partition}: {offset}" for (name, partition), offset in sorted(position.offsets.items()) if name == topic)
+    return ", ".join(
+        f"{partition}: {offset}" for (name, partition), offset in sorted(position.offsets.items()) if name == topic
+    )

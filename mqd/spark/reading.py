@@ -2,11 +2,15 @@
 
     for batch in read_range(options, ("key", "value", ...), one): ...       # pyarrow.RecordBatch of at most ROWS_MAX rows
 
-Two ways in, one way out. On the host of a broker that has the partition records are read from its mapped segments (local.py), elsewhere by Fetch (fetching.py); both give views, positions
-in bytes that lie where they lay. A view is copied once, into Arrow's buffers, by native/client/columns.c; topic and partition are made here, once for a task.
+Two ways in, one way out. On the host of a broker that has the partition records are read from its
+mapped segments (local.py), elsewhere by Fetch (fetching.py); both give views, positions in bytes
+that lie where they lay. A view is copied once, into Arrow's buffers, by native/client/columns.c;
+topic and partition are made here, once for a task.
 
-    R1  the batches hold the range's records, in order, each once: those of control batches and, with read_committed, of aborted transactions left out
-    R2  what begins locally may go on over TCP at the same offset (the worker died, the leader moved, nothing came); it never goes back
+    R1  the batches hold the range's records, in order, each once: those of control batches and,
+        with read_committed, of aborted transactions left out
+    R2  what begins locally may go on over TCP at the same offset (the worker died, the leader
+        moved, nothing came); it never goes back
     R3  a batch that was given out keeps its buffers; memory for others is not taken from it
 Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.
 """
@@ -35,7 +39,8 @@ log = logging.getLogger("mqd.spark")
 
 ROWS_MAX = 65536
 DATA_BYTES_MAX = 16 << 20  # keys, and values, of a batch
-SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20  # for a range of no more offsets: micro-batches do not pay for large buffers
+# for a range of no more offsets: micro-batches do not pay for large buffers
+SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20
 _FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -44,8 +49,15 @@ class Assembly:
 
     def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int) -> None:
         self._names, self._schema = names, arrow_schema(names)
-        self._rows = ArrowRows(rows_max, DATA_BYTES_MAX if rows_max > SMALL_ROWS else SMALL_DATA_BYTES, [name for name in names if name in _FROM_RECORDS])
-        self._constant = {"topic": lambda: _repeated(topic.encode(), rows_max), "partition": lambda: pa.array(np.full(rows_max, partition, np.int32))}
+        self._rows = ArrowRows(
+            rows_max,
+            DATA_BYTES_MAX if rows_max > SMALL_ROWS else SMALL_DATA_BYTES,
+            [name for name in names if name in _FROM_RECORDS],
+        )
+        self._constant = {
+            "topic": lambda: _repeated(topic.encode(), rows_max),
+            "partition": lambda: pa.array(np.full(rows_max, partition, np.int32)),
+        }
         self._columns: dict[str, Any] = {}
 
     def add(self, view: Any) -> Iterator[pa.RecordBatch]:
@@ -88,7 +100,9 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
             try:
                 yield from assembly.add(view)
             except NativeError as error:
-                raise MqdReadError(f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets behind it leaves it out") from error
+                raise MqdReadError(
+                    f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets behind it leaves it out"
+                ) from error
         yield from assembly.rest()
     finally:
         cluster.close()
@@ -113,7 +127,9 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
         far.close()
 
 
-def _local(options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool) -> local.LocalViews | None:
+def _local(
+    options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
+) -> local.LocalViews | None:
     """None: over TCP, because the broker is elsewhere, or transport says so."""
     if options.kafka.transport == "tcp" or not one.topic_id:
         return None
@@ -121,6 +137,9 @@ def _local(options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[
         return local.open_views(options, cluster, one, lost, pool)
     except local.NotHere as reason:
         if options.kafka.transport == "shm":
-            raise MqdReadError(f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads over TCP what is not on this host") from None
+            raise MqdReadError(
+                f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads over TCP what is"
+                " not on this host"
+            ) from None
         log.debug("%s-%d is read over TCP: %s", one.topic, one.partition, reason)
         return None

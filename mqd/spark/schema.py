@@ -1,7 +1,9 @@
 """The columns of a read, those of Spark's Kafka source, and which of them were asked for.
 
-Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does it by hand: any of the columns, in any order, with their types; others are refused.
-Sources: Spark's Structured Streaming + Kafka Integration Guide (the columns); the types are exact, Spark compares Arrow schemas for equality.
+Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does it by hand:
+any of the columns, in any order, with their types; others are refused. Sources: Spark's Structured
+Streaming + Kafka Integration Guide (the columns); the types are exact, Spark compares Arrow schemas
+for equality.
 """
 
 from __future__ import annotations
@@ -38,27 +40,45 @@ def ddl(include_headers: bool) -> str:
 
 
 def wanted(schema: Any) -> tuple[str, ...]:
-    """The columns of a StructType that Spark has handed over: its own of ddl(), or the user's. Raises MqdOptionError for what a record does not have."""
+    """The columns of a StructType that Spark has handed over: its own of ddl(), or the user's.
+    Raises MqdOptionError for what a record does not have.
+    """
     found = []
     for field in schema.fields:
         kind = COLUMNS.get(field.name)
         if kind is None:
-            raise MqdOptionError(f"there is no column {field.name!r} in format mqd; there are {', '.join(COLUMNS)}. Select and cast after load() instead of giving another schema")
+            raise MqdOptionError(
+                f"there is no column {field.name!r} in format mqd; there are {', '.join(COLUMNS)}. Select and cast"
+                " after load() instead of giving another schema"
+            )
         if field.dataType.simpleString() != kind:
-            raise MqdOptionError(f"column {field.name} is {kind} in format mqd and not {field.dataType.simpleString()}: cast it after load()")
+            raise MqdOptionError(
+                f"column {field.name} is {kind} in format mqd and not {field.dataType.simpleString()}: cast it after"
+                " load()"
+            )
         found.append(field.name)
     if not found:
-        raise MqdOptionError("a schema without columns reads nothing: leave .schema() out, or name some of " + ", ".join(COLUMNS))
+        raise MqdOptionError(
+            "a schema without columns reads nothing: leave .schema() out, or name some of " + ", ".join(COLUMNS)
+        )
     return tuple(found)
 
 
 def arrow_schema(columns: Sequence[str]) -> pyarrow.Schema:
-    """As Spark expects the batches of these columns: equal to pyspark's to_arrow_schema(schema, timezone="UTC")."""
+    """As Spark expects the batches of these columns: equal to pyspark's to_arrow_schema(schema,
+    timezone="UTC").
+    """
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
     types = {
-        "key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(),
-        "timestamp": pa.timestamp("us", tz="UTC"), "timestampType": pa.int32(), HEADERS: pa.list_(header),
-    }  # fmt: skip
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+        HEADERS: pa.list_(header),
+    }
     return pa.schema([pa.field(name, types[name]) for name in columns])

@@ -3,14 +3,17 @@
     batch_writer(options, schema, overwrite)     df.write                 MqdBatchWriter
     stream_writer(options, schema, overwrite)    df.writeStream           MqdStreamWriter
 
-Exactly once: every task attempt that has a row enlists a child in the batch's joint transaction and writes as that child; its commit message names the child. commit() ends the
-transaction with the children that Spark has chosen as winners; all others are aborted. A batch whose number was committed before gives no children: its rows are dropped, and its
-commit does nothing.
-At least once: an idempotent producer for each task attempt; rows can be read from write() on.
+Exactly once: every task attempt that has a row enlists a child in the batch's joint transaction and
+writes as that child; its commit message names the child. commit() ends the transaction with the
+children that Spark has chosen as winners; all others are aborted. A batch whose number was
+committed before gives no children: its rows are dropped, and its commit does nothing. At least
+once: an idempotent producer for each task attempt; rows can be read from write() on.
 
 1. Objects of this module are pickled to other processes: they hold options and plain values.
-2. write() leaves nothing behind but connections on which no answer is outstanding (producing.py); it starts no thread.
-3. A message names its batch: commit() is called in another process, on an object made anew, without a task's context.
+2. write() leaves nothing behind but connections on which no answer is outstanding (producing.py);
+   it starts no thread.
+3. A message names its batch: commit() is called in another process, on an object made anew, without
+   a task's context.
 """
 
 from __future__ import annotations
@@ -45,21 +48,36 @@ class Place(NamedTuple):
 
 
 class Written(WriterCommitMessage):
-    """Of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`: its batch was committed before."""
+    """Of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`: its batch
+    was committed before.
+    """
 
-    def __init__(self, place: Place | None, child: tuple[int, int] | None, row_count: int, byte_count: int, dropped: bool = False) -> None:
-        self.place, self.child, self.row_count, self.byte_count, self.dropped = place, child, row_count, byte_count, dropped
+    def __init__(
+        self, place: Place | None, child: tuple[int, int] | None, row_count: int, byte_count: int, dropped: bool = False
+    ) -> None:
+        self.place, self.child, self.row_count, self.byte_count, self.dropped = (
+            place,
+            child,
+            row_count,
+            byte_count,
+            dropped,
+        )
 
 
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdBatchWriter:
     """Raises MqdOptionError."""
     if overwrite:
-        raise MqdOptionError('mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic delete removes what is there')
+        raise MqdOptionError(
+            'mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic'
+            " delete removes what is there"
+        )
     return MqdBatchWriter(sink_options(options, schema, streaming=False))
 
 
 def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdStreamWriter:
-    """Output mode complete (`overwrite`) writes all rows of every batch as new records, as Kafka's sink does. Raises MqdOptionError."""
+    """Output mode complete (`overwrite`) writes all rows of every batch as new records, as Kafka's
+    sink does. Raises MqdOptionError.
+    """
     return MqdStreamWriter(sink_options(options, schema, streaming=True))
 
 
@@ -70,15 +88,25 @@ def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordB
     from mqd.spark import writing
 
     outcome = writing.write(options, place, first, batches)
-    return Written(place, None if outcome.child is None else tuple(outcome.child), outcome.row_count, outcome.byte_count, outcome.dropped)
+    return Written(
+        place,
+        None if outcome.child is None else tuple(outcome.child),
+        outcome.row_count,
+        outcome.byte_count,
+        outcome.dropped,
+    )
 
 
-def _end(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, place: Place | None) -> None:
+def _end(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, place: Place | None
+) -> None:
     """The end of a batch, by what its tasks have said. `place` where the driver knows it."""
     from mqd.spark import writing
 
     written = [message for message in messages if isinstance(message, Written)]
-    places = {message.place for message in written if message.place is not None} or ({place} if place is not None else set())
+    places = {message.place for message in written if message.place is not None} or (
+        {place} if place is not None else set()
+    )
     if not places or not options.is_exactly_once:
         return
     if len(places) > 1:
@@ -86,7 +114,11 @@ def _end(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], c
     joint = writing.joint(options, places.pop())
     if commit:
         if any(message.dropped for message in written):
-            log.warning("batch %d of %s was committed before: what came again is dropped", joint.batch_id, joint.transactional_id)
+            log.warning(
+                "batch %d of %s was committed before: what came again is dropped",
+                joint.batch_id,
+                joint.transactional_id,
+            )
         joint.commit([writing.Child(*message.child) for message in written if message.child is not None])
     else:
         joint.abort()
@@ -115,7 +147,9 @@ class MqdBatchWriter(DataSourceArrowWriter):
 
 
 class MqdStreamWriter(DataSourceStreamArrowWriter):
-    """Micro-batches, each a transaction of the query. Made anew for every batch, and once more to commit it."""
+    """Micro-batches, each a transaction of the query. Made anew for every batch, and once more to
+    commit it.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
@@ -126,9 +160,15 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 
         context = TaskContext.get()
         assert context is not None, "write() runs in a task"
-        query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+        query, batch = (
+            context.getLocalProperty("sql.streaming.queryId"),
+            context.getLocalProperty("streaming.sql.batchId"),
+        )
         if not query or batch is None:
-            raise RuntimeError("Spark has not told the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): is this a streaming query?")
+            raise RuntimeError(
+                "Spark has not told the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): is this a"
+                " streaming query?"
+            )
         run = context.getLocalProperty("spark.jobGroup.id") or self.planned  # a query's jobs are its run's
         return _write(self.options, Place(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
 
@@ -136,11 +176,15 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         _end(self.options, messages, True, None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        if self.options.is_exactly_once and not any(isinstance(message, Written) for message in messages):  # only a task knows the query and its run
+        # only a task knows the query and its run
+        if self.options.is_exactly_once and not any(isinstance(message, Written) for message in messages):
             log.warning(
-                "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If rows of it are in topics, readers with read_committed wait behind them until the "
-                "query is started again or %d ms are over (kafka.transaction.timeout.ms); `mqd txn abort` ends it at once", batchId, self.options.transaction_timeout_ms,
-            )  # fmt: skip
+                "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If rows"
+                " of it are in topics, readers with read_committed wait behind them until the query is started again or"
+                " %d ms are over (kafka.transaction.timeout.ms); `mqd txn abort` ends it at once",
+                batchId,
+                self.options.transaction_timeout_ms,
+            )
             return
         with _told():
             _end(self.options, messages, False, None)
@@ -148,9 +192,15 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """An abort that fails is no harm: the transaction ends by its time-out, or when the batch comes again. What Spark shows is why it wanted the abort."""
+    """An abort that fails is no harm: the transaction ends by its time-out, or when the batch comes
+    again. What Spark shows is why it wanted the abort.
+    """
     began = time.monotonic()
     try:
         yield
     except Exception as error:
-        log.warning("the batch's transaction could not be aborted in %.1f s, and will be by its time-out: %s", time.monotonic() - began, error)
+        log.warning(
+            "the batch's transaction could not be aborted in %.1f s, and will be by its time-out: %s",
+            time.monotonic() - began,
+            error,
+        )

@@ -1,13 +1,17 @@
 """Options and columns of the sink: Spark's Kafka sink's, and some of our own.
 
     topic                 for every row; without it the column `topic` says
-    delivery              exactly-once (default): a batch is one transaction, and a batch that comes again is dropped; at-least-once
-    txnAppId, txnVersion  batch writes: a write of an application and version that was committed before is dropped (a version is a number that rises)
+    delivery              exactly-once (default): a batch is one transaction, and a batch that comes
+                          again is dropped; at-least-once
+    txnAppId, txnVersion  batch writes: a write of an application and version that was committed
+                          before is dropped (a version is a number that rises)
     kafka.compression.type, kafka.batch.size, kafka.max.request.size, kafka.delivery.timeout.ms, kafka.transaction.timeout.ms, kafka.acks, kafka.max.block.ms    as the Java producer's
 
-Columns: `value` (needed), `key` (both string or binary), `topic` (string), `partition` (int), `headers` (array<struct<key string, value binary>>), `timestamp` (timestamp: the record's own
-time, which Kafka's sink does not have; else it is now). Others are left alone, as Kafka's sink leaves them. A null value is a tombstone.
-Everything is checked when Spark plans the write, as far as it can be.
+Columns: `value` (needed), `key` (both string or binary), `topic` (string), `partition` (int),
+`headers` (array<struct<key string, value binary>>), `timestamp` (timestamp: the record's own time,
+which Kafka's sink does not have; else it is now). Others are left alone, as Kafka's sink leaves
+them. A null value is a tombstone. Everything is checked when Spark plans the write, as far as it
+can be.
 """
 
 from __future__ import annotations
@@ -23,7 +27,14 @@ EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of their numbers
 _HEADERS = "array<struct<key:string,value:binary>>"
 # column -> the types it may have, as Spark says them
-COLUMNS = {"value": ("binary", "string"), "key": ("binary", "string"), "topic": ("string",), "partition": ("int",), "headers": (_HEADERS,), "timestamp": ("timestamp", "timestamp_ntz")}
+COLUMNS = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": (_HEADERS,),
+    "timestamp": ("timestamp", "timestamp_ntz"),
+}
 _NOT_TOPICS = frozenset((".", ".."))
 
 
@@ -50,7 +61,9 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
     options = Options(given)
     refused = {
         **REFUSED_BY_SINK,
-        "transactional.id": "the sink makes its own from the query's id; for batch writes there are txnAppId and txnVersion",
+        "transactional.id": (
+            "the sink makes its own from the query's id; for batch writes there are txnAppId and txnVersion"
+        ),
     }
     kafka = kafka_settings(options, refused, "producer")
     others = Options(kafka.others)
@@ -58,9 +71,14 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
     is_exactly_once = options.choice("delivery", (EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE) == EXACTLY_ONCE
     app_id, app_version = _application(options, streaming, is_exactly_once)
     if is_exactly_once and others.text("enable.idempotence", "true").strip().lower() == "false":
-        raise MqdOptionError("option kafka.enable.idempotence: false is not exactly once; leave it out, or set delivery to at-least-once")
+        raise MqdOptionError(
+            "option kafka.enable.idempotence: false is not exactly once; leave it out, or set delivery to at-least-once"
+        )
     return SinkOptions(
-        kafka, _columns(schema, topic), topic, is_exactly_once,
+        kafka,
+        _columns(schema, topic),
+        topic,
+        is_exactly_once,
         compression=COMPRESSIONS.index(others.choice("compression.type", COMPRESSIONS, "none")),
         batch_bytes=min(max(others.integer("batch.size", 512 << 10), 16 << 10), 4 << 20),
         request_bytes=min(max(others.integer("max.request.size", 4 << 20), 64 << 10), 64 << 20),
@@ -70,7 +88,7 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
         transaction_timeout_ms=others.integer("transaction.timeout.ms", 900_000, 1000),
         app_id=app_id,
         app_version=app_version,
-    )  # fmt: skip
+    )
 
 
 def _topic(options: Options) -> str | None:
@@ -83,9 +101,15 @@ def _topic(options: Options) -> str | None:
 def _application(options: Options, streaming: bool, is_exactly_once: bool) -> tuple[str | None, int]:
     app_id, version = options.text("txnAppId"), options.integer("txnVersion", None, 0)
     if (app_id is None) != (version is None) or app_id == "":
-        raise MqdOptionError("txnAppId and txnVersion go together: the name of an application, and a number that rises with each of its writes")
+        raise MqdOptionError(
+            "txnAppId and txnVersion go together: the name of an application, and a number that rises with each of its"
+            " writes"
+        )
     if app_id is not None and streaming:
-        raise MqdOptionError("txnAppId and txnVersion are for batch writes, in foreachBatch for example; a streaming write is known by its query's id and batch")
+        raise MqdOptionError(
+            "txnAppId and txnVersion are for batch writes, in foreachBatch for example; a streaming write is known by"
+            " its query's id and batch"
+        )
     if app_id is not None and not is_exactly_once:
         raise MqdOptionError("txnAppId makes a write exactly once; delivery says at-least-once. Leave one of them out")
     return app_id, version or 0
@@ -94,7 +118,10 @@ def _application(options: Options, streaming: bool, is_exactly_once: bool) -> tu
 def _acks(others: Options, is_exactly_once: bool) -> int:
     acks = {"all": -1, "-1": -1, "1": 1}.get(others.text("acks", "all").strip().lower())
     if acks is None or (is_exactly_once and acks != -1):
-        raise MqdOptionError(f"option kafka.acks: {others.text('acks')!r}: all" + ("; exactly once knows no other" if is_exactly_once else " or 1"))
+        raise MqdOptionError(
+            f"option kafka.acks: {others.text('acks')!r}: all"
+            + ("; exactly once knows no other" if is_exactly_once else " or 1")
+        )
     return acks
 
 
@@ -110,7 +137,10 @@ def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
             found[name] = field.name
     if "value" not in found:
         there = ", ".join(field.name for field in schema.fields) or "none"
-        raise MqdOptionError(f"column value is needed, string or binary, and is not among those of the rows ({there}): for instance df.selectExpr(\"to_json(struct(*)) AS value\")")
+        raise MqdOptionError(
+            f"column value is needed, string or binary, and is not among those of the rows ({there}): for instance"
+            ' df.selectExpr("to_json(struct(*)) AS value")'
+        )
     if topic is None and "topic" not in found:
         raise MqdOptionError("where the rows go is not said: give the option topic, or a string column topic")
     return tuple(found.get(name, "") for name in COLUMNS)
@@ -118,9 +148,14 @@ def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
 
 def _check_type(name: str, kind: str) -> None:
     if name == "timestamp" and kind not in COLUMNS[name]:
-        raise MqdOptionError(f"column timestamp is {kind}: the record's own time has to be a timestamp. Cast it, rename it, or leave it out")
+        raise MqdOptionError(
+            f"column timestamp is {kind}: the record's own time has to be a timestamp. Cast it, rename it, or leave"
+            " it out"
+        )
     if kind not in COLUMNS[name]:
-        raise MqdOptionError(f"column {name} is {kind}, and has to be {' or '.join(COLUMNS[name])}: cast it before writing")
+        raise MqdOptionError(
+            f"column {name} is {kind}, and has to be {' or '.join(COLUMNS[name])}: cast it before writing"
+        )
 
 
 def position(options: SinkOptions, name: str) -> str | None:

@@ -4,9 +4,12 @@
     MqdDataSource.streamReader    MqdStreamReader    a micro-batch query: latestOffset, partitions, commit; read() for each
     MqdDataSource.writer, .streamWriter              mqd.spark.sink
 
-1. Objects of this module are pickled to other processes: they hold options and plain values, connections are made where they are used.
-2. Nothing native is imported with this module, nor PyArrow: registering the format costs no more than PySpark itself.
-3. read() of one partition always gives the same records while the log holds them: that is what makes a replayed micro-batch the same batch.
+1. Objects of this module are pickled to other processes: they hold options and plain values,
+   connections are made where they are used.
+2. Nothing native is imported with this module, nor PyArrow: registering the format costs no more
+   than PySpark itself.
+3. read() of one partition always gives the same records while the log holds them: that is what
+   makes a replayed micro-batch the same batch.
 
 The stream's own rules are in mqd/spark/progress.py.
 """
@@ -17,7 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from mqd.spark import schema as columns
 from mqd.spark.options import Options, source_options
@@ -27,7 +36,9 @@ FORMAT = "mqd"
 
 
 class MqdDataSource(DataSource):
-    """See the module. Registered by the top-level module pyspark_mqd, or by spark.dataSource.register(MqdDataSource)."""
+    """See the module. Registered by the top-level module pyspark_mqd, or by
+    spark.dataSource.register(MqdDataSource).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -54,7 +65,9 @@ class MqdDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """One task: `value` is a planning.Range, or a file of an archive (pipelines.parquet.ArchivedTask)."""
+    """One task: `value` is a planning.Range, or a file of an archive
+    (pipelines.parquet.ArchivedTask).
+    """
 
 
 def _read(options: Any, names: tuple[str, ...], partition: InputPartition) -> Iterator[Any]:
@@ -105,10 +118,16 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._own().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Both limits at once are none of Spark's kinds for Python: what counts is that it is not ReadAllAvailable, then latestOffset applies the options."""
+        """Both limits at once are none of Spark's kinds for Python: what counts is that it is not
+        ReadAllAvailable, then latestOffset applies the options.
+        """
         if self.options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
-        return ReadMinRows(self.options.min_offsets_per_trigger) if self.options.min_offsets_per_trigger is not None else ReadAllAvailable()
+        return (
+            ReadMinRows(self.options.min_offsets_per_trigger)
+            if self.options.min_offsets_per_trigger is not None
+            else ReadAllAvailable()
+        )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._own().prepare_available_now()

@@ -1,13 +1,19 @@
-"""Requests to brokers over TCP, blocking, one at a time on a connection: what the driver asks, and the executors' Fetch.
+"""Requests to brokers over TCP, blocking, one at a time on a connection: what the driver asks, and
+the executors' Fetch.
 
-    cluster = Cluster(settings)                                   # KafkaSettings; connects when it is first asked
+    cluster = Cluster(settings)                                   # KafkaSettings; connects when it
+                                                                  is first asked
     metadata = cluster.metadata(["orders"])                       # leaders, topic ids
     response = cluster.link_to(node_id).ask(request)              # mqd.protocol's messages
-    cluster.patiently("offsets of orders", attempt)               # tries again what may come right: a broker that restarts, a leader that moves
+    cluster.patiently("offsets of orders", attempt)               # tries again what may come right:
+                                                                  a broker that restarts, a leader
+                                                                  that moves
 
-    W1  a connection that failed, or whose answer does not fit, is closed and never used again: answers keep their order, a lost one would shift all later ones
+    W1  a connection that failed, or whose answer does not fit, is closed and never used again:
+        answers keep their order, a lost one would shift all later ones
     W2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
-    W3  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last problem is raised (MqdMissingError of that), with what was asked and of whom
+    W3  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last
+        problem is raised (MqdMissingError of that), with what was asked and of whom
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 
@@ -37,14 +43,23 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
 UNKNOWN_TIMEOUT_S = 2.0  # of what is not there: a broker's metadata may be a moment behind
 PORT_DEFAULT = 9092
-NOT_THERE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION})
+NOT_THERE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+    }
+)
 _ANY_TOPIC = bytes(16)
 
 T = TypeVar("T")
 
 
 class MqdReadError(RuntimeError):
-    """Records, or what is to be known about them, cannot be had; the text names topic, partition and offset, the cause and the way out."""
+    """Records, or what is to be known about them, cannot be had; the text names topic, partition
+    and offset, the cause and the way out.
+    """
 
 
 class MqdMissingError(MqdReadError):
@@ -84,7 +99,9 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
 
 
 class Link:
-    """One connection. Raises OSError when the broker cannot be reached or the connection ends, ProtocolError when what it says is not Kafka's protocol."""
+    """One connection. Raises OSError when the broker cannot be reached or the connection ends,
+    ProtocolError when what it says is not Kafka's protocol.
+    """
 
     def __init__(self, host: str, port: int, client_id: str, timeout_s: float) -> None:
         self.host, self.port, self._client_id = host, port, client_id
@@ -98,7 +115,9 @@ class Link:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(timeout_s)
         try:
-            response = self.ask(ApiVersionsRequest(client_software_name="mqd-spark", client_software_version="0.1.0"), version=3)
+            response = self.ask(
+                ApiVersionsRequest(client_software_name="mqd-spark", client_software_version="0.1.0"), version=3
+            )
         except BaseException:
             self.close()
             raise
@@ -115,7 +134,10 @@ class Link:
         spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
         version = min(spec.max_version, last, at_most)
         if version < max(spec.min_version, first):
-            raise MqdReadError(f"the broker {self.host}:{self.port} does not speak {spec.name} as this client does: {first} to {last} there, up to {min(spec.max_version, at_most)} here")
+            raise MqdReadError(
+                f"the broker {self.host}:{self.port} does not speak {spec.name} as this client does: {first} to {last}"
+                f" there, up to {min(spec.max_version, at_most)} here"
+            )
         return version
 
     def ask(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
@@ -124,7 +146,9 @@ class Link:
         number = self.send(request, version if version is not None else self.pick(api_key, at_most))
         frame = self.receive()
         try:
-            got, response = decode_response(frame, api_key, version if version is not None else self.pick(api_key, at_most))
+            got, response = decode_response(
+                frame, api_key, version if version is not None else self.pick(api_key, at_most)
+            )
         except ProtocolError as error:
             raise self._broken(str(error)) from error
         if got != number:
@@ -147,7 +171,9 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def receive(self, memory: bytearray | None = None) -> memoryview:
-        """The next frame, without its length: in `memory` when it has room for it, else in new memory. Read-only in spirit."""
+        """The next frame, without its length: in `memory` when it has room for it, else in new
+        memory. Read-only in spirit.
+        """
         head = bytearray(4)
         self._fill(memoryview(head))
         (size,) = struct.unpack(">i", head)
@@ -204,7 +230,8 @@ class Cluster:
         self._servers = parse_servers(settings.bootstrap_servers)
         self._links: dict[tuple[str, int], Link] = {}
         self.brokers: dict[int, tuple[str, int]] = {}
-        self._turns, self._first = 0, list[tuple[str, int]]()  # turn_away(): how often, and whom any_link() tries before others since
+        # turn_away(): how often, and whom any_link() tries before others since
+        self._turns, self._first = 0, list[tuple[str, int]]()
 
     def close(self) -> None:
         links, self._links, self._first = self._links, {}, []
@@ -225,7 +252,9 @@ class Cluster:
         return self._link(address)
 
     def any_link(self) -> Link:
-        """Whoever can be reached: whom turn_away() turned to, others that we are connected with, bootstrap.servers, those of the metadata."""
+        """Whoever can be reached: whom turn_away() turned to, others that we are connected with,
+        bootstrap.servers, those of the metadata.
+        """
         problems = []
         for address in dict.fromkeys([*self._first, *self._links, *self._servers, *self.brokers.values()]):
             try:
@@ -238,7 +267,9 @@ class Cluster:
         raise ConnectionError("; ".join(problems))
 
     def turn_away(self, silent: tuple[str, int] | None = None) -> None:
-        """any_link() is by turns another broker's, until close(); that of `silent` when no other can be reached."""
+        """any_link() is by turns another broker's, until close(); that of `silent` when no other
+        can be reached.
+        """
         known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
         self._turns += 1
         first = self._turns % len(known)
@@ -256,7 +287,15 @@ class Cluster:
         response = self.any_link().ask(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         found = {
-            topic.name: Topic(topic.name, topic.topic_id, {one.partition_index: one.leader_id for one in sorted(topic.partitions, key=lambda one: one.partition_index)}, topic.error_code)
+            topic.name: Topic(
+                topic.name,
+                topic.topic_id,
+                {
+                    one.partition_index: one.leader_id
+                    for one in sorted(topic.partitions, key=lambda one: one.partition_index)
+                },
+                topic.error_code,
+            )
             for topic in response.topics
             if not (names is None and topic.is_internal)
         }
@@ -273,12 +312,17 @@ class Cluster:
                     raise MqdReadError(f"{what}: {error}") from error
                 self.close()
                 waited = time.monotonic() + pause - began
-                if isinstance(error, BrokerError) and error.code in NOT_THERE and waited >= min(UNKNOWN_TIMEOUT_S, self.api_timeout_s):
+                if (
+                    isinstance(error, BrokerError)
+                    and error.code in NOT_THERE
+                    and waited >= min(UNKNOWN_TIMEOUT_S, self.api_timeout_s)
+                ):
                     raise MqdMissingError(f"{what}: {error}") from error
                 if waited >= self.api_timeout_s:
                     raise MqdReadError(
-                        f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}: {error}. "
-                        "Is the broker running and kafka.bootstrap.servers right? kafka.default.api.timeout.ms says how long is waited"
+                        f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}:"
+                        f" {error}. Is the broker running and kafka.bootstrap.servers right?"
+                        " kafka.default.api.timeout.ms says how long is waited"
                     ) from error
             time.sleep(pause)  # between attempts at another process; nothing tells when it is back
             pause = min(2 * pause, PAUSE_MAX_S)

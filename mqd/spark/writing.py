@@ -1,4 +1,6 @@
-"""A task's rows into topics: enlisted, encoded, sent, acknowledged. What sink.py calls in an executor, and for the end of a batch; it knows nothing of Spark."""
+"""A task's rows into topics: enlisted, encoded, sent, acknowledged. What sink.py calls in an
+executor, and for the end of a batch; it knows nothing of Spark.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Place = tuple[str, int, str]  # transactional id, batch, run
 
 
 class Outcome(NamedTuple):
-    """Of one task attempt. `child` None: it wrote in no transaction; `dropped`: its batch was committed before."""
+    """Of one task attempt. `child` None: it wrote in no transaction; `dropped`: its batch was
+    committed before.
+    """
 
     child: Child | None
     row_count: int
@@ -36,13 +40,17 @@ def joint(options: SinkOptions, place: Place) -> Joint:
     return Joint(connections(options).cluster, *place, options.transaction_timeout_ms)
 
 
-def write(options: SinkOptions, place: Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> Outcome:
+def write(
+    options: SinkOptions, place: Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
+) -> Outcome:
     """Raises MqdWriteError, MqdReadError."""
     own = joint(options, place) if options.is_exactly_once else None
     try:
         child = own.enlist() if own is not None else _identity(options)
     except (MqdWriteError, MqdReadError) as error:  # asked before a row has gone anywhere
-        raise MqdWriteError(f"{'topics of the column topic' if options.topic is None else f'topic {options.topic}'}: {error}") from error
+        raise MqdWriteError(
+            f"{'topics of the column topic' if options.topic is None else f'topic {options.topic}'}: {error}"
+        ) from error
     if child is None:
         for _ in others:  # Spark waits for a reader of all it sends
             pass
@@ -55,7 +63,14 @@ def write(options: SinkOptions, place: Place, first: pyarrow.RecordBatch, others
     return Outcome(child if own is not None else None, producer.record_count, producer.byte_count)
 
 
-def _write_all(options: SinkOptions, own: Joint | None, child: Child, producer: Producer, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> None:
+def _write_all(
+    options: SinkOptions,
+    own: Joint | None,
+    child: Child,
+    producer: Producer,
+    first: pyarrow.RecordBatch,
+    others: Iterator[pyarrow.RecordBatch],
+) -> None:
     encoder = Encoder(options, producer.partition_count)
     every_s = options.transaction_timeout_ms / 1000 / SIGNS_OF_LIFE
     said_at = time.monotonic()

@@ -1,4 +1,6 @@
-"""`python -m mqd.worker INDEX`: one worker of the broker whose keeper runs in MQD_DATA_DIR. Started by supervisord."""
+"""`python -m mqd.worker INDEX`: one worker of the broker whose keeper runs in MQD_DATA_DIR. Started
+by supervisord.
+"""
 
 import argparse
 import asyncio
@@ -14,7 +16,9 @@ from mqd.shm.segments import SegmentError
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m mqd.worker", description="One worker process of a broker; started by supervisord.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mqd.worker", description="One worker process of a broker; started by supervisord."
+    )
     parser.add_argument("position", nargs="?", type=int, metavar="INDEX", help="which worker, from 0")
     parser.add_argument("--index", type=int, help="the same")
     parser.add_argument("--data-dir", type=Path, help="the broker's data directory; MQD_DATA_DIR unless told")

@@ -1,6 +1,8 @@
-"""What a partition's replicas are to do, from what the controller says: the assignment that the reactor gives to the replication core (native/replica/rules.h). Pure.
+"""What a partition's replicas are to do, from what the controller says: the assignment that the
+reactor gives to the replication core (native/replica/rules.h). Pure.
 
-A partition whose only replica is this host's, and is led here, has no assignment: it is not replicated, and costs nothing of it.
+A partition whose only replica is this host's, and is led here, has no assignment: it is not
+replicated, and costs nothing of it.
 """
 
 from collections.abc import Mapping
@@ -57,7 +59,11 @@ class Cluster(msgspec.Struct):
 
 
 def is_replicated(partition: PartitionImage, node_id: int) -> bool:
-    return len(partition.replicas) != 1 or partition.leader != partition.replicas[0] or (node_id >= 0 and partition.leader != node_id)
+    return (
+        len(partition.replicas) != 1
+        or partition.leader != partition.replicas[0]
+        or (node_id >= 0 and partition.leader != node_id)
+    )
 
 
 def _member(node: int, partition: PartitionImage, brokers: Mapping[int, BrokerImage]) -> Member:
@@ -79,9 +85,15 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
 
 
 def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: Cluster) -> int:
-    """Which worker of the leader's host owns the partition; 0 when nobody leads, or the host is not known."""
+    """Which worker of the leader's host owns the partition; 0 when nobody leads, or the host is not
+    known.
+    """
     leader = cluster.brokers.get(partition.leader)
-    return owner_of(topic.topic_id, partition.index, leader.worker_count) if leader is not None and leader.worker_count > 0 else 0
+    return (
+        owner_of(topic.topic_id, partition.index, leader.worker_count)
+        if leader is not None and leader.worker_count > 0
+        else 0
+    )
 
 
 def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster, settings: Settings) -> Assignment:

@@ -1,6 +1,9 @@
-"""Threads for what blocks. `urgent` ones open and close partitions; `slow` ones, at low priority, do what nobody waits for. Each log directory has its own: one that hangs takes no thread of the others.
+"""Threads for what blocks. `urgent` ones open and close partitions; `slow` ones, at low priority,
+do what nobody waits for. Each log directory has its own: one that hangs takes no thread of the
+others.
 
-Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for what lies elsewhere; threads are made when first used.
+Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for what lies elsewhere;
+threads are made when first used.
 """
 
 import asyncio
@@ -15,18 +18,23 @@ Result = TypeVar("Result")
 ELSEWHERE = -1  # in no log directory, or in all of them
 URGENT_COUNT = 4  # recovery reads and checks with the GIL released; more would only make one disk seek
 SLOW_NICENESS = 10
-HANG_S = 8.0  # what has taken no step for so long hangs; at the end of a worker, which has 25 s until the keeper kills it
+# what has taken no step for so long hangs; at the end of a worker, which has 25 s until the keeper
+# kills it
+HANG_S = 8.0
 
 
 def _lower_priority() -> None:
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SLOW_NICENESS)  # on Linux niceness belongs to the thread
+        # on Linux niceness belongs to the thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SLOW_NICENESS)
     except OSError:
         pass  # not allowed here: the work is still right
 
 
 async def unless_hung(work: Coroutine[Any, Any, None], stepped_s: Callable[[], float]) -> bool:
-    """Whether it ended. It is given up when its last step (`stepped_s`: when that was, by the loop's clock) is HANG_S ago; what a thread does for it goes on. Raises what it raises."""
+    """Whether it ended. It is given up when its last step (`stepped_s`: when that was, by the
+    loop's clock) is HANG_S ago; what a thread does for it goes on. Raises what it raises.
+    """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     while not task.done():
@@ -48,11 +56,15 @@ class Background:
     async def urgent(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
         """Several at a time for each log directory."""
         if log_dir not in self._urgent:
-            self._urgent[log_dir] = ThreadPoolExecutor(URGENT_COUNT, "urgent" if log_dir == ELSEWHERE else f"urgent-{log_dir}")
+            self._urgent[log_dir] = ThreadPoolExecutor(
+                URGENT_COUNT, "urgent" if log_dir == ELSEWHERE else f"urgent-{log_dir}"
+            )
         return await asyncio.get_running_loop().run_in_executor(self._urgent[log_dir], work, *arguments)
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """One at a time for each log directory: a stalled disk holds up its own work only, and pieces of it never overlap."""
+        """One at a time for each log directory: a stalled disk holds up its own work only, and
+        pieces of it never overlap.
+        """
         if log_dir not in self._slow:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)
         return await asyncio.get_running_loop().run_in_executor(self._slow[log_dir], work, *arguments)

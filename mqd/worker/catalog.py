@@ -1,17 +1,24 @@
-"""What a worker has been told and what follows from it. Sans-I/O: messages of the controller in, one list of changes out.
+"""What a worker has been told and what follows from it. Sans-I/O: messages of the controller in,
+one list of changes out.
 
     catalog.on_image(image) / on_topic_put / on_partitions_put / on_topic_removed / on_brokers / on_broker_config / on_several  -> Changes
 
 Invariants
-    W1  every worker knows every topic (it reads any partition); it owns those partitions whose owner is its index.
-    W2  an image is the whole truth: what it does not name is removed, what it names and is in force already causes nothing.
+    W1  every worker knows every topic (it reads any partition); it owns those partitions whose
+        owner is its index.
+    W2  an image is the whole truth: what it does not name is removed, what it names and is in force
+        already causes nothing.
     W3  a topic of the same name and another id is another topic: the old one is removed first.
-    W4  a partition whose log could not be opened stays wanted; the next image tries again, and `retry` when the cause may have passed.
-    W5  files are deleted when the metadata say that this host has no replica of the partition any more (or that there is no such topic or partition); a partition that
-        is merely not served here keeps them. Before the metadata have reached this host's own registration they are of the past, and what they say has gone may have
-        come back since: files are kept, and looked at again then (`left_behind`).
-    W6  a partition of several replicas gets its assignment after it was opened and before the change counts as applied, and again whenever anything in it changes;
-        once it had one, it gets them until it is closed.
+    W4  a partition whose log could not be opened stays wanted; the next image tries again, and
+        `retry` when the cause may have passed.
+    W5  files are deleted when the metadata say that this host has no replica of the partition any
+        more (or that there is no such topic or partition); a partition that is merely not served
+        here keeps them. Before the metadata have reached this host's own registration they are of
+        the past, and what they say has gone may have come back since: files are kept, and looked at
+        again then (`left_behind`).
+    W6  a partition of several replicas gets its assignment after it was opened and before the
+        change counts as applied, and again whenever anything in it changes; once it had one, it
+        gets them until it is closed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,10 +104,17 @@ class Catalog:
     def left_behind(self, topic_id: bytes, index: int) -> bool:
         """The metadata say that there is no such replica on this host, of a topic that there is."""
         topic = self.topics.get(topic_id)
-        return topic is not None and self.caught_up and (topic_id, index) not in self.owned and self._gone_for_good(topic, (topic_id, index))
+        return (
+            topic is not None
+            and self.caught_up
+            and (topic_id, index) not in self.owned
+            and self._gone_for_good(topic, (topic_id, index))
+        )
 
     def failed(self, key: Key, may_pass: bool = False) -> None:
-        """It could not be opened: wanted all the same (W4). `may_pass`: for want of space, memory or descriptors."""
+        """It could not be opened: wanted all the same (W4). `may_pass`: for want of space, memory
+        or descriptors.
+        """
         self._failed[key] = may_pass
 
     def retry(self) -> Changes:
@@ -117,12 +131,18 @@ class Catalog:
         return self.topics[owned.topic_id]
 
     def partition_name(self, slot: int) -> str:
-        """Also of a partition that another worker owns: a batch is checked, and refused, where it is received."""
+        """Also of a partition that another worker owns: a batch is checked, and refused, where it
+        is received.
+        """
         if self._names is None:
-            self._names = {partition.slot: f"{topic.name}-{partition.index}" for topic in self.topics.values() for partition in topic.partitions}
+            self._names = {
+                partition.slot: f"{topic.name}-{partition.index}"
+                for topic in self.topics.values()
+                for partition in topic.partitions
+            }
         return self._names.get(slot, f"slot {slot}")
 
-    # -- messages ----------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def on_image(self, image: Image) -> Changes:
         with paused():
@@ -130,7 +150,9 @@ class Catalog:
 
     def _on_image(self, image: Image) -> Changes:
         told = {topic.topic_id: topic for topic in image.topics}
-        self.cluster = Cluster(image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config))
+        self.cluster = Cluster(
+            image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config)
+        )
         changes = Changes(brokers=self._told_brokers()) if image.node_id >= 0 else Changes()
         for topic in [topic for topic_id, topic in self.topics.items() if topic_id not in told]:
             self._remove(topic, changes)
@@ -143,11 +165,15 @@ class Catalog:
         return self._assigned(changes)
 
     def on_message(self, message: FromController) -> Changes:
-        """TopicPut, PartitionsPut, TopicRemoved, BrokersPut, BrokerConfigPut; others change nothing."""
+        """TopicPut, PartitionsPut, TopicRemoved, BrokersPut, BrokerConfigPut; others change
+        nothing.
+        """
         return self.on_several([message])
 
     def on_several(self, parts: Sequence[FromController]) -> Changes:
-        """Taken in order; carried out together. A later part never undoes what an earlier one of the same version has done."""
+        """Taken in order; carried out together. A later part never undoes what an earlier one of
+        the same version has done.
+        """
         changes = Changes()
         for part in parts:
             if isinstance(part, TopicPut):
@@ -163,7 +189,8 @@ class Catalog:
                 self._touched = None
             elif isinstance(part, BrokerConfigPut):
                 self._config_put(part.config, part.default_config, changes)
-        changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()  # as the last part has it
+        # as the last part has it
+        changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()
         return self._assigned(changes)
 
     def on_topic_put(self, topic: TopicImage) -> Changes:
@@ -182,10 +209,12 @@ class Catalog:
         self._config_put(config, default_config, changes)
         return self._assigned(changes)
 
-    # -- differences -------------------------------------------------------------------------------------------------------
+    # -- differences -------------------------------------------------------------------------------
 
     def _topic_put(self, topic: TopicImage, changes: Changes) -> None:
-        for namesake in [other for other in self.topics.values() if other.name == topic.name and other.topic_id != topic.topic_id]:
+        for namesake in [
+            other for other in self.topics.values() if other.name == topic.name and other.topic_id != topic.topic_id
+        ]:
             self._remove(namesake, changes)
         self._put(topic, changes, False, set())
 
@@ -206,7 +235,9 @@ class Catalog:
         if config == self.broker_config:
             return
         self.broker_config = dict(config)
-        changes.set_options.extend(owned for owned in self.owned.values() if owned.key not in self._failed and owned not in changes.set_options)
+        changes.set_options.extend(
+            owned for owned in self.owned.values() if owned.key not in self._failed and owned not in changes.set_options
+        )
 
     def _told_brokers(self) -> list[BrokerImage]:
         return [broker for broker in self.cluster.brokers.values() if not broker.fenced]
@@ -218,7 +249,16 @@ class Catalog:
     def _owned(self, topic: TopicImage, partition: PartitionImage) -> Owned:
         before = self.owned.get((topic.topic_id, partition.index))
         replicated = (before is not None and before.replicated) or is_replicated(partition, self.cluster.node_id)
-        return Owned(topic.name, topic.topic_id, partition.index, partition.slot, partition.log_dir, partition.leader_epoch, replicated, len(partition.replicas) > 1)
+        return Owned(
+            topic.name,
+            topic.topic_id,
+            partition.index,
+            partition.slot,
+            partition.log_dir,
+            partition.leader_epoch,
+            replicated,
+            len(partition.replicas) > 1,
+        )
 
     def _remove(self, topic: TopicImage, changes: Changes) -> None:
         del self.topics[topic.topic_id]
@@ -255,7 +295,9 @@ class Catalog:
         if before is None or _places(before) != _places(topic):
             changes.put_topics.append(topic)
         wanted = self._owned_of(topic)
-        owned_before = [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
+        owned_before = (
+            [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
+        )
         for key in [key for key in owned_before if key in self.owned and key not in wanted]:
             (changes.delete if self._gone_for_good(topic, key) else changes.close).append(self.owned.pop(key))
             self._forget(key)
@@ -272,8 +314,16 @@ class Catalog:
                 self._touched[owned.topic_id] = None
         touched, self._touched = self._touched, {}
         config = {**self._static_config, **self.broker_config}
-        for topic in list(self.topics.values()) if touched is None else [self.topics[topic_id] for topic_id in touched if topic_id in self.topics]:
-            replicated = [owned for p in topic.partitions if (owned := self.owned.get((topic.topic_id, p.index))) is not None and owned.replicated]
+        for topic in (
+            list(self.topics.values())
+            if touched is None
+            else [self.topics[topic_id] for topic_id in touched if topic_id in self.topics]
+        ):
+            replicated = [
+                owned
+                for p in topic.partitions
+                if (owned := self.owned.get((topic.topic_id, p.index))) is not None and owned.replicated
+            ]
             settings = settings_of(topic, self.cluster, config) if replicated else None
             for owned in replicated:
                 assert settings is not None

@@ -1,7 +1,7 @@
 """The reactor's commands as awaitables: every command has a token, every token one event.
 
-Bound: UNDER_WAY_MAX commands; further callers wait their turn (the reactor itself would refuse at 4096).
-Concurrency: everything on the event loop's thread.
+Bound: UNDER_WAY_MAX commands; further callers wait their turn (the reactor itself would refuse at
+4096). Concurrency: everything on the event loop's thread.
 """
 
 import asyncio
@@ -55,9 +55,12 @@ class ReactorCommands:
                 return
 
     async def run(self, command: Callable[..., None], *arguments: Any) -> Event:
-        """`command`: a bound method of the reactor that takes a token first. Raises NativeError with the reactor's reason.
+        """`command`: a bound method of the reactor that takes a token first. Raises NativeError
+        with the reactor's reason.
 
-        An event that brings a partition is always delivered: when the waiting task was cancelled, it goes to `on_event`."""
+        An event that brings a partition is always delivered: when the waiting task was cancelled,
+        it goes to `on_event`.
+        """
         async with self._room:
             token, self._next_token = self._next_token, self._next_token + 1
             future: asyncio.Future[Event] = self._loop.create_future()

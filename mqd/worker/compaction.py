@@ -1,17 +1,25 @@
-"""Compacts this worker's partitions, one at a time: the dirtiest first (mqd/log/compaction.py decides), on a thread of low priority, throttled.
+"""Compacts this worker's partitions, one at a time: the dirtiest first (mqd/log/compaction.py
+decides), on a thread of low priority, throttled.
 
-    look -> plan -> keys of the dirty range -> group after group: written anew (.cleaned), swapped in -> cleaner-offset-checkpoint
+    look -> plan -> keys of the dirty range -> group after group: written anew (.cleaned), swapped
+    in -> cleaner-offset-checkpoint
 
-W1  the swap of a group and every move of the log start hold the partition's `files_lock`: none of them meets segments that the other is replacing.
-W2  a partition is given back by the cleaner (`release`) before it is taken from the reactor: nothing writes into a directory that is about to be renamed. A step takes
-    no longer than a few MiB or one flush of 32 MiB.
-W3  what a stop or a crash leaves is undone or finished by recovery (native/log/compaction/swap.c). The checkpoint moves after all groups: else it is done again.
-W4  a log that cannot be read is named, once and in the metrics, and left as it is until its log start moves or the worker starts again; everything else goes on.
-W5  what was read before the log was cut (a follower's, back to where it agrees with its leader; as deep as this only after an unclean election) takes the place of nothing, and no cut begins while a
-    group is swapped in: segments_hold.
+W1  the swap of a group and every move of the log start hold the partition's `files_lock`: none of
+    them meets segments that the other is replacing.
+W2  a partition is given back by the cleaner (`release`) before it is taken from the reactor:
+    nothing writes into a directory that is about to be renamed. A step takes no longer than a few
+    MiB or one flush of 32 MiB.
+W3  what a stop or a crash leaves is undone or finished by recovery (native/log/compaction/swap.c).
+    The checkpoint moves after all groups: else it is done again.
+W4  a log that cannot be read is named, once and in the metrics, and left as it is until its log
+    start moves or the worker starts again; everything else goes on.
+W5  what was read before the log was cut (a follower's, back to where it agrees with its leader; as
+    deep as this only after an unclean election) takes the place of nothing, and no cut begins while
+    a group is swapped in: segments_hold.
 
-Concurrency: everything on the event loop but the steps, which run one after the other on the cleaner's thread. Bound: one partition, one table of keys
-(log.cleaner.dedupe.buffer.size is shared by all workers).
+Concurrency: everything on the event loop but the steps, which run one after the other on the
+cleaner's thread. Bound: one partition, one table of keys (log.cleaner.dedupe.buffer.size is shared
+by all workers).
 """
 
 import asyncio
@@ -64,8 +72,17 @@ class _Candidate(msgspec.Struct):
 
 class Compactor:
     def __init__(
-        self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
-        background: Background, files: Files, run_dir: Path, on_replaced: Callable[[Key], None],
+        self,
+        worker: int,
+        worker_count: int,
+        control: native.Control,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        partitions: PartitionSet,
+        background: Background,
+        files: Files,
+        run_dir: Path,
+        on_replaced: Callable[[Key], None],
     ):
         """`on_replaced`: told before and after segments of a partition change under their names."""
         self._worker = worker
@@ -91,7 +108,7 @@ class Compactor:
         self._log = logging.get("worker.compaction")
         partitions.before_close = self.release
 
-    # -- life --------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run until they are cancelled."""
@@ -102,7 +119,9 @@ class Compactor:
         await asyncio.get_running_loop().run_in_executor(None, self._thread_pool.shutdown)
 
     async def release(self, opened: OpenPartition) -> None:
-        """Returns when nothing of this compaction touches the partition any more; `opened.closing` is set."""
+        """Returns when nothing of this compaction touches the partition any more; `opened.closing`
+        is set.
+        """
         while self._current is opened:
             self._hurry.set()
             await self._ended.wait()
@@ -129,13 +148,16 @@ class Compactor:
     async def _thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work, *arguments)
 
-    # -- what is due -------------------------------------------------------------------------------------------------------
+    # -- what is due -------------------------------------------------------------------------------
 
     async def _choose(self) -> _Candidate | None:
         best: _Candidate | None = None
         for opened in list(self._partitions.open.values()):
             found = await self._look(opened) if self._may_look(opened) else None
-            if found is not None and (best is None or (found.plan.overdue, found.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)):
+            if found is not None and (
+                best is None
+                or (found.plan.overdue, found.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)
+            ):
                 best = found
         return best
 
@@ -156,14 +178,26 @@ class Compactor:
             return None
         try:
             dirty_from = await self._first_dirty(opened)
-            stored = await self._background.slow(log_dir.index, steps.list_stored, opened.path, view.log_end_segment, log_dir.timestamps, dirty_from or 0)
+            stored = await self._background.slow(
+                log_dir.index, steps.list_stored, opened.path, view.log_end_segment, log_dir.timestamps, dirty_from or 0
+            )
         except OSError as error:
             if error.errno != errno.ENOENT:
-                self._log.warning("segments cannot be listed for compaction; it is tried again", partition=opened.owned.name, reason=str(error))
+                self._log.warning(
+                    "segments cannot be listed for compaction; it is tried again",
+                    partition=opened.owned.name,
+                    reason=str(error),
+                )
             return None
         if opened.closing or not stored or stored[-1].base_offset != view.log_end_segment:
             return None  # rolled or deleted since the view was taken; next time
-        ends = Ends(view.log_start_offset, view.last_stable_offset, view.high_watermark_segment, view.high_watermark_position, view.durable_offset)
+        ends = Ends(
+            view.log_start_offset,
+            view.last_stable_offset,
+            view.high_watermark_segment,
+            view.high_watermark_position,
+            view.durable_offset,
+        )
         plan = policies.plan(stored, ends, opened.compaction, dirty_from, clock.now_ms())
         if plan is None:
             if len(stored) == 1 or (dirty_from is not None and dirty_from >= view.log_end_segment):
@@ -171,7 +205,9 @@ class Compactor:
             return None
         self._of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
-        return _Candidate(opened, plan, stored[first : first + plan.clean_count]) if plan.due(opened.compaction) else None
+        return (
+            _Candidate(opened, plan, stored[first : first + plan.clean_count]) if plan.due(opened.compaction) else None
+        )
 
     async def _first_dirty(self, opened: OpenPartition) -> int | None:
         """The checkpoint of this partition."""
@@ -183,11 +219,13 @@ class Compactor:
             checkpoint = CleanerCheckpoint(log_dir.path, self._worker, self._files)
             await self._background.slow(log_dir.index, checkpoint.load)
             for problem in checkpoint.problems:
-                self._log.warning("checkpoint of compaction cannot be read; its partitions are compacted anew", reason=problem)
+                self._log.warning(
+                    "checkpoint of compaction cannot be read; its partitions are compacted anew", reason=problem
+                )
             self._checkpoints[log_dir.index] = checkpoint
         return self._checkpoints[log_dir.index]
 
-    # -- one partition -----------------------------------------------------------------------------------------------------
+    # -- one partition -----------------------------------------------------------------------------
 
     async def _compact(self, chosen: _Candidate) -> None:
         opened, began = chosen.opened, time.monotonic()
@@ -198,7 +236,8 @@ class Compactor:
         try:
             if opened.closing:
                 return
-            cut_count = (await self._commands.run(self._reactor.segments_hold, opened.owned.slot, -1)).offset  # before anything is read
+            # before anything is read
+            cut_count = (await self._commands.run(self._reactor.segments_hold, opened.owned.slot, -1)).offset
             options = await self._thread(self._options, chosen)
             compaction = await self._thread(native.Compaction, opened.path, chosen.plan.bases, options)
             await self._carry_out(chosen, compaction, cut_count)
@@ -226,9 +265,15 @@ class Compactor:
         load_percent = max(1, min(95, int(100 * self._value("log.cleaner.io.buffer.load.factor"))))
         wanted = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
         return native.CompactOptions(
-            first_dirty_offset=plan.first_dirty_offset, clean_count=plan.clean_count, now_ms=clock.now_ms(), delete_retention_ms=policy.delete_retention_ms,
-            snapshot_offset=steps.newest_snapshot(chosen.opened.path), end_position=plan.end_position, map_bytes=max(MAP_BYTES_MIN, min(share, wanted)),
-            map_load_percent=load_percent, index_interval_bytes=policy.index_interval_bytes,
+            first_dirty_offset=plan.first_dirty_offset,
+            clean_count=plan.clean_count,
+            now_ms=clock.now_ms(),
+            delete_retention_ms=policy.delete_retention_ms,
+            snapshot_offset=steps.newest_snapshot(chosen.opened.path),
+            end_position=plan.end_position,
+            map_bytes=max(MAP_BYTES_MIN, min(share, wanted)),
+            map_load_percent=load_percent,
+            index_interval_bytes=policy.index_interval_bytes,
         )
 
     async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction, cut_count: int) -> None:
@@ -242,10 +287,14 @@ class Compactor:
             await self._work(opened, compaction)
             group = await self._thread(compaction.group_end)
             if group.changed:
-                await self._swap(opened, bases[first : first + count], bases[first + count], group.has_transactions, cut_count)
+                await self._swap(
+                    opened, bases[first : first + count], bases[first + count], group.has_transactions, cut_count
+                )
         owned = opened.owned
         checkpoint = await self._checkpoint_of(opened)
-        await self._background.slow(owned.log_dir, checkpoint.put, owned.topic, owned.index, owned.topic_id, figures.mapped_end)
+        await self._background.slow(
+            owned.log_dir, checkpoint.put, owned.topic, owned.index, owned.topic_id, figures.mapped_end
+        )
 
     async def _work(self, opened: OpenPartition, compaction: native.Compaction) -> None:
         """Steps until done, no faster than log.cleaner.io.max.bytes.per.second allows."""
@@ -262,8 +311,12 @@ class Compactor:
                     async with asyncio.timeout(pause):  # wait_for loses a cancellation that comes with the event
                         await self._hurry.wait()
 
-    async def _swap(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, cut_count: int) -> None:
-        """The new files take their place, W1, W5. Once prepared, it is gone through with: a reactor that does not serve the partition any more has no say."""
+    async def _swap(
+        self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, cut_count: int
+    ) -> None:
+        """The new files take their place, W1, W5. Once prepared, it is gone through with: a reactor
+        that does not serve the partition any more has no say.
+        """
         slot = opened.owned.slot
         async with opened.files_lock:
             held = await self._commands.run(self._reactor.segments_hold, slot, 1)
@@ -299,7 +352,7 @@ class Compactor:
     async def _look_anew(self, opened: OpenPartition, base: int) -> None:
         await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)
 
-    # -- outcomes ----------------------------------------------------------------------------------------------------------
+    # -- outcomes ----------------------------------------------------------------------------------
 
     def _of(self, opened: OpenPartition) -> reports.Cleaned:
         return self._cleaned.setdefault(opened.owned.key, reports.Cleaned(opened.owned.topic, opened.owned.index))
@@ -315,17 +368,31 @@ class Compactor:
         for name in ("read_bytes", "written_bytes", "records_read", "records_kept"):
             setattr(sums, name, getattr(sums, name) + getattr(figures, name))
         self._log.info(
-            "partition compacted", partition=opened.owned.name, records_read=figures.records_read, records_kept=figures.records_kept, read_bytes=figures.read_bytes,
-            written_bytes=figures.written_bytes, clean_to=figures.mapped_end, seconds=round(seconds, 3),
+            "partition compacted",
+            partition=opened.owned.name,
+            records_read=figures.records_read,
+            records_kept=figures.records_kept,
+            read_bytes=figures.read_bytes,
+            written_bytes=figures.written_bytes,
+            clean_to=figures.mapped_end,
+            seconds=round(seconds, 3),
         )
         if figures.records_without_key:
-            self._log.warning("records without a key were dropped: they were written before the topic was compacted", partition=opened.owned.name, records=figures.records_without_key)
+            self._log.warning(
+                "records without a key were dropped: they were written before the topic was compacted",
+                partition=opened.owned.name,
+                records=figures.records_without_key,
+            )
 
     def _give_up(self, opened: OpenPartition, reason: str) -> None:
         self._report.failures += 1
         self._uncleanable[opened.owned.key] = (self._control.slot_view(opened.owned.slot).log_start_offset, reason)
         self._of(opened).uncleanable = reason
-        self._log.error("partition cannot be compacted and is left as it is; everything else goes on", partition=opened.owned.name, reason=reason)
+        self._log.error(
+            "partition cannot be compacted and is left as it is; everything else goes on",
+            partition=opened.owned.name,
+            reason=reason,
+        )
 
     def _failed(self, opened: OpenPartition, error: OSError) -> None:
         if error.errno in _UNREADABLE:

@@ -1,4 +1,6 @@
-"""The blocking steps of one partition's compaction: what runs on the cleaner's thread. Each returns soon: after about STEP_BYTES, or one file's flush."""
+"""The blocking steps of one partition's compaction: what runs on the cleaner's thread. Each returns
+soon: after about STEP_BYTES, or one file's flush.
+"""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +26,11 @@ def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from:
     found = segments.list_segments(path, active_base, cache)
     ends = [one.base_offset for one in found[1:]] + [1 << 63]
     return [
-        Stored(one, first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1, _size(segments.segment_path(path, one.base_offset, ".index")))
+        Stored(
+            one,
+            first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1,
+            _size(segments.segment_path(path, one.base_offset, ".index")),
+        )
         for one, end in zip(found, ends, strict=True)
     ]
 
@@ -39,11 +45,20 @@ def _size(path: Path) -> int:
 def newest_snapshot(path: Path) -> int:
     """Offset of the newest producer snapshot; -1 = none."""
     with os.scandir(path) as entries:
-        return max((int(entry.name[:20]) for entry in entries if entry.name.endswith(".snapshot") and entry.name[:20].isdigit()), default=-1)
+        return max(
+            (
+                int(entry.name[:20])
+                for entry in entries
+                if entry.name.endswith(".snapshot") and entry.name[:20].isdigit()
+            ),
+            default=-1,
+        )
 
 
 def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple[bool, int]:
-    """Whether this half, or group, is done; and the bytes read and written. Raises Uncleanable, NativeError."""
+    """Whether this half, or group, is done; and the bytes read and written. Raises Uncleanable,
+    NativeError.
+    """
     moved = 0
     try:
         state = compaction.step(bytes_max)
@@ -71,6 +86,8 @@ def _answer(state: int, codec: int, data: bytes) -> bytes:
 
 
 def replaced(path: Path, bases: Sequence[int], has_transactions: bool) -> None:
-    """The new files of the first of `bases` take its place, durably: from here on a crash finishes the swap."""
+    """The new files of the first of `bases` take its place, durably: from here on a crash finishes
+    the swap.
+    """
     native.compact_swap_prepare(path, bases[0], bases[1:], has_transactions)
     native.compact_swap_install(path, bases[0])

@@ -2,8 +2,9 @@
 
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
-The controller may be restarted at any time; after each new subscription it sends the whole image first, so nothing that was missed is missed for long.
-Bound: one message of MESSAGE_BYTES_MAX; messages are handed on one after the other, so the socket is the queue.
+The controller may be restarted at any time; after each new subscription it sends the whole image
+first, so nothing that was missed is missed for long. Bound: one message of MESSAGE_BYTES_MAX;
+messages are handed on one after the other, so the socket is the queue.
 """
 
 import asyncio
@@ -39,7 +40,9 @@ class ControllerLink:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(str(self._path))
             except OSError:
-                await asyncio.sleep(retry_ms / 1000)  # the controller starts, or starts again: its socket tells, there is nothing to wait on before
+                # the controller starts, or starts again: its socket tells, there is nothing to wait
+                # on before
+                await asyncio.sleep(retry_ms / 1000)
                 retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
                 continue
             retry_ms = RETRY_MS_MIN
@@ -67,7 +70,9 @@ class ControllerLink:
             await _shielded(self._on_message(message))
 
     def send(self, message: ToController) -> None:
-        """To the controller that is connected now; dropped when there is none (it will send its image again)."""
+        """To the controller that is connected now; dropped when there is none (it will send its
+        image again).
+        """
         if self._writer is None or self._writer.is_closing():
             return
         data = _encode(message)

@@ -1,9 +1,12 @@
-"""Connections over which the batches of local clients go to leaders on other hosts: made when the reactor wants one, proven, given to it; refused when the host cannot be reached.
+"""Connections over which the batches of local clients go to leaders on other hosts: made when the
+reactor wants one, proven, given to it; refused when the host cannot be reached.
 
-    MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the reactor asks again when there is something to send
+    MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the
+    reactor asks again when there is something to send
                                    -> mqd_reactor_relay_refuse: for the length of the back-off batches are refused at once; their clients try again, by then perhaps at another leader
 
-What goes over them, and what is told when they end, is native (native/server/relay/relay.h). Nothing is dialled that nobody writes to.
+What goes over them, and what is told when they end, is native (native/server/relay/relay.h).
+Nothing is dialled that nobody writes to.
 
 Bounds: one dialling for each (host, worker, lane).
 Concurrency: the event loop's thread.
@@ -38,7 +41,9 @@ class Way(msgspec.Struct, frozen=True, order=True):
 class Forwarding:
     """`secret`: the cluster's."""
 
-    def __init__(self, reactor: native.Reactor, commands: ReactorCommands, config: Mapping[str, str], secret: bytes) -> None:
+    def __init__(
+        self, reactor: native.Reactor, commands: ReactorCommands, config: Mapping[str, str], secret: bytes
+    ) -> None:
         self._reactor = reactor
         self._commands = commands
         self._timeout_ms = int(broker_value(config, "replica.socket.timeout.ms"))  # type: ignore[arg-type]
@@ -47,7 +52,8 @@ class Forwarding:
         self._cluster = Cluster()
         self._lives: dict[int, tuple[int, str, int]] = {}  # of hosts that were dialled: epoch and place
         self._dialling: dict[Way, asyncio.Task[None]] = {}
-        self._answered: set[Way] = set()  # of those: the reactor was told how it went, and may want the next one before this is over
+        # of those: the reactor was told how it went, and may want the next one before this is over
+        self._answered: set[Way] = set()
         self._again: set[Way] = set()  # it does
         self._backoff_ms: dict[Way, int] = {}
         self._tokens: dict[Way, int] = {}  # of the connections that the reactor was given last
@@ -58,7 +64,9 @@ class Forwarding:
     def update(self, cluster: Cluster, cluster_id: str) -> None:
         """After every change of metadata. Connections to a life of a host that is over end now."""
         own = cluster.brokers.get(cluster.node_id)
-        self._identity = Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+        self._identity = (
+            Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+        )
         self._cluster = cluster
         for node_id, life in list(self._lives.items()):
             if self._life(node_id) != life:
@@ -67,7 +75,11 @@ class Forwarding:
 
     def _life(self, node_id: int) -> tuple[int, str, int] | None:
         broker = self._cluster.brokers.get(node_id)
-        return (broker.epoch, broker.inter_broker_host, broker.inter_broker_port) if broker is not None and broker.inter_broker_host else None
+        return (
+            (broker.epoch, broker.inter_broker_host, broker.inter_broker_port)
+            if broker is not None and broker.inter_broker_host
+            else None
+        )
 
     def on_wanted(self, event: native.Event) -> None:
         """MQD_EVENT_RELAY_WANTED."""
@@ -93,7 +105,9 @@ class Forwarding:
         """MQD_EVENT_RELAY_ENDED."""
         way = next((way for way, token in self._tokens.items() if token == event.token), None)
         if way is not None:
-            self._log.info("connection to a leader ended", leader=way.leader, worker=way.leader_worker, reason=event.text)
+            self._log.info(
+                "connection to a leader ended", leader=way.leader, worker=way.leader_worker, reason=event.text
+            )
 
     async def close(self) -> None:
         self._closed = True
@@ -102,7 +116,7 @@ class Forwarding:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- one connection ----------------------------------------------------------------------------------------------------
+    # -- one connection ----------------------------------------------------------------------------
 
     async def _make(self, way: Way) -> None:
         try:
@@ -110,17 +124,33 @@ class Forwarding:
             if self._identity is None or life is None:
                 raise OSError("the leader's host is not registered, or listens for no other hosts")
             self._lives[way.leader] = life
-            workers = max(self._cluster.brokers[way.leader].worker_count, 1)  # it may have fewer by now than when the partition was placed
-            connection = await dial(self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX)
+            # it may have fewer by now than when the partition was placed
+            workers = max(self._cluster.brokers[way.leader].worker_count, 1)
+            connection = await dial(
+                self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX
+            )
             self._answered.add(way)
-            event = await self._commands.run(self._reactor.relay_put, connection.detach(), way.leader, way.leader_worker, way.lane, self._timeout_ms)
+            event = await self._commands.run(
+                self._reactor.relay_put, connection.detach(), way.leader, way.leader_worker, way.lane, self._timeout_ms
+            )
             self._tokens[way] = event.token
             self._backoff_ms.pop(way, None)
         except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
             backoff_ms = self._backoff_ms[way] = min(self._backoff_ms.get(way, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX)
-            self._log.info("leader cannot be reached: clients on this host are told to try again", leader=way.leader, worker=way.leader_worker, reason=str(error) or type(error).__name__)
+            self._log.info(
+                "leader cannot be reached: clients on this host are told to try again",
+                leader=way.leader,
+                worker=way.leader_worker,
+                reason=str(error) or type(error).__name__,
+            )
             self._answered.add(way)
-            await self._run(self._reactor.relay_refuse, way.leader, way.leader_worker, way.lane, int(backoff_ms * random.uniform(0.5, 1.0)))
+            await self._run(
+                self._reactor.relay_refuse,
+                way.leader,
+                way.leader_worker,
+                way.lane,
+                int(backoff_ms * random.uniform(0.5, 1.0)),
+            )
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,4 +1,5 @@
-"""Connections to the workers of other hosts: made, and proven on both sides (mqd/cluster/membership/handshake.py), before a byte of anything else is read.
+"""Connections to the workers of other hosts: made, and proven on both sides
+(mqd/cluster/membership/handshake.py), before a byte of anything else is read.
 
 Concurrency: the event loop's thread.
 """
@@ -14,8 +15,12 @@ from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
 
 
-async def dial(key: bytes, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float) -> socket.socket:
-    """To `worker` of the host `node_id`: a non-blocking socket, not a byte beyond the handshake read. Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
+async def dial(
+    key: bytes, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float
+) -> socket.socket:
+    """To `worker` of the host `node_id`: a non-blocking socket, not a byte beyond the handshake
+    read. Raises OSError (TimeoutError among them), EOFError, HandshakeFailed.
+    """
     loop = asyncio.get_running_loop()
     connection: socket.socket | None = None
     done = False

@@ -1,7 +1,9 @@
-"""What a worker may give to local clients (those that attach by shared memory): how many, and how much memory, leased from the whole broker's budget.
+"""What a worker may give to local clients (those that attach by shared memory): how many, and how
+much memory, leased from the whole broker's budget.
 
-Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need, given back when others need it, and by the kernel when the worker dies.
-The number is divided evenly; the acceptor gives each client to the worker that has the fewest.
+Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need, given
+back when others need it, and by the kernel when the worker dies. The number is divided evenly; the
+acceptor gives each client to the worker that has the fewest.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def attachment_share(attachment_count_max: int, worker_count: int) -> int:
 
 
 class LocalBudget:
-    """One worker's. `control_fd`: the control segment opened read-only, what clients are given of it; -1 where there are no local clients."""
+    """One worker's. `control_fd`: the control segment opened read-only, what clients are given of
+    it; -1 where there are no local clients.
+    """
 
     def __init__(self, control_fd: int, attachment_count_max: int, credits: Credits | None):
         self.control_fd = control_fd
@@ -40,7 +44,9 @@ class LocalBudget:
             return cls(-1, 0, None)
         mebibytes = int(broker_value(config, "local.memory.max.bytes")) // MEBIBYTE  # type: ignore[arg-type]
         name = client.welcome.control_name
-        credits = Credits.attach(local_memory(name), client.welcome.generation, lock_path, mebibytes, worker_count, "local.memory.max.bytes")
+        credits = Credits.attach(
+            local_memory(name), client.welcome.generation, lock_path, mebibytes, worker_count, "local.memory.max.bytes"
+        )
         credits.adjust(0)
         return cls(segments.open_read_only(name), attachment_share(attachment_count_max, worker_count), credits)
 
@@ -49,7 +55,9 @@ class LocalBudget:
         return self._credits is not None and self._credits.adjust(-(-used_bytes // MEBIBYTE))
 
     def apply(self, reactor: native.Reactor) -> None:
-        reactor.set_local_max(self._attachment_count_max, self._credits.granted * MEBIBYTE if self._credits is not None else 0)
+        reactor.set_local_max(
+            self._attachment_count_max, self._credits.granted * MEBIBYTE if self._credits is not None else 0
+        )
 
     def close(self) -> None:
         if self._credits is not None:

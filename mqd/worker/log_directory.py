@@ -1,10 +1,13 @@
 """One entry of log.dirs as this worker sees it: its checkpoints, its space, whether it failed.
 
-A directory in which a flush has failed holds flush-failed.W until its partitions were written anew (`doubtful`): what the kernel could not write it calls clean,
-so a successor that finds it in the page cache must not believe it to be on the disk. The mark has to outlive processes, not a power cut, which empties
-the page cache as well: so it is neither flushed nor written through the file layer, and needs no disk that works.
+A directory in which a flush has failed holds flush-failed.W until its partitions were written anew
+(`doubtful`): what the kernel could not write it calls clean, so a successor that finds it in the
+page cache must not believe it to be on the disk. The mark has to outlive processes, not a power
+cut, which empties the page cache as well: so it is neither flushed nor written through the file
+layer, and needs no disk that works.
 
-Checkpoint files are written by one thread at a time (Background.slow of this directory, or the start and the end, when that is idle).
+Checkpoint files are written by one thread at a time (Background.slow of this directory, or the
+start and the end, when that is idle).
 """
 
 import os
@@ -18,14 +21,24 @@ from mqd.log.files import Files
 from mqd.log.segments import ScanMaxTimestamp, TimestampCache
 from mqd.log.space import SpaceGuard
 
-
 FLUSH_FAILED = "flush-failed"
 
 
 class LogDirectory:
-    """`failure`: why nothing in it is served; "" = it is sound. `doubtful`: an earlier life could not flush something in it."""
+    """`failure`: why nothing in it is served; "" = it is sound. `doubtful`: an earlier life could
+    not flush something in it.
+    """
 
-    def __init__(self, index: int, path: Path, worker: int, worker_count: int, reserve_bytes: int, files: Files, scan: ScanMaxTimestamp):
+    def __init__(
+        self,
+        index: int,
+        path: Path,
+        worker: int,
+        worker_count: int,
+        reserve_bytes: int,
+        files: Files,
+        scan: ScanMaxTimestamp,
+    ):
         self.index = index
         self.path = path
         self.failure = ""
@@ -42,7 +55,9 @@ class LogDirectory:
         self._log = logging.get("worker.log_dir", log_dir=str(path))
 
     def open(self) -> list[Path]:
-        """Blocking. Reads what may be believed and removes the marker. Returns what an earlier life had set aside for deletion and is this worker's to delete."""
+        """Blocking. Reads what may be believed and removes the marker. Returns what an earlier life
+        had set aside for deletion and is this worker's to delete.
+        """
         try:
             self.doubtful = any(self.path.glob(f"{FLUSH_FAILED}.*"))
             found = checkpoints.open_directory(self.path, self._worker, self._worker_count, self._files)
@@ -57,9 +72,14 @@ class LogDirectory:
             return []
 
     def _deletes(self, leftover: Path) -> bool:
-        """Whoever owned the partition set it aside, and comes back to it: nobody else meets a deletion that is under way. partition.metadata goes last."""
+        """Whoever owned the partition set it aside, and comes back to it: nobody else meets a
+        deletion that is under way. partition.metadata goes last.
+        """
         try:
-            topic_id, index = directories.parse_metadata((leftover / directories.METADATA).read_bytes()), directories.aside_index(leftover)
+            topic_id, index = (
+                directories.parse_metadata((leftover / directories.METADATA).read_bytes()),
+                directories.aside_index(leftover),
+            )
         except (OSError, directories.TopicIdMismatch):
             return sum(leftover.name.encode()) % self._worker_count == self._worker
         return owner_of(topic_id, index, self._worker_count) == self._worker
@@ -80,14 +100,20 @@ class LogDirectory:
             self._log.error("failed flush cannot be noted; restart this host rather than mqd alone", reason=str(error))
 
     def _unmark_doubtful(self) -> None:
-        """What this worker has open was written anew. Worker 0 clears up after workers that are no more."""
+        """What this worker has open was written anew. Worker 0 clears up after workers that are no
+        more.
+        """
         for path in self.path.glob(f"{FLUSH_FAILED}.*"):
             suffix = path.name.rpartition(".")[2]
-            if suffix == str(self._worker) or (self._worker == 0 and not (suffix.isdigit() and int(suffix) < self._worker_count)):
+            if suffix == str(self._worker) or (
+                self._worker == 0 and not (suffix.isdigit() and int(suffix) < self._worker_count)
+            ):
                 path.unlink(missing_ok=True)
 
     def settle(self, still_wanted: list[tuple[str, int]]) -> None:
-        """Blocking. Every worker has its own checkpoints: forget what was carried for others. Worker 0 removes the files of workers that are no more."""
+        """Blocking. Every worker has its own checkpoints: forget what was carried for others.
+        Worker 0 removes the files of workers that are no more.
+        """
         if self._writer is None or self.failure:
             return
         self._writer.settle(still_wanted)
@@ -99,7 +125,9 @@ class LogDirectory:
                 self._log.info("checkpoint of a worker that is no more was removed", path=str(path))
 
     def write_checkpoints(self, recovery_points: list[Entry], log_starts: list[Entry]) -> bool:
-        """Blocking. False: they cannot be written now (a full disk is no failure of the directory: the old ones stay true)."""
+        """Blocking. False: they cannot be written now (a full disk is no failure of the directory:
+        the old ones stay true).
+        """
         if self._writer is None or self.failure:
             return False
         try:
@@ -116,10 +144,14 @@ class LogDirectory:
         try:
             self._writer.write_high_watermarks(entries)
         except OSError as error:
-            self._log.warning("high watermarks cannot be written down; after a crash they are found anew", reason=str(error))
+            self._log.warning(
+                "high watermarks cannot be written down; after a crash they are found anew", reason=str(error)
+            )
 
     def mark_clean(self, generation: int) -> None:
-        """Blocking. Last of all (see checkpoints). Not before settling: the own file may still name partitions of others."""
+        """Blocking. Last of all (see checkpoints). Not before settling: the own file may still name
+        partitions of others.
+        """
         if not self.settled:
             return
         try:

@@ -1,15 +1,19 @@
-"""What a worker does by the clock: space, checkpoints, retention, connection credits. Decisions are pure (mqd/log/retention, space; mqd/shm/credits); here they
-meet the clock, the disk and the reactor.
+"""What a worker does by the clock: space, checkpoints, retention, connection credits. Decisions are
+pure (mqd/log/retention, space; mqd/shm/credits); here they meet the clock, the disk and the
+reactor.
 
-    every second       free space of each log directory; credits of connections and of local memory; settling of checkpoints
+    every second       free space of each log directory; credits of connections and of local memory;
+                       settling of checkpoints
     CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
-U1  the log start moves in the reactor first, then in the checkpoint, then files go. Files go also when the checkpoint cannot be written (a full disk must be
-    able to make room): recovery takes the first segment's base where the checkpoint is older.
+U1  the log start moves in the reactor first, then in the checkpoint, then files go. Files go also
+    when the checkpoint cannot be written (a full disk must be able to make room): recovery takes
+    the first segment's base where the checkpoint is older.
 U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
-U3  each log directory has its own checkpoints, retention and settling: one that does not answer holds up those of no other.
+U3  each log directory has its own checkpoints, retention and settling: one that does not answer
+    holds up those of no other.
 """
 
 import asyncio
@@ -44,7 +48,9 @@ SPACE_ANSWER_S = 0.5
 
 
 def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tuple[int, int]:
-    """ScanMaxTimestamp by the native walk over headers. What was seen before may have been cut off since (a write that failed): then from the start."""
+    """ScanMaxTimestamp by the native walk over headers. What was seen before may have been cut off
+    since (a write that failed): then from the start.
+    """
     if from_position > os.stat(path).st_size:
         from_position = 0
     try:
@@ -55,14 +61,26 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
 
 
 def _truncation_marks(cut: list[OpenPartition]) -> list[Path]:
-    """Blocking. What they were cut to and when: of no use once a checkpoint that was taken later is on disk."""
+    """Blocking. What they were cut to and when: of no use once a checkpoint that was taken later is
+    on disk.
+    """
     return [mark for opened in cut for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")]
 
 
 class Upkeep:
     def __init__(
-        self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
-        background: Background, credits: Credits, local: LocalBudget, connection_count_max: int, files: Files,
+        self,
+        worker: int,
+        worker_count: int,
+        control: native.Control,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        partitions: PartitionSet,
+        background: Background,
+        credits: Credits,
+        local: LocalBudget,
+        connection_count_max: int,
+        files: Files,
     ):
         self._worker = worker
         self._worker_count = worker_count
@@ -83,10 +101,15 @@ class Upkeep:
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run until they are cancelled."""
-        found: list[Awaitable[None]] = [self._every(lambda: TICK_S, self._tick, "tick"), self._every(lambda: TICK_S, self.maybe_settle, "settling")]
+        found: list[Awaitable[None]] = [
+            self._every(lambda: TICK_S, self._tick, "tick"),
+            self._every(lambda: TICK_S, self.maybe_settle, "settling"),
+        ]
         for log_dir in self._partitions.log_dirs:
             found.append(self._checkpoint_loop(log_dir))
-            found.append(self._every(lambda: FREE_SPACE_S, partial(self._free_space, log_dir), "retention by free space"))
+            found.append(
+                self._every(lambda: FREE_SPACE_S, partial(self._free_space, log_dir), "retention by free space")
+            )
             found.append(self._every(self._retention_interval_s, partial(self._retention, log_dir), "retention"))
         return found
 
@@ -98,18 +121,24 @@ class Upkeep:
             except OSError as error:
                 self._log.warning("upkeep failed; it is tried again", work=name, reason=str(error))
 
-    # -- space, credits ------------------------------------------------------------------------------------------------------
+    # -- space, credits ----------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         self.adjust_credits()
         await self.look_at_space()
 
     async def look_at_space(self) -> None:
-        """Also before the worker is ready: a disk that is full takes nothing from the first request on. Waits SPACE_ANSWER_S at most."""
-        await asyncio.gather(*(self._look_at_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure))
+        """Also before the worker is ready: a disk that is full takes nothing from the first request
+        on. Waits SPACE_ANSWER_S at most.
+        """
+        await asyncio.gather(
+            *(self._look_at_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure)
+        )
 
     def adjust_credits(self) -> None:
-        """Also when connections were refused. `granted` is bounded by what the process's descriptors allow."""
+        """Also when connections were refused. `granted` is bounded by what the process's
+        descriptors allow.
+        """
         if self._credits.adjust(self._control.connection_count(self._worker)):
             self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max))
         if self._local.adjust(self._control.local_usage(self._worker)[1]):
@@ -120,7 +149,9 @@ class Upkeep:
         log_dir.guard.reserve_bytes = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
         asked = self._asked_space.get(log_dir.index)
         if asked is None:
-            asked = self._asked_space[log_dir.index] = asyncio.ensure_future(self._background.urgent(log_dir.index, log_dir.free_bytes))
+            asked = self._asked_space[log_dir.index] = asyncio.ensure_future(
+                self._background.urgent(log_dir.index, log_dir.free_bytes)
+            )
         done, _ = await asyncio.wait([asked], timeout=SPACE_ANSWER_S)
         if not done:
             self._log.warning("file system does not answer", log_dir=str(log_dir.path))
@@ -140,7 +171,9 @@ class Upkeep:
         self.on_space()
         if full:
             self._log.error(
-                "log directory is full: Produce is refused until space returns; free some, or shorten retention", log_dir=str(log_dir.path), free_bytes=free_bytes,
+                "log directory is full: Produce is refused until space returns; free some, or shorten retention",
+                log_dir=str(log_dir.path),
+                free_bytes=free_bytes,
                 reserve_bytes=log_dir.guard.reserve_bytes,
             )
         else:
@@ -151,10 +184,12 @@ class Upkeep:
         if log_dir.guard.on_write_refused(_monotonic_ms()):
             await self._tell_space(log_dir, 0)
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def settle_when_applied(self, version: int) -> None:
-        """The checkpoints of this image are written; when every worker has applied it, theirs are too."""
+        """The checkpoints of this image are written; when every worker has applied it, theirs are
+        too.
+        """
         if self._settle_at is None:
             self._settle_at = version
 
@@ -163,14 +198,19 @@ class Upkeep:
             return
         self._settle_at = None
         failed = self._partitions.failed_names()
-        await asyncio.gather(*(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs))  # none waits for one that hangs
+        # none waits for one that hangs
+        await asyncio.gather(
+            *(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs)
+        )
 
     def on_rolled(self) -> None:
         for wake in self._wake_checkpoints.values():
             wake.set()
 
     def on_truncated(self, slot: int) -> None:
-        """A follower's log was cut: the recovery point in the checkpoint may be above what it ends with (native/log/recovery/truncation.h)."""
+        """A follower's log was cut: the recovery point in the checkpoint may be above what it ends
+        with (native/log/recovery/truncation.h).
+        """
         opened = self._partitions.by_slot.get(slot)
         if opened is not None:
             opened.truncated = True
@@ -197,10 +237,12 @@ class Upkeep:
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
         """Writes what changed. False: it could not be written."""
         points, starts = self._partitions.checkpoint_entries(log_dir.index)
-        await self._background.slow(log_dir.index, log_dir.write_high_watermarks, self._partitions.high_watermarks(log_dir.index))
+        await self._background.slow(
+            log_dir.index, log_dir.write_high_watermarks, self._partitions.high_watermarks(log_dir.index)
+        )
         return await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
 
-    # -- retention -------------------------------------------------------------------------------------------------------------
+    # -- retention ---------------------------------------------------------------------------------
 
     def _retention_interval_s(self) -> float:
         interval_ms = int(broker_value(self._partitions.broker_config, "log.retention.check.interval.ms"))  # type: ignore[arg-type]
@@ -216,25 +258,35 @@ class Upkeep:
                 await self._carry_out(opened, log_dir, decision)
             except OSError as error:
                 if not opened.closing:
-                    self._log.warning("retention failed; it is tried again", partition=opened.owned.name, reason=str(error))
+                    self._log.warning(
+                        "retention failed; it is tried again", partition=opened.owned.name, reason=str(error)
+                    )
 
     def _decide(self, opened: OpenPartition, view: native.SlotView, log_dir: LogDirectory) -> Decision:
         """Blocking."""
         found = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
         if not found or found[-1].base_offset != view.log_end_segment:
             return Decision()  # rolled or deleted since the view was taken; next time
-        first_ms = first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
-        return decide(found, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms)
+        first_ms = (
+            first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
+        )
+        return decide(
+            found, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms
+        )
 
     async def _carry_out(self, opened: OpenPartition, log_dir: LogDirectory, decision: Decision) -> None:
         if decision.new_start_offset is not None and not opened.closing:
             start = await self.advance_start(opened, log_dir, decision.new_start_offset)
-            self._log.info("old segments deleted", partition=opened.owned.name, reason=decision.reason, log_start_offset=start)
+            self._log.info(
+                "old segments deleted", partition=opened.owned.name, reason=decision.reason, log_start_offset=start
+            )
         if decision.roll and not opened.closing:
             await self._commands.run(self._reactor.roll, opened.owned.slot)
 
     async def advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
-        """Moves the log start (U1) and removes the files below it. Returns the new start. Raises OSError when the start did not move."""
+        """Moves the log start (U1) and removes the files below it. Returns the new start. Raises
+        OSError when the start did not move.
+        """
         async with opened.files_lock:
             return await self._advance_start(opened, log_dir, offset)
 
@@ -246,17 +298,24 @@ class Upkeep:
         written = await self.checkpoint(log_dir)
         try:
             removed = await self._background.slow(log_dir.index, self._remove_below, opened, event.offset, log_dir)
-            if removed and not opened.closing:  # readers look anew: a file that one of them has open gives no space back
+            # readers look anew: a file that one of them has open gives no space back
+            if removed and not opened.closing:
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:
-            self._log.warning("files of deleted segments cannot be removed; it is tried again", partition=opened.owned.name, reason=str(error))
+            self._log.warning(
+                "files of deleted segments cannot be removed; it is tried again",
+                partition=opened.owned.name,
+                reason=str(error),
+            )
         if not written:
             await self.checkpoint(log_dir)  # the disk was full: now there may be room
         return event.offset
 
     def _remove_below(self, opened: OpenPartition, log_start_offset: int, log_dir: LogDirectory) -> bool:
-        """Blocking. Files of whole segments below the start; the segment that holds the start stays. Whether there were any. Through the directory's descriptor: by the time the thread comes to it the partition may
-        have been deleted, and its name be another one's."""
+        """Blocking. Files of whole segments below the start; the segment that holds the start
+        stays. Whether there were any. Through the directory's descriptor: by the time the thread
+        comes to it the partition may have been deleted, and its name be another one's.
+        """
         fd = os.open(opened.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if opened.closing:  # if not by now, what was opened is this partition's, whatever it is renamed to
@@ -279,19 +338,33 @@ class Upkeep:
             return
         missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)
         if missing > 0:
-            await self._make_room(log_dir, -(-missing // self._worker_count))  # every worker gives its part; what one cannot give is asked again
+            # every worker gives its part; what one cannot give is asked again
+            await self._make_room(log_dir, -(-missing // self._worker_count))
 
     async def _make_room(self, log_dir: LogDirectory, bytes_wanted: int) -> None:
-        views = {opened.owned.key: self._control.slot_view(opened.owned.slot) for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index}
+        views = {
+            opened.owned.key: self._control.slot_view(opened.owned.slot)
+            for opened in self._partitions.open.values()
+            if opened.owned.log_dir == log_dir.index
+        }
         partitions = {key: self._partitions.open[key] for key in views}
         candidates = []
         for key, opened in partitions.items():
-            found: list[Segment] = await self._background.slow(log_dir.index, segments.list_segments, opened.path, views[key].log_end_segment, log_dir.timestamps)
-            candidates.append(Candidate(key, found, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete))
+            found: list[Segment] = await self._background.slow(
+                log_dir.index, segments.list_segments, opened.path, views[key].log_end_segment, log_dir.timestamps
+            )
+            candidates.append(
+                Candidate(key, found, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete)
+            )
         for key, offset in free_space(candidates, bytes_wanted).items():
             if not partitions[key].closing:
                 start = await self.advance_start(partitions[key], log_dir, offset)
-                self._log.info("old segments deleted", partition=partitions[key].owned.name, reason="free space", log_start_offset=start)
+                self._log.info(
+                    "old segments deleted",
+                    partition=partitions[key].owned.name,
+                    reason="free space",
+                    log_start_offset=start,
+                )
 
 
 def _monotonic_ms() -> int:

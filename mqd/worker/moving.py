@@ -1,17 +1,24 @@
-"""Moves of this worker's partitions between the log directories of its host (AlterReplicaLogDirs, KIP-113).
+"""Moves of this worker's partitions between the log directories of its host (AlterReplicaLogDirs,
+KIP-113).
 
-    begin -> copying (served as ever; what closed segments hold, then what is written meanwhile, until little is left)
+    begin -> copying (served as ever; what closed segments hold, then what is written meanwhile,
+    until little is left)
           -> switching (closed; the rest is copied and flushed; the controller is told)
           -> the metadata names the new directory -> opened there -> the old copy is deleted
 
-Y1  from the moment when the controller may have been told until the metadata has answered, the partition is served from neither directory: nobody knows which one counts.
-    MoveCompleted is said again after every reconnection and now and then (the metadata log may have been full).
-Y2  a move that fails before that leaves the source as it was: it is opened there again, the copy is deleted.
+Y1  from the moment when the controller may have been told until the metadata has answered, the
+    partition is served from neither directory: nobody knows which one counts. MoveCompleted is said
+    again after every reconnection and now and then (the metadata log may have been full).
+Y2  a move that fails before that leaves the source as it was: it is opened there again, the copy is
+    deleted.
 Y3  the old copy is deleted only when the new one is open.
-What a crash leaves is sorted out at the next start (mqd/worker/orphan_directories.py, by V1 of mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small files) at a time
-in each target directory; the pause copies at most PAUSE_BYTES, the active segment's indexes and what was written while that was found out, unless the writers (or compaction) outrun the copying for
-ROUNDS_MAX rounds. A target directory without space takes no copies.
-Concurrency: the event loop; opening and closing under the worker's lock of changes, as every change.
+What a crash leaves is sorted out at the next start (mqd/worker/orphan_directories.py, by V1 of
+mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small
+files) at a time in each target directory; the pause copies at most PAUSE_BYTES, the active
+segment's indexes and what was written while that was found out, unless the writers (or compaction)
+outrun the copying for ROUNDS_MAX rounds. A target directory without space takes no copies.
+Concurrency: the event loop; opening and closing under the worker's lock of changes, as every
+change.
 """
 
 import asyncio
@@ -47,8 +54,15 @@ class _Move(msgspec.Struct):
 
 class Mover:
     def __init__(
-        self, log_dirs: list[LogDirectory], control: native.Control, partitions: PartitionSet, catalog: Catalog, background: Background, files: Files,
-        send: Callable[[ToController], None], applying: asyncio.Lock,
+        self,
+        log_dirs: list[LogDirectory],
+        control: native.Control,
+        partitions: PartitionSet,
+        catalog: Catalog,
+        background: Background,
+        files: Files,
+        send: Callable[[ToController], None],
+        applying: asyncio.Lock,
     ) -> None:
         self._log_dirs = log_dirs
         self._control = control
@@ -61,10 +75,12 @@ class Mover:
         self._moves: dict[Key, _Move] = {}
         self._log = logging.get("worker.moving")
 
-    # -- beginning ---------------------------------------------------------------------------------------------------------
+    # -- beginning ---------------------------------------------------------------------------------
 
     async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
-        """(Kafka error code, text) when the move has begun, or why not. Back to where it is: a move under way ends. Called under the lock of changes."""
+        """(Kafka error code, text) when the move has begun, or why not. Back to where it is: a move
+        under way ends. Called under the lock of changes.
+        """
         owned = opened.owned
         if not 0 <= target < len(self._log_dirs):
             return int(ErrorCode.LOG_DIR_NOT_FOUND), f"Log directory {target} is not in log.dirs."
@@ -80,7 +96,9 @@ class Mover:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} failed: {log_dir.failure}"
         if log_dir.guard.full:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} is full."
-        move = self._moves[owned.key] = _Move(owned, target, moving.Copy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files))
+        move = self._moves[owned.key] = _Move(
+            owned, target, moving.Copy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files)
+        )
         try:
             await self._background.slow(target, move.copy.begin)
         except OSError as error:
@@ -88,7 +106,12 @@ class Mover:
             await self._discard(log_dir, move.copy.path, owned)
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Nothing can be written to {log_dir.path}: {error}"
         move.task = asyncio.get_running_loop().create_task(self._run(move))
-        self._log.info("move to another log directory begun", partition=owned.name, source=str(self._log_dirs[owned.log_dir].path), target=str(log_dir.path))
+        self._log.info(
+            "move to another log directory begun",
+            partition=owned.name,
+            source=str(self._log_dirs[owned.log_dir].path),
+            target=str(log_dir.path),
+        )
         return 0, ""
 
     async def _give_up(self, move: _Move) -> None:
@@ -109,11 +132,15 @@ class Mover:
             await self._background.slow(log_dir.index, self._files.rename, path, aside)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                self._log.warning("copy of a partition cannot be removed; the next start tries again", path=str(path), reason=str(error))
+                self._log.warning(
+                    "copy of a partition cannot be removed; the next start tries again",
+                    path=str(path),
+                    reason=str(error),
+                )
             return
         self._partitions.delete_later(log_dir, aside)
 
-    # -- copying -----------------------------------------------------------------------------------------------------------
+    # -- copying -----------------------------------------------------------------------------------
 
     async def _run(self, move: _Move) -> None:
         try:
@@ -123,17 +150,28 @@ class Mover:
             async with self._applying:
                 await self._switch(move)
         except OSError as error:  # NativeError is one
-            if self._moves.get(move.owned.key) is move and move.owned.key in self._catalog.owned:  # else its source is being deleted
-                self._log.error("move to another log directory failed; the partition stays where it is", partition=move.owned.name, reason=str(error))
+            # else its source is being deleted
+            if self._moves.get(move.owned.key) is move and move.owned.key in self._catalog.owned:
+                self._log.error(
+                    "move to another log directory failed; the partition stays where it is",
+                    partition=move.owned.name,
+                    reason=str(error),
+                )
             await self._give_up(move)
         except Exception:  # our own fault, not the partition's
-            self._log.exception("move to another log directory failed; the partition stays where it is", partition=move.owned.name)
+            self._log.exception(
+                "move to another log directory failed; the partition stays where it is", partition=move.owned.name
+            )
             await self._give_up(move)
 
     async def _round(self, move: _Move) -> int:
-        """Copies what is published now. Returns how much has been added since. One chunk at a time, so that checkpoints of the directory get their turn."""
+        """Copies what is published now. Returns how much has been added since. One chunk at a time,
+        so that checkpoints of the directory get their turn.
+        """
         if self._log_dirs[move.target].guard.full:
-            raise OSError(errno.ENOSPC, "no space is left beside log.dirs.free.bytes.min", str(self._log_dirs[move.target].path))
+            raise OSError(
+                errno.ENOSPC, "no space is left beside log.dirs.free.bytes.min", str(self._log_dirs[move.target].path)
+            )
         view = self._control.slot_view(move.owned.slot)
         steps, loop = move.copy.advance(view.log_end_segment, view.log_end_position), asyncio.get_running_loop()
         began_s = loop.time()
@@ -141,26 +179,36 @@ class Mover:
             await asyncio.sleep(max(0.0, copied_bytes / self._bytes_per_second() - (loop.time() - began_s)))
             began_s = loop.time()
         view = self._control.slot_view(move.owned.slot)
-        return await self._background.slow(move.target, move.copy.missing_bytes, view.log_end_segment, view.log_end_position)
+        return await self._background.slow(
+            move.target, move.copy.missing_bytes, view.log_end_segment, view.log_end_position
+        )
 
     def _bytes_per_second(self) -> float:
         """An equal share for each worker: they have no common account."""
         rate = broker_value(self._partitions.broker_config, "replica.alter.log.dirs.io.max.bytes.per.second")
         return int(rate) / max(1, self._control.worker_count)  # type: ignore[arg-type]
 
-    # -- switching -----------------------------------------------------------------------------------------------------------
+    # -- switching ---------------------------------------------------------------------------------
 
     async def _switch(self, move: _Move) -> None:
         owned = self._catalog.owned.get(move.owned.key)
         opened = self._partitions.open.get(move.owned.key)
-        if self._moves.get(move.owned.key) is not move or owned is None or opened is None or opened.closing or owned.log_dir != move.owned.log_dir:
+        if (
+            self._moves.get(move.owned.key) is not move
+            or owned is None
+            or opened is None
+            or opened.closing
+            or owned.log_dir != move.owned.log_dir
+        ):
             await self._give_up(move)  # closed, deleted or moved meanwhile
             return
         closed = await self._partitions.close_for_move(opened)
         try:
             if not closed:
                 raise OSError(errno.EIO, "it could not be closed cleanly")
-            await self._background.urgent(move.target, move.copy.finish, self._control.slot_view(owned.slot).log_start_offset)
+            await self._background.urgent(
+                move.target, move.copy.finish, self._control.slot_view(owned.slot).log_start_offset
+            )
         except Exception:
             await self._partitions.apply(Changes(open=[owned]))  # Y2
             raise
@@ -176,7 +224,9 @@ class Mover:
                 self._tell(move)
 
     async def on_applied(self, image: bool) -> None:
-        """A message of the controller is in force. Called under the lock of changes. `image`: after a new subscription, when what was said before may be lost."""
+        """A message of the controller is in force. Called under the lock of changes. `image`: after
+        a new subscription, when what was said before may be lost.
+        """
         for key, move in list(self._moves.items()):
             owned = self._catalog.owned.get(key)
             if owned is None:
@@ -196,7 +246,10 @@ class Mover:
             return
         del self._moves[move.owned.key]
         owned, log_dir = move.owned, self._log_dirs[move.target]
-        if await self._background.slow(log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id):  # else a namesake lives there already
+        # else a namesake lives there already
+        if await self._background.slow(
+            log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id
+        ):
             await self._discard(log_dir, move.copy.path, owned)
 
     async def _settle(self, move: _Move) -> None:
@@ -206,17 +259,35 @@ class Mover:
             await self._discard_source(source, move)
             await self._unmark(target, [directories.partition_path(target.path, move.owned.topic, move.owned.index)])
         except OSError as error:
-            self._log.warning("old copy of a moved partition cannot be removed; the next start tries again", path=str(move.copy.source), reason=str(error))
+            self._log.warning(
+                "old copy of a moved partition cannot be removed; the next start tries again",
+                path=str(move.copy.source),
+                reason=str(error),
+            )
         source.timestamps.forget(move.copy.source)
-        self._log.info("partition moved to another log directory", partition=move.owned.name, target=str(target.path), copied_bytes=move.copy.copied_bytes)
+        self._log.info(
+            "partition moved to another log directory",
+            partition=move.owned.name,
+            target=str(target.path),
+            copied_bytes=move.copy.copied_bytes,
+        )
 
     async def _discard_source(self, source: LogDirectory, move: _Move) -> None:
-        aside = await self._background.slow(source.index, directories.set_aside_for_deletion, source.path, move.owned.topic, move.owned.index, self._files)
+        aside = await self._background.slow(
+            source.index,
+            directories.set_aside_for_deletion,
+            source.path,
+            move.owned.topic,
+            move.owned.index,
+            self._files,
+        )
         if aside is not None:
             self._partitions.delete_later(source, aside)
 
     async def unmark_all(self) -> None:
-        """What was moved before this start, is open and counts: nothing is special about it any more."""
+        """What was moved before this start, is open and counts: nothing is special about it any
+        more.
+        """
         for log_dir in self._log_dirs:
             paths = [opened.path for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]
             marked = [path for path in paths if moving.is_marked(path)]
@@ -224,7 +295,11 @@ class Mover:
                 try:
                     await self._unmark(log_dir, marked)
                 except OSError as error:
-                    self._log.warning("marks of moved partitions cannot be removed; the next start tries again", log_dir=str(log_dir.path), reason=str(error))
+                    self._log.warning(
+                        "marks of moved partitions cannot be removed; the next start tries again",
+                        log_dir=str(log_dir.path),
+                        reason=str(error),
+                    )
 
     async def _unmark(self, log_dir: LogDirectory, paths: list[Path]) -> None:
         """V3 of mqd/log/moving.py."""

@@ -17,7 +17,9 @@ def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
 
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
-    """The fields of native.LogOptions. `topic`: only what was set on it; `broker`: what counts now; `internal`: of its own topics the replication counts only what is flushed, whatever is set."""
+    """The fields of native.LogOptions. `topic`: only what was set on it; `broker`: what counts now;
+    `internal`: of its own topics the replication counts only what is flushed, whatever is set.
+    """
     effective = topic_effective(broker, topic)
 
     def value(name: str) -> Any:
@@ -57,7 +59,9 @@ def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Ret
 
 
 def _segment_ms(effective: Mapping[str, str]) -> int:
-    """A record can be compacted only once its segment is closed: so that is done in time for max.compaction.lag.ms (Kafka's LogConfig.maxSegmentMs)."""
+    """A record can be compacted only once its segment is closed: so that is done in time for
+    max.compaction.lag.ms (Kafka's LogConfig.maxSegmentMs).
+    """
     segment_ms, lag_ms = int(topic_value(effective, "segment.ms")), int(topic_value(effective, "max.compaction.lag.ms"))  # type: ignore[arg-type]
     return min(segment_ms, lag_ms) if "compact" in topic_value(effective, "cleanup.policy") else segment_ms  # type: ignore[operator]
 
@@ -75,7 +79,9 @@ def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Co
     )
 
 
-def reactor_options(config: Mapping[str, str], worker: int, arena_bytes: int, connection_count_max: int) -> dict[str, Any]:
+def reactor_options(
+    config: Mapping[str, str], worker: int, arena_bytes: int, connection_count_max: int
+) -> dict[str, Any]:
     """The fields of native.ReactorOptions that come from the configuration."""
 
     def value(name: str) -> Any:

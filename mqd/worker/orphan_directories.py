@@ -1,5 +1,9 @@
-"""Partition directories that no topic of the image accounts for. What a move between log directories left (V1 of mqd/log/moving.py): set aside for deletion. Of a topic that was removed while this worker was down: set aside for deletion. Of a topic of
-which nothing is known, as in a log directory that was brought from elsewhere: moved aside, never deleted, for to delete is the administrator's choice."""
+"""Partition directories that no topic of the image accounts for. What a move between log
+directories left (V1 of mqd/log/moving.py): set aside for deletion. Of a topic that was removed
+while this worker was down: set aside for deletion. Of a topic of which nothing is known, as in a
+log directory that was brought from elsewhere: moved aside, never deleted, for to delete is the
+administrator's choice.
+"""
 
 import os
 import re
@@ -16,9 +20,15 @@ from mqd.worker.log_directory import LogDirectory
 _PARTITION = re.compile(r"(.+)-([0-9]+)")
 
 
-def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files) -> list[tuple[LogDirectory, Path]]:
-    """Blocking. Each worker looks after the directories that it would own, so that none meets what another has just created. Returns those to be deleted."""
-    known = {(topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions}
+def set_strays_aside(
+    log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files
+) -> list[tuple[LogDirectory, Path]]:
+    """Blocking. Each worker looks after the directories that it would own, so that none meets what
+    another has just created. Returns those to be deleted.
+    """
+    known = {
+        (topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions
+    }
     topics = frozenset(topic.topic_id for topic in image.topics) if image.node_id >= 0 else frozenset()
     removed = frozenset(image.removed_topic_ids)
     doomed = []
@@ -27,14 +37,24 @@ def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, wo
         if not log_dir.failure:
             try:
                 doomed += [(log_dir, path) for path in _unfinished(log_dir, worker, worker_count, files)]
-                doomed += [(log_dir, path) for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)]
+                doomed += [
+                    (log_dir, path)
+                    for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)
+                ]
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
     return doomed
 
 
 def _in_directory(
-    log_dir: LogDirectory, known: dict[tuple[bytes, int], int], topics: frozenset[bytes], removed: frozenset[bytes], worker: int, worker_count: int, files: Files, paths: list[Path]
+    log_dir: LogDirectory,
+    known: dict[tuple[bytes, int], int],
+    topics: frozenset[bytes],
+    removed: frozenset[bytes],
+    worker: int,
+    worker_count: int,
+    files: Files,
+    paths: list[Path],
 ) -> list[Path]:
     doomed, moved = [], 0
     for entry in list(os.scandir(log_dir.path)):
@@ -46,29 +66,44 @@ def _in_directory(
         except (FileNotFoundError, directories.TopicIdMismatch):
             continue  # not ours to judge; prepare() does when its name is wanted
         index = int(match[2])
-        if owner_of(topic_id, index, worker_count) != worker or known.get((topic_id, index), log_dir.index + 1) == log_dir.index:
+        if (
+            owner_of(topic_id, index, worker_count) != worker
+            or known.get((topic_id, index), log_dir.index + 1) == log_dir.index
+        ):
             continue
         if topic_id in topics and known.get((topic_id, index), LOG_DIR_NONE) == LOG_DIR_NONE:
             continue  # not here, say metadata that may be of the past: set_left_behind_aside() looks when they are not
         moved += 1
-        if topic_id in removed or _old_copy(Path(entry.path), known.get((topic_id, index)), topic_id, match[1], index, paths):
+        if topic_id in removed or _old_copy(
+            Path(entry.path), known.get((topic_id, index)), topic_id, match[1], index, paths
+        ):
             target = log_dir.path / directories.aside_name(match[1], index, "delete")
             files.rename(Path(entry.path), target)
             doomed.append(target)
             continue
         target = log_dir.path / directories.aside_name(match[1], index, "stray")
         files.rename(Path(entry.path), target)
-        logging.get("worker.strays").warning("partition of no known topic was moved aside; delete it when nobody needs it", path=entry.path, moved_to=str(target))
+        logging.get("worker.strays").warning(
+            "partition of no known topic was moved aside; delete it when nobody needs it",
+            path=entry.path,
+            moved_to=str(target),
+        )
     if moved:
         files.sync_directory(log_dir.path)
     return doomed
 
 
 def set_left_behind_aside(
-    log_dirs: list[LogDirectory], left_behind: Callable[[bytes, int], bool], worker: int, worker_count: int, files: Files
+    log_dirs: list[LogDirectory],
+    left_behind: Callable[[bytes, int], bool],
+    worker: int,
+    worker_count: int,
+    files: Files,
 ) -> list[tuple[LogDirectory, Path]]:
-    """Blocking. Files of replicas that this host has no more, of topics that there are (`left_behind`: topic id, index): set aside, and to be deleted. To be called when
-    the metadata are known to be of the present."""
+    """Blocking. Files of replicas that this host has no more, of topics that there are
+    (`left_behind`: topic id, index): set aside, and to be deleted. To be called when the metadata
+    are known to be of the present.
+    """
     doomed = []
     for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
         moved = 0
@@ -96,7 +131,9 @@ def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, ind
     if assigned is None or assigned >= len(paths):
         return False
     counts = directories.partition_path(paths[assigned], topic, index)
-    return directories.exists(paths[assigned], topic, index, topic_id) and (moving.is_marked(path) or moving.is_marked(counts))
+    return directories.exists(paths[assigned], topic, index, topic_id) and (
+        moving.is_marked(path) or moving.is_marked(counts)
+    )
 
 
 def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
@@ -104,7 +141,9 @@ def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Fi
     doomed = []
     for path, index in list(moving.futures(log_dir.path)):
         try:
-            owner = owner_of(directories.parse_metadata((path / directories.METADATA).read_bytes()), index, worker_count)
+            owner = owner_of(
+                directories.parse_metadata((path / directories.METADATA).read_bytes()), index, worker_count
+            )
         except (FileNotFoundError, directories.TopicIdMismatch):
             owner = sum(path.name.encode()) % worker_count
         if owner == worker:

@@ -1,11 +1,14 @@
-"""What a worker tells its controller about the partitions of several replicas that it leads: proposed in-sync sets, that an unclean leader is in order, that a retiring
-partition is empty, and when it is hidden that nobody has written to it for the grace.
+"""What a worker tells its controller about the partitions of several replicas that it leads:
+proposed in-sync sets, that an unclean leader is in order, that a retiring partition is empty, and
+when it is hidden that nobody has written to it for the grace.
 
-Nothing is remembered across the controller's restart: the reactor makes a proposal again until it is answered, and the rest is looked at every TICK_S.
+Nothing is remembered across the controller's restart: the reactor makes a proposal again until it
+is answered, and the rest is looked at every TICK_S.
 
-A hidden partition goes only when its leader has said that it is not used: what is late, lost, or was asleep can never be taken for a producer that is gone. For the same reason time
-counts only in looks (LOOK_S_MAX each at most): while this process, or the machine, stood still, nobody could write.
-Concurrency: the event loop's thread.
+A hidden partition goes only when its leader has said that it is not used: what is late, lost, or
+was asleep can never be taken for a producer that is gone. For the same reason time counts only in
+looks (LOOK_S_MAX each at most): while this process, or the machine, stood still, nobody could
+write. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -30,8 +33,16 @@ class Telling:
     """`aside(work)` runs it beside everything else."""
 
     def __init__(
-        self, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet, catalog: Catalog,
-        send: Callable[[ToController], None], aside: Callable[[Coroutine[Any, Any, Any]], None], grace_s: float, monotonic: Callable[[], float] = time.monotonic,
+        self,
+        control: native.Control,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        partitions: PartitionSet,
+        catalog: Catalog,
+        send: Callable[[ToController], None],
+        aside: Callable[[Coroutine[Any, Any, Any]], None],
+        grace_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
     ):
         self._control = control
         self._reactor = reactor
@@ -43,7 +54,8 @@ class Telling:
         self._grace_s = grace_s  # partition.retire.grace.ms
         self._monotonic = monotonic
         self._looked_s = monotonic()
-        self._unused: dict[Key, tuple[int, float]] = {}  # hidden partitions that are led here: leader epoch, seconds without a batch for them
+        # hidden partitions that are led here: leader epoch, seconds without a batch for them
+        self._unused: dict[Key, tuple[int, float]] = {}
         self._proposed: dict[Key, int] = {}  # leader epoch in which the reactor has proposed
         self._log = logging.get("worker.replication")
 
@@ -54,8 +66,20 @@ class Telling:
         owned = opened.owned
         self._proposed[owned.key] = proposal.leader_epoch
         assignment = self._catalog.assigned.get(owned.key)
-        recovered = assignment is not None and assignment.recovering and assignment.leader_epoch == proposal.leader_epoch
-        self._send(ProposeInSync(owned.topic_id, owned.index, proposal.leader_epoch, proposal.partition_epoch, list(proposal.in_sync), proposal.sequence, recovered))
+        recovered = (
+            assignment is not None and assignment.recovering and assignment.leader_epoch == proposal.leader_epoch
+        )
+        self._send(
+            ProposeInSync(
+                owned.topic_id,
+                owned.index,
+                proposal.leader_epoch,
+                proposal.partition_epoch,
+                list(proposal.in_sync),
+                proposal.sequence,
+                recovered,
+            )
+        )
 
     def on_used(self, event: native.Event) -> None:
         """Producers still write to a retired partition that clients are not shown any more."""
@@ -68,9 +92,18 @@ class Telling:
         if opened is None:
             return
         if answer.error:
-            self._log.info("in-sync set was not taken", partition=opened.owned.name, error=answer.error, leader_epoch=answer.leader_epoch)
+            self._log.info(
+                "in-sync set was not taken",
+                partition=opened.owned.name,
+                error=answer.error,
+                leader_epoch=answer.leader_epoch,
+            )
         if answer.sequence:
-            self._aside(self._commands.run(self._reactor.in_sync_answer, opened.owned.slot, answer.sequence, answer.leader_epoch, answer.error))
+            self._aside(
+                self._commands.run(
+                    self._reactor.in_sync_answer, opened.owned.slot, answer.sequence, answer.leader_epoch, answer.error
+                )
+            )
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -81,19 +114,40 @@ class Telling:
     def look(self) -> None:
         for key, assignment in list(self._catalog.assigned.items()):
             if assignment.leader == assignment.node_id:
-                self._recovered(key, assignment.leader_epoch, assignment.partition_epoch, assignment.recovering, assignment.broker_epoch)
+                self._recovered(
+                    key,
+                    assignment.leader_epoch,
+                    assignment.partition_epoch,
+                    assignment.recovering,
+                    assignment.broker_epoch,
+                )
         now_s = self._monotonic()
         passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S_MAX), now_s
         unused, self._unused = self._unused, {}
         for topic_id in self._catalog.retiring:
-            led = [one for one in self._catalog.topics[topic_id].partitions if one.leader == self._catalog.cluster.node_id]
+            led = [
+                one for one in self._catalog.topics[topic_id].partitions if one.leader == self._catalog.cluster.node_id
+            ]
             self._emptied(topic_id, [one for one in led if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)])
             self._hidden(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], unused, passed_s)
 
-    def _recovered(self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int) -> None:
-        """Opening has recovered its log, its epoch has begun: there is nothing more to do. Sequence 0: before all of the reactor's, which say it too."""
+    def _recovered(
+        self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int
+    ) -> None:
+        """Opening has recovered its log, its epoch has begun: there is nothing more to do. Sequence
+        0: before all of the reactor's, which say it too.
+        """
         if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
-            self._send(ProposeInSync(*key, leader_epoch, partition_epoch, [(self._catalog.cluster.node_id, broker_epoch)], 0, recovered=True))
+            self._send(
+                ProposeInSync(
+                    *key,
+                    leader_epoch,
+                    partition_epoch,
+                    [(self._catalog.cluster.node_id, broker_epoch)],
+                    0,
+                    recovered=True,
+                )
+            )
 
     def _emptied(self, topic_id: bytes, partitions: list[PartitionImage]) -> None:
         for partition in partitions:
@@ -104,7 +158,9 @@ class Telling:
             if view.log_start_offset == view.log_end_offset:
                 self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))
 
-    def _hidden(self, topic_id: bytes, partitions: list[PartitionImage], unused: dict[Key, tuple[int, float]], passed_s: float) -> None:
+    def _hidden(
+        self, topic_id: bytes, partitions: list[PartitionImage], unused: dict[Key, tuple[int, float]], passed_s: float
+    ) -> None:
         for partition in partitions:
             key = (topic_id, partition.index)
             opened = self._partitions.open.get(key)

@@ -1,17 +1,24 @@
-"""The partitions that this worker has open: opening with recovery, giving to the reactor and taking back, closing, deleting.
+"""The partitions that this worker has open: opening with recovery, giving to the reactor and taking
+back, closing, deleting.
 
 Order that matters
-    N1  a directory is prepared (D1..D3 of log/directories.py) before its log is opened; new directories are made durable before anybody is told of them.
-    N2  partitions with a past are named in this worker's own checkpoint before they are given to the reactor (C3 of log/checkpoints.py).
+    N1  a directory is prepared (D1..D3 of log/directories.py) before its log is opened; new
+        directories are made durable before anybody is told of them.
+    N2  partitions with a past are named in this worker's own checkpoint before they are given to
+        the reactor (C3 of log/checkpoints.py).
     N3  a partition that cannot be opened is OFFLINE and named in the failures; all others go on.
-    N4  a deleted partition's directory is renamed, durably, before the removal counts as applied; its files go later.
-    N5  a log that recovery has cut below what had counted follows and does not lead (shortened_log.py); one that is shorter than a predecessor has published in this life of the host stays
-        offline until the broker is started again, for those who count on it have heard nothing of it.
-    N6  a log without some of its segments is an ERROR. The only replica is served with what it has, its end where it was. One of several: without its end it is shortened; with a gap in the
+    N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
+        its files go later.
+    N5  a log that recovery has cut below what had counted follows and does not lead
+        (shortened_log.py); one that is shorter than a predecessor has published in this life of the
+        host stays offline until the broker is started again, for those who count on it have heard
+        nothing of it.
+    N6  a log without some of its segments is an ERROR. The only replica is served with what it has,
+        its end where it was. One of several: without its end it is shortened; with a gap in the
         middle, which following would never fill, it stays offline.
 
-Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time (the caller's lock), upkeep may run beside it: an
-OpenPartition that is `closing` is left alone.
+Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time
+(the caller's lock), upkeep may run beside it: an OpenPartition that is `closing` is left alone.
 """
 
 import asyncio
@@ -39,7 +46,6 @@ from mqd.worker.commands import ReactorCommands
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.options import compaction_policy, log_options, retention_policy
 
-
 _MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -49,7 +55,8 @@ class OpenPartition(msgspec.Struct):
     log_start_offset: int
     policy: RetentionPolicy
     compaction: CompactionPolicy
-    files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # held by whoever moves the log start or replaces segments
+    # held by whoever moves the log start or replaces segments
+    files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     closing: bool = False
     truncated: bool = False  # its log was cut, perhaps below the checkpoint's recovery point
     catching_up: shortened.Shortened | None = None  # N5
@@ -67,8 +74,16 @@ class PartitionSet:
     """`open`: by key. `failures`: slot -> why it is not served."""
 
     def __init__(
-        self, worker: int, log_dirs: list[LogDirectory], control: native.Control, reactor: native.Reactor, commands: ReactorCommands, background: Background,
-        catalog: Catalog, static_config: dict[str, str], files: Files,
+        self,
+        worker: int,
+        log_dirs: list[LogDirectory],
+        control: native.Control,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        background: Background,
+        catalog: Catalog,
+        static_config: dict[str, str],
+        files: Files,
     ):
         self._worker = worker
         self.log_dirs = log_dirs
@@ -83,7 +98,8 @@ class PartitionSet:
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
         self.scanned_bytes = 0  # what opening had to read, in all
-        self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None  # whoever works on its files lets go of it
+        # whoever works on its files lets go of it
+        self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
         self._clustered = False  # the reactor was told of other hosts once
         self._deleting: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
@@ -118,25 +134,51 @@ class PartitionSet:
         node_id = self._catalog.cluster.node_id
         if self._clustered or any(broker.node_id != node_id for broker in brokers):
             self._clustered = True
-            await self._commands.run(self._reactor.brokers_put, node_id, [(broker.node_id, broker.host, broker.port, broker.rack) for broker in brokers])
+            await self._commands.run(
+                self._reactor.brokers_put,
+                node_id,
+                [(broker.node_id, broker.host, broker.port, broker.rack) for broker in brokers],
+            )
 
     async def _put_topic(self, topic: TopicImage) -> None:
         node_id = self._catalog.cluster.node_id
-        unplaced = [partition.index for partition in topic.partitions if partition.slot < 0 and partition.log_dir != LOG_DIR_NONE]
+        unplaced = [
+            partition.index
+            for partition in topic.partitions
+            if partition.slot < 0 and partition.log_dir != LOG_DIR_NONE
+        ]
         if unplaced:
-            self._log.error("no partition slot is free: some replicas are not served", topic=topic.name, partitions=str(unplaced[:10]))
-        if all(partition.slot >= 0 and not partition.retiring and partition.leader in (node_id, partition.replicas[0]) for partition in topic.partitions) and not self._clustered:
-            await self._commands.run(self._reactor.topic_put, topic.topic_id, topic.name, [partition.slot for partition in topic.partitions])
+            self._log.error(
+                "no partition slot is free: some replicas are not served",
+                topic=topic.name,
+                partitions=str(unplaced[:10]),
+            )
+        if (
+            all(
+                partition.slot >= 0 and not partition.retiring and partition.leader in (node_id, partition.replicas[0])
+                for partition in topic.partitions
+            )
+            and not self._clustered
+        ):
+            await self._commands.run(
+                self._reactor.topic_put, topic.topic_id, topic.name, [partition.slot for partition in topic.partitions]
+            )
             return
         cluster = self._catalog.cluster
-        places = [(one.slot, one.leader, one.leader_epoch, one.redirect, one.retiring, leader_worker(topic, one, cluster)) for one in topic.partitions]
+        places = [
+            (one.slot, one.leader, one.leader_epoch, one.redirect, one.retiring, leader_worker(topic, one, cluster))
+            for one in topic.partitions
+        ]
         await self._commands.run(self._reactor.topic_place, topic.topic_id, topic.name, places)
 
-    # -- opening -----------------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
 
     async def _open_all(self, wanted: list[Owned]) -> None:
         views = {owned.key: self._control.slot_view(owned.slot) for owned in wanted}
-        results = await asyncio.gather(*(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in wanted), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in wanted),
+            return_exceptions=True,
+        )
         opened: list[_Opened] = []
         for owned, result in zip(wanted, results, strict=True):
             if isinstance(result, _Opened):
@@ -158,14 +200,25 @@ class PartitionSet:
         existed = directories.exists(log_dir.path, owned.topic, owned.index, owned.topic_id)
         recovery = self._recovery_inputs(owned, view, log_dir)
         known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
-        known_end = max(recovery.recovery_point_offset, recovery.trusted_end_offset, recovery.log_start_offset, known or 0)
-        path, moved = directories.prepare(log_dir.path, owned.topic, owned.index, owned.topic_id, self._files, known_end, owned.has_others)
+        known_end = max(
+            recovery.recovery_point_offset, recovery.trusted_end_offset, recovery.log_start_offset, known or 0
+        )
+        path, moved = directories.prepare(
+            log_dir.path, owned.topic, owned.index, owned.topic_id, self._files, known_end, owned.has_others
+        )
         if moved is not None:
-            self._log.warning("directory of another topic was moved aside; delete it when nobody needs it", partition=owned.name, moved_to=str(moved))
-        recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))  # V3 of mqd/log/moving.py
+            self._log.warning(
+                "directory of another topic was moved aside; delete it when nobody needs it",
+                partition=owned.name,
+                moved_to=str(moved),
+            )
+        # V3 of mqd/log/moving.py
+        recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))
         options = self._log_options(owned)
         known_start = recovery.log_start_offset
-        partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known, owned.has_others)
+        partition = native.Partition.open(
+            path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known, owned.has_others
+        )
         self._check_missing(owned, path, partition, recovery, known_start)
         if known is not None and owned.has_others:
             self._check_length(owned, path, partition, recovery, view, known)
@@ -173,16 +226,27 @@ class PartitionSet:
             shortened.unmark(path, self._files)  # nobody has more of it
         return _Opened(owned, path, partition, recovery, existed)
 
-    def _check_missing(self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, known_start: int) -> None:
+    def _check_missing(
+        self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, known_start: int
+    ) -> None:
         """N6. Blocking."""
         if recovery.log_start_offset > known_start and recovery.missing_from < 0:
-            self._log.error("records are missing: the first segments are gone", partition=owned.name, from_offset=known_start, to_offset=recovery.log_start_offset - 1)
+            self._log.error(
+                "records are missing: the first segments are gone",
+                partition=owned.name,
+                from_offset=known_start,
+                to_offset=recovery.log_start_offset - 1,
+            )
         if recovery.missing_from < 0:
             return
         at_end = recovery.log_end_offset <= recovery.missing_from
         self._log.error(
-            "records are missing: a segment's file is gone or too short", partition=owned.name, from_offset=recovery.missing_from, to_offset=recovery.missing_to - 1,
-            log_end_offset=recovery.log_end_offset, directory=str(path),
+            "records are missing: a segment's file is gone or too short",
+            partition=owned.name,
+            from_offset=recovery.missing_from,
+            to_offset=recovery.missing_to - 1,
+            log_end_offset=recovery.log_end_offset,
+            directory=str(path),
         )
         try:
             if at_end and owned.has_others:
@@ -193,7 +257,15 @@ class PartitionSet:
             partition.close(False)
             raise
 
-    def _check_length(self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, view: native.SlotView, known: int) -> None:
+    def _check_length(
+        self,
+        owned: Owned,
+        path: Path,
+        partition: native.Partition,
+        recovery: native.Recovery,
+        view: native.SlotView,
+        known: int,
+    ) -> None:
         """N5."""
         same_life = view.topic_id == owned.topic_id and view.partition_index == owned.index
         published = view.log_end_offset if same_life else 0
@@ -202,21 +274,29 @@ class PartitionSet:
         try:
             shortened.mark(path, self._files)
             if published > recovery.log_end_offset:
-                text = f"its log ends at {recovery.log_end_offset} and ended at {published} before this worker was started; start the broker again: it will follow, then, until it has caught up"
+                text = (
+                    f"its log ends at {recovery.log_end_offset} and ended at {published} before this worker was"
+                    " started; start the broker again: it will follow, then, until it has caught up"
+                )
                 raise OSError(errno.EIO, text)
         except OSError:
             partition.close(False)
             raise
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
-        """What is trusted: the checkpoints; and when a predecessor of this worker published positions in this life of the keeper, the page cache is as it left
-        it. A published durable offset counts only in that case: the machine has not lost power since, or the control segment were gone. OFFLINE says that the
-        predecessor met an error there, perhaps a flush that failed."""
+        """What is trusted: the checkpoints; and when a predecessor of this worker published
+        positions in this life of the keeper, the page cache is as it left it. A published durable
+        offset counts only in that case: the machine has not lost power since, or the control
+        segment were gone. OFFLINE says that the predecessor met an error there, perhaps a flush
+        that failed.
+        """
         trust = log_dir.trust
         assert trust is not None
         name = (owned.topic, owned.index, owned.topic_id)
         recovery = native.Recovery(
-            recovery_point_offset=trust.recovery_point(*name), clean_shutdown=trust.clean_shutdown(*name), log_start_offset=trust.log_start_offset(*name)
+            recovery_point_offset=trust.recovery_point(*name),
+            clean_shutdown=trust.clean_shutdown(*name),
+            log_start_offset=trust.log_start_offset(*name),
         )
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.log_end_offset > 0:
             recovery.trusted_end_offset = view.log_end_offset
@@ -230,13 +310,17 @@ class PartitionSet:
 
     @staticmethod
     def _known_high_watermark(owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> int:
-        """Below it everything was committed: what a predecessor published in this life of the keeper, else what was written down."""
+        """Below it everything was committed: what a predecessor published in this life of the
+        keeper, else what was written down.
+        """
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.high_watermark > 0:
             return view.high_watermark
         return log_dir.high_watermarks.get((owned.topic, owned.index, owned.topic_id), 0)
 
     async def _make_durable(self, opened: list[_Opened]) -> None:
-        """N1, N2. A failure to write concerns the directory's new partitions only in that they may be gone after a power cut, like their records: so they fail."""
+        """N1, N2. A failure to write concerns the directory's new partitions only in that they may
+        be gone after a power cut, like their records: so they fail.
+        """
         for log_dir in self.log_dirs:
             here = [result for result in opened if result.owned.log_dir == log_dir.index]
             if any(not result.existed for result in here):
@@ -256,7 +340,9 @@ class PartitionSet:
 
     @staticmethod
     def _trusted_point(recovery: native.Recovery) -> int:
-        """Recovery may have cut the log below the old recovery point; it never proves more than was known before."""
+        """Recovery may have cut the log below the old recovery point; it never proves more than was
+        known before.
+        """
         return min(recovery.recovery_point_offset, recovery.log_end_offset)
 
     @staticmethod
@@ -275,12 +361,18 @@ class PartitionSet:
         self.scanned_bytes += recovery.scanned_bytes
         if recovery.truncated_bytes:
             self._log.warning(
-                "log was cut at its first invalid byte", partition=owned.name, segment=recovery.corrupt_segment, position=recovery.corrupt_position,
-                truncated_bytes=recovery.truncated_bytes, log_end_offset=recovery.log_end_offset,
+                "log was cut at its first invalid byte",
+                partition=owned.name,
+                segment=recovery.corrupt_segment,
+                position=recovery.corrupt_position,
+                truncated_bytes=recovery.truncated_bytes,
+                log_end_offset=recovery.log_end_offset,
             )
         policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
         compaction = compaction_policy(self.broker_config, self._catalog.topic_of(owned).config)
-        opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated)
+        opened = OpenPartition(
+            owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated
+        )
         if owned.has_others and shortened.is_marked(result.path):
             opened.catching_up = shortened.Shortened()
             self._log.error("replica may lack what was acknowledged", partition=owned.name, reason=shortened.REASON)
@@ -293,7 +385,7 @@ class PartitionSet:
         self._catalog.failed(owned.key, isinstance(cause, OSError) and cause.errno in _MAY_PASS)
         self._control.set_slot_state(owned.slot, native.SlotState.OFFLINE)
 
-    # -- closing and deleting ----------------------------------------------------------------------------------------------
+    # -- closing and deleting ----------------------------------------------------------------------
 
     async def _take_back(self, opened: OpenPartition, files_at_rest: bool = False) -> native.Partition | None:
         """`files_at_rest`: nobody changes its files any more, then."""
@@ -333,7 +425,11 @@ class PartitionSet:
             await self._background.urgent(owned.log_dir, partition.close, clean)
             return log_end_offset
         except native.NativeError as error:
-            self._log.warning("partition did not close cleanly; the next start checks its log", partition=owned.name, reason=str(error))
+            self._log.warning(
+                "partition did not close cleanly; the next start checks its log",
+                partition=owned.name,
+                reason=str(error),
+            )
             return -1
 
     async def _delete(self, owned: Owned) -> None:
@@ -345,10 +441,15 @@ class PartitionSet:
         try:
             aside = await self._background.urgent(log_dir.index, self._set_aside, log_dir.path, owned)
         except OSError as error:
-            self._log.error("directory of a deleted partition cannot be renamed; it is left behind", partition=owned.name, reason=str(error))
+            self._log.error(
+                "directory of a deleted partition cannot be renamed; it is left behind",
+                partition=owned.name,
+                reason=str(error),
+            )
             return
         finally:
-            log_dir.timestamps.forget(directories.partition_path(log_dir.path, owned.topic, owned.index))  # a namesake may live there later
+            # a namesake may live there later
+            log_dir.timestamps.forget(directories.partition_path(log_dir.path, owned.topic, owned.index))
         if aside is not None:
             self.delete_later(log_dir, aside)
 
@@ -363,15 +464,19 @@ class PartitionSet:
         task.add_done_callback(self._deleting.discard)
 
     async def _delete_tree(self, log_dir: LogDirectory, path: Path) -> None:
-        """One file at a time, so that checkpoints of the directory get their turn. What a crash leaves is found at the next start."""
+        """One file at a time, so that checkpoints of the directory get their turn. What a crash
+        leaves is found at the next start.
+        """
         steps = directories.delete_tree(path, self._files)
         try:
             while await self._background.slow(log_dir.index, next, steps, None) is not None:
                 pass
         except OSError as error:
-            self._log.warning("deleted partition cannot be removed; the next start tries again", path=str(path), reason=str(error))
+            self._log.warning(
+                "deleted partition cannot be removed; the next start tries again", path=str(path), reason=str(error)
+            )
 
-    # -- changes of open partitions ----------------------------------------------------------------------------------------
+    # -- changes of open partitions ----------------------------------------------------------------
 
     async def _set_epoch(self, owned: Owned) -> None:
         opened = self.open.get(owned.key)
@@ -400,7 +505,9 @@ class PartitionSet:
             await self._commands.run(self._reactor.replica_set, owned.slot, assignment, assignment.leader_worker)
             opened.owned = owned
 
-    async def _while_shortened(self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment) -> Assignment:
+    async def _while_shortened(
+        self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment
+    ) -> Assignment:
         given, is_whole = state.take(assignment)
         slot = opened.owned.slot
         if is_whole:
@@ -409,7 +516,11 @@ class PartitionSet:
                 opened.catching_up = None
                 self._log.info("replica has caught up", partition=opened.owned.name)
             except OSError as error:
-                self._log.warning("file cannot be removed; the replica will have to catch up again after the next start", path=str(opened.path / shortened.MARKER), reason=str(error))
+                self._log.warning(
+                    "file cannot be removed; the replica will have to catch up again after the next start",
+                    path=str(opened.path / shortened.MARKER),
+                    reason=str(error),
+                )
         if not self.log_dirs[opened.owned.log_dir].failure:
             self.failures.pop(slot, None)
             if not is_whole and shortened.is_wanted(assignment):
@@ -420,10 +531,12 @@ class PartitionSet:
         """(topic, partition index) of what is wanted and not open: its checkpoints must be kept."""
         return [(owned.topic, owned.index) for owned in self._catalog.failed_partitions()]
 
-    # -- checkpoints and the end ---------------------------------------------------------------------------------------------
+    # -- checkpoints and the end -------------------------------------------------------------------
 
     def checkpoint_entries(self, log_dir: int) -> tuple[list[Entry], list[Entry]]:
-        """(recovery points, log starts) of what is open, from the published positions: a durable offset is published after the flush that makes it true."""
+        """(recovery points, log starts) of what is open, from the published positions: a durable
+        offset is published after the flush that makes it true.
+        """
         points, starts = [], []
         for opened in self.open.values():
             if opened.owned.log_dir == log_dir and not opened.closing:
@@ -434,12 +547,19 @@ class PartitionSet:
 
     def high_watermarks(self, log_dir: int) -> list[Entry]:
         """Of the partitions with several replicas, as published."""
-        replicated = [opened.owned for opened in self.open.values() if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing]
+        replicated = [
+            opened.owned
+            for opened in self.open.values()
+            if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing
+        ]
         return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
-        """The clean end: every partition back from the reactor, flushed and closed; checkpoints; then the marker of each directory where all went well. Returns the directories that did not answer:
-        they are given up without a marker, so that the next start checks their logs, and threads may still be busy there."""
+        """The clean end: every partition back from the reactor, flushed and closed; checkpoints;
+        then the marker of each directory where all went well. Returns the directories that did not
+        answer: they are given up without a marker, so that the next start checks their logs, and
+        threads may still be busy there.
+        """
         for task in list(self._deleting):
             task.cancel()
         await asyncio.gather(*self._deleting, return_exceptions=True)
@@ -468,10 +588,15 @@ class PartitionSet:
         if not await unless_hung(end_all(), lambda: stepped_s):
             hung.append(log_dir)
             self._log.error(
-                "log directory does not answer: given up, not closed cleanly; the next start checks its logs", directory=str(log_dir.path), partitions=len(opened_here), closed=len(ends)
+                "log directory does not answer: given up, not closed cleanly; the next start checks its logs",
+                directory=str(log_dir.path),
+                partitions=len(opened_here),
+                closed=len(ends),
             )
 
-    async def _finish_directory(self, log_dir: LogDirectory, here: list[tuple[Owned, int, int]], generation: int) -> None:
+    async def _finish_directory(
+        self, log_dir: LogDirectory, here: list[tuple[Owned, int, int]], generation: int
+    ) -> None:
         closed = [end for end in here if end[1] >= 0]
         if log_dir.failure or not here:
             return
@@ -480,7 +605,11 @@ class PartitionSet:
         if len(closed) < len(here):
             return  # the last checkpoint stays true for those that did not close, and for the others
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
-        known = [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned, _, _ in here if owned.replicated]
+        known = [
+            self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
+            for owned, _, _ in here
+            if owned.replicated
+        ]
         await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
         # one that could not be opened was not checked in this life: no marker may speak for it
         if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):

@@ -1,11 +1,15 @@
-"""Connections to the workers of other hosts whose partitions are followed here: which are wanted, made and proven here, given to the reactor, made again when they end.
+"""Connections to the workers of other hosts whose partitions are followed here: which are wanted,
+made and proven here, given to the reactor, made again when they end.
 
-    catalog's assignments -> wanted_links(), spare_links() -> one task for each link: connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
+    catalog's assignments -> wanted_links(), spare_links() -> one task for each link: connect ->
+    handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
                                                                       ^---------------- back-off <- MQD_EVENT_FETCHER_ENDED, or another address or life of the leader
 
-A link is a worker of a leader's host in one lane: what is in sync, what catches up, and what does so at a bounded rate use different connections, so that none delays the one before it.
-Links to the other hosts that may lead what is replicated here are made beforehand: when a leader goes, an acknowledgement of the next one waits for its followers, and they would first have to
-connect. At most one for each worker of each other host; nothing is asked over them.
+A link is a worker of a leader's host in one lane: what is in sync, what catches up, and what does
+so at a bounded rate use different connections, so that none delays the one before it. Links to the
+other hosts that may lead what is replicated here are made beforehand: when a leader goes, an
+acknowledgement of the next one waits for its followers, and they would first have to connect. At
+most one for each worker of each other host; nothing is asked over them.
 
 What is fetched, and what an answer does, is native (native/server/replication/fetcher.h).
 
@@ -48,7 +52,9 @@ class Link(msgspec.Struct, frozen=True, order=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a link leads. Another epoch is another life of the host: its old connections are worth nothing, whether they have ended or not."""
+    """Where a link leads. Another epoch is another life of the host: its old connections are worth
+    nothing, whether they have ended or not.
+    """
 
     host: str
     port: int
@@ -75,7 +81,9 @@ def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, Broke
 
 
 def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
-    """Of those that may lead next: the in-sync replicas elsewhere, each by the worker that will own the partition there."""
+    """Of those that may lead next: the in-sync replicas elsewhere, each by the worker that will own
+    the partition there.
+    """
     spare: dict[Link, Target] = {}
     for (topic_id, index), assignment in assigned.items():
         in_sync = [member.node_id for member in assignment.members if member.in_sync]
@@ -83,8 +91,15 @@ def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, Broker
             continue
         for node in in_sync:
             broker = brokers.get(node)
-            if node not in (assignment.node_id, assignment.leader) and broker is not None and broker.inter_broker_host and broker.worker_count > 0:
-                spare[Link(node, owner_of(topic_id, index, broker.worker_count), IN_SYNC)] = Target(broker.inter_broker_host, broker.inter_broker_port, broker.epoch)
+            if (
+                node not in (assignment.node_id, assignment.leader)
+                and broker is not None
+                and broker.inter_broker_host
+                and broker.worker_count > 0
+            ):
+                spare[Link(node, owner_of(topic_id, index, broker.worker_count), IN_SYNC)] = Target(
+                    broker.inter_broker_host, broker.inter_broker_port, broker.epoch
+                )
     return spare
 
 
@@ -102,7 +117,12 @@ class Replication:
     """`assigned`: the catalog's, read at update(). `secret`: the cluster's."""
 
     def __init__(
-        self, reactor: native.Reactor, commands: ReactorCommands, assigned: Mapping[Key, Assignment], config: Mapping[str, str], secret: bytes
+        self,
+        reactor: native.Reactor,
+        commands: ReactorCommands,
+        assigned: Mapping[Key, Assignment],
+        config: Mapping[str, str],
+        secret: bytes,
     ) -> None:
         self._reactor = reactor
         self._commands = commands
@@ -116,13 +136,19 @@ class Replication:
         self._endings: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
 
-    # -- what is wanted ------------------------------------------------------------------------------------------------------
+    # -- what is wanted ----------------------------------------------------------------------------
 
     def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
         """After every change of metadata."""
         own = cluster.brokers.get(cluster.node_id)
-        self._identity = Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
-        wanted = {**spare_links(self._assigned, cluster.brokers), **wanted_links(self._assigned, cluster.brokers)} if self._assigned else {}
+        self._identity = (
+            Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+        )
+        wanted = (
+            {**spare_links(self._assigned, cluster.brokers), **wanted_links(self._assigned, cluster.brokers)}
+            if self._assigned
+            else {}
+        )
         for link in [link for link in self._connections if link not in wanted]:
             self._drop(link)
         for link, target in wanted.items():
@@ -136,7 +162,9 @@ class Replication:
         self._throttle(dynamic_config, own.worker_count if own is not None else 1)
 
     def _throttle(self, dynamic_config: Mapping[str, str], worker_count: int) -> None:
-        """An equal share for each worker: they have no common account, and partitions go round them."""
+        """An equal share for each worker: they have no common account, and partitions go round
+        them.
+        """
         rate = int(broker_value({**self._config, **dynamic_config}, "follower.replication.throttled.rate"))  # type: ignore[arg-type]
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
         if rate != self._rate:
@@ -166,7 +194,9 @@ class Replication:
             if connection.token == event.token:
                 connection.token = 0
                 connection.changed.set()
-                self._log.info("connection to a leader ended", leader=link.leader, worker=link.leader_worker, reason=event.text)
+                self._log.info(
+                    "connection to a leader ended", leader=link.leader, worker=link.leader_worker, reason=event.text
+                )
                 return
         self._ended[event.token] = event.text
         while len(self._ended) > _FORGOTTEN_MAX:
@@ -179,7 +209,7 @@ class Replication:
             task.cancel()
         await asyncio.gather(*tasks, *self._endings, return_exceptions=True)
 
-    # -- one link --------------------------------------------------------------------------------------------------------------
+    # -- one link ----------------------------------------------------------------------------------
 
     async def _keep(self, link: Link, connection: _Connection) -> None:
         """Until cancelled."""
@@ -194,25 +224,35 @@ class Replication:
             except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
                 text = str(error) or type(error).__name__
                 if text != reason:
-                    self._log.info("leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker, reason=text)
+                    self._log.info(
+                        "leader cannot be reached; it is tried again",
+                        leader=link.leader,
+                        worker=link.leader_worker,
+                        reason=text,
+                    )
                 reason = text
             except Exception as error:  # our own fault: the replica is not to stay behind for it
                 if repr(error) != reason:
-                    self._log.exception("leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker)
+                    self._log.exception(
+                        "leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker
+                    )
                 reason = repr(error)
             if connection.target != target:
                 continue  # another life or address: at once; what is made then replaces what there is
             backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)
             connection.changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):  # wait_for loses a cancellation that comes with the event
+                # wait_for loses a cancellation that comes with the event
+                async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
                     await connection.changed.wait()
 
     async def _connect(self, link: Link, target: Target) -> socket.socket:
         """Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
         if self._identity is None:
             raise OSError(_NOT_REGISTERED)
-        return await dial(self._key, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX)
+        return await dial(
+            self._key, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX
+        )
 
     async def _give(self, link: Link, connection: _Connection, made: socket.socket) -> None:
         connection.token = 0
@@ -228,11 +268,17 @@ class Replication:
     def _options(self, link: Link, node_id: int) -> native.FetcherOptions:
         response_bytes = _number(self._config, "replica.fetch.response.max.bytes")
         return native.FetcherOptions(
-            leader_node=link.leader, leader_worker=link.leader_worker, lane=link.lane, node_id=node_id,
-            wait_ms=_number(self._config, "replica.fetch.wait.max.ms"), response_bytes_max=response_bytes,
+            leader_node=link.leader,
+            leader_worker=link.leader_worker,
+            lane=link.lane,
+            node_id=node_id,
+            wait_ms=_number(self._config, "replica.fetch.wait.max.ms"),
+            response_bytes_max=response_bytes,
             response_bytes_limit=min(response_bytes + _number(self._config, "socket.request.max.bytes"), 1 << 30),
-            partition_bytes_max=_number(self._config, "replica.fetch.max.bytes"), timeout_ms=_number(self._config, "replica.socket.timeout.ms"),
-            backoff_ms=_number(self._config, "replica.fetch.backoff.ms"), bytes_per_second_max=self._rate,
+            partition_bytes_max=_number(self._config, "replica.fetch.max.bytes"),
+            timeout_ms=_number(self._config, "replica.socket.timeout.ms"),
+            backoff_ms=_number(self._config, "replica.fetch.backoff.ms"),
+            bytes_per_second_max=self._rate,
         )
 
 

@@ -1,5 +1,6 @@
-"""Looks for flipped bits: reads every sealed segment now and then, checks every checksum, and says which byte is wrong. What is wrong is served all the same,
-for all the rest is right, and consumers look at checksums themselves.
+"""Looks for flipped bits: reads every sealed segment now and then, checks every checksum, and says
+which byte is wrong. What is wrong is served all the same, for all the rest is right, and consumers
+look at checksums themselves.
 
 When a segment is due
     found when its partition was opened     by chance within FIRST_PASS_MS, so that a start does not read the whole disk at once. By chance and not by name:
@@ -8,16 +9,20 @@ When a segment is due
     verified                                log.scrub.interval.ms later
     damaged                                 a day later at most, and so is the line in the log
     damaged when an earlier life looked     at once
-None of these waits is longer than log.scrub.interval.ms. Who is due longest comes first; with more log than log.scrub.bytes.per.second can read in an
-interval everything is read in turn, only more rarely. When what is due is kept in memory alone, one number for each segment.
+None of these waits is longer than log.scrub.interval.ms. Who is due longest comes first; with more
+log than log.scrub.bytes.per.second can read in an interval everything is read in turn, only more
+rarely. When what is due is kept in memory alone, one number for each segment.
 
-S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on the low-priority thread of its log directory, where checkpoints and deletions
-    get their turn between any two; then the rest of the time that the rate allows it is slept. A stop waits for one piece at most.
-S2  reading leaves the page cache as it was where the kernel can (6.14 and later). What is in the cache is checked there, as consumers are given it.
-S3  what looks wrong is looked at again CONFIRM_S later, and only if it is still there, sealed and ours, before anybody is told: a write or a deletion
-    that was under way is no damage.
+S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on the low-priority
+    thread of its log directory, where checkpoints and deletions get their turn between any two;
+    then the rest of the time that the rate allows it is slept. A stop waits for one piece at most.
+S2  reading leaves the page cache as it was where the kernel can (6.14 and later). What is in the
+    cache is checked there, as consumers are given it.
+S3  what looks wrong is looked at again CONFIRM_S later, and only if it is still there, sealed and
+    ours, before anybody is told: a write or a deletion that was under way is no damage.
 
-The active segment is not looked at before it is sealed. Everything here runs on the event loop; the functions at the end block and run in Background.
+The active segment is not looked at before it is sealed. Everything here runs on the event loop; the
+functions at the end block and run in Background.
 """
 
 import asyncio
@@ -56,7 +61,9 @@ SegmentKey = tuple[Key, int]  # partition, base offset
 
 
 class ScrubPlan:
-    """Which segment is due next. Pure: times are passed in, chance too. Bound: one entry for each sealed segment of what is open."""
+    """Which segment is due next. Pure: times are passed in, chance too. Bound: one entry for each
+    sealed segment of what is open.
+    """
 
     def __init__(self, interval_ms: int, chance: Callable[[], float] = random.random):
         self._interval_ms = interval_ms
@@ -119,7 +126,9 @@ class ScrubPlan:
 
 
 def sealed_bases(bases: list[int], log_start_offset: int, active_base: int) -> list[int]:
-    """Of a listing: below the active segment, and not wholly below the log start (those are about to be deleted)."""
+    """Of a listing: below the active segment, and not wholly below the log start (those are about
+    to be deleted).
+    """
     first = max((base for base in bases if base <= log_start_offset), default=0)
     return [base for base in bases if first <= base < active_base]
 
@@ -139,7 +148,15 @@ class _NotOurs(Exception):
 
 
 class Scrubber:
-    def __init__(self, worker: int, control: native.Control, partitions: PartitionSet, background: Background, run_dir: Path, config: dict[str, str]):
+    def __init__(
+        self,
+        worker: int,
+        control: native.Control,
+        partitions: PartitionSet,
+        background: Background,
+        run_dir: Path,
+        config: dict[str, str],
+    ):
         self._worker = worker
         self._control = control
         self._partitions = partitions
@@ -152,7 +169,8 @@ class Scrubber:
         self._found: dict[SegmentKey, Damage] = {}
         self._earlier: dict[SegmentKey, Damage] = {}  # found by an earlier life, in partitions that are not open yet
         self._told_ms: dict[SegmentKey, int] = {}
-        self._replacements: dict[Key, int] = {}  # how often compaction has put other files in the place of a partition's segments
+        # how often compaction has put other files in the place of a partition's segments
+        self._replacements: dict[Key, int] = {}
         self._log = logging.get("worker.scrub")
 
     def tasks(self) -> list[Awaitable[None]]:
@@ -181,11 +199,15 @@ class Scrubber:
                 self._log.exception("checking of stored segments failed; it is tried again")
                 await asyncio.sleep(RETRY_MS / 1000)
 
-    # -- what there is -------------------------------------------------------------------------------------------------------
+    # -- what there is -----------------------------------------------------------------------------
 
     def _open(self, key: Key) -> OpenPartition | None:
         opened = self._partitions.open.get(key)
-        return None if opened is None or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure else opened
+        return (
+            None
+            if opened is None or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure
+            else opened
+        )
 
     async def _survey(self) -> None:
         """Lists the directories of those partitions whose first or last segment may have changed."""
@@ -222,7 +244,11 @@ class Scrubber:
         sealed = sealed_bases(bases, *ends)
         gone = self._plan.listed(key, sealed, now_ms)
         changed = any([self._drop((key, base)) for base in gone])
-        for segment in [segment for segment, one in self._found.items() if segment[0] == key and one.next_sound_offset <= view.log_start_offset]:
+        for segment in [
+            segment
+            for segment, one in self._found.items()
+            if segment[0] == key and one.next_sound_offset <= view.log_start_offset
+        ]:
             self._plan.again(segment, now_ms, 0)  # it was given up: what lies behind it?
         for segment in [segment for segment in self._earlier if segment[0] == key]:
             one = self._earlier.pop(segment)
@@ -241,7 +267,7 @@ class Scrubber:
         self._replacements[key] = self._replacements.get(key, 0) + 1
         self._surveyed.pop(key, None)
 
-    # -- one segment -----------------------------------------------------------------------------------------------------------
+    # -- one segment -------------------------------------------------------------------------------
 
     async def _visit(self, segment: SegmentKey) -> None:
         opened = self._open(segment[0])
@@ -254,7 +280,12 @@ class Scrubber:
         except (FileNotFoundError, _NotOurs):
             self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey forgets it, if it is gone
         except OSError as error:
-            self._log.warning("stored segment cannot be checked; it is tried again", partition=opened.owned.name, segment=path.name, reason=str(error))
+            self._log.warning(
+                "stored segment cannot be checked; it is tried again",
+                partition=opened.owned.name,
+                segment=path.name,
+                reason=str(error),
+            )
             self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
         else:
             await self._judge(segment, opened, path, found)
@@ -266,7 +297,9 @@ class Scrubber:
         replacements = self._replacements.get(segment[0])
         while not piece.at_end:
             began = time.monotonic()
-            piece = await self._background.slow(opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset)
+            piece = await self._background.slow(
+                opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset
+            )
             if self._replacements.get(segment[0]) != replacements:
                 raise _NotOurs  # not the file in which it began
             await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
@@ -293,7 +326,16 @@ class Scrubber:
         if offset <= view.log_start_offset and position >= 0:
             return _Piece(position, offset, 0, False)
         owned = opened.owned
-        return Damage(owned.topic, owned.topic_id, owned.index, segment[1], bad.position, bad.problem or "", offset, clock.now_ms())
+        return Damage(
+            owned.topic,
+            owned.topic_id,
+            owned.index,
+            segment[1],
+            bad.position,
+            bad.problem or "",
+            offset,
+            clock.now_ms(),
+        )
 
     def _is_sealed(self, opened: OpenPartition, base: int) -> bool:
         """A failed write may have cut the log back."""
@@ -312,9 +354,13 @@ class Scrubber:
         if told_ms is None or now_ms - told_ms >= DAY_MS:
             self._told_ms[segment] = now_ms
             self._log.error(
-                "stored segment is damaged: put it back from a copy while the broker is down, or give up its records by DeleteRecords up to next_sound_offset;"
-                " everything else is served",
-                partition=opened.owned.name, segment=path.name, position=found.position, reason=found.reason, next_sound_offset=found.next_sound_offset,
+                "stored segment is damaged: put it back from a copy while the broker is down, or give up its records by"
+                " DeleteRecords up to next_sound_offset; everything else is served",
+                partition=opened.owned.name,
+                segment=path.name,
+                position=found.position,
+                reason=found.reason,
+                next_sound_offset=found.next_sound_offset,
                 see=f"mqd log verify {path}",
             )
         known = self._found.get(segment)
@@ -333,13 +379,15 @@ class Scrubber:
             self._log.warning("what the metrics tell of damaged segments cannot be written", reason=str(error))
 
 
-# -- blocking -----------------------------------------------------------------------------------------------------------------
+# -- blocking --------------------------------------------------------------------------------------
 
 
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
-    """Checks batches from a batch's start on: those that PIECE_BYTES hold. When they do not hold even one, or it looks bad, or the disk cannot read them, the
-    file itself is asked: all to its end, where a bad batch ends it at once. `next_offset`: no batch may begin below it. Raises OSError; a disk that cannot
-    read is a problem of the segment."""
+    """Checks batches from a batch's start on: those that PIECE_BYTES hold. When they do not hold
+    even one, or it looks bad, or the disk cannot read them, the file itself is asked: all to its
+    end, where a bad batch ends it at once. `next_offset`: no batch may begin below it. Raises
+    OSError; a disk that cannot read is a problem of the segment.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
@@ -396,8 +444,9 @@ def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
 
 
 def next_sound(path: Path, position: int, following_base: int) -> tuple[int, int]:
-    """(offset, position) where reading can go on behind the bad batch at `position`: at the batch after it, if the bad one's length leads to a sound one; else
-    at the next segment, position -1."""
+    """(offset, position) where reading can go on behind the bad batch at `position`: at the batch
+    after it, if the bad one's length leads to a sound one; else at the next segment, position -1.
+    """
     try:
         with open(path, "rb") as file:
             bad = _header(file.fileno(), position)

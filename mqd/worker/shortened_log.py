@@ -1,11 +1,17 @@
-"""Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in what was flushed looks like a torn write (C5 of native/log/recovery/recovery.h).
+"""Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in
+what was flushed looks like a torn write (C5 of native/log/recovery/recovery.h).
 
-Such a replica may have less than everybody believes of it who counts on its disk. A file in its directory says so until it has caught up:
-    H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It says that it does not serve the partition, so that another one leads; and goes on saying so while
-        nobody leads and it is in sync, for the controller would take its silence for recovery and have it lead again.
-    H2  it follows, and counts again when a leader has put it into the in-sync set, from outside of it: then it has everything.
+Such a replica may have less than everybody believes of it who counts on its disk. A file in its
+directory says so until it has caught up:
+    H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It
+        says that it does not serve the partition, so that another one leads; and goes on saying so
+        while nobody leads and it is in sync, for the controller would take its silence for recovery
+        and have it lead again.
+    H2  it follows, and counts again when a leader has put it into the in-sync set, from outside of
+        it: then it has everything.
     H3  the only replica of a partition is never one of these: nobody has more.
-    H4  an operator who has recovered the partition by an unclean election has decided, and may delete the file while the broker is down.
+    H4  an operator who has recovered the partition by an unclean election has decided, and may
+        delete the file while the broker is down.
 Pure but for the file.
 """
 
@@ -18,15 +24,17 @@ from mqd.worker.assignments import Assignment
 
 MARKER = "shortened"
 REASON = (
-    "recovery has cut its log although sound records lay behind the damage, so it may lack what was acknowledged: it follows, and leads again when it has caught up."
-    f" If no other replica is left, stop the broker and delete the file {MARKER} in the partition's directory; what was cut off is lost then"
+    "recovery has cut its log although sound records lay behind the damage, so it may lack what was acknowledged: it"
+    " follows, and leads again when it has caught up. If no other replica is left, stop the broker and delete the file"
+    f" {MARKER} in the partition's directory; what was cut off is lost then"
 )
 
 
 def gap_reason(path: Path, missing_from: int, missing_to: int) -> str:
     return (
-        f"offsets {missing_from} to {missing_to - 1} are missing in the middle of its log, and another replica may have them. Put the segment back from a copy, or move the directory {path} away,"
-        " both while the broker is down: without the directory it copies the partition again from the others"
+        f"offsets {missing_from} to {missing_to - 1} are missing in the middle of its log, and another replica may have"
+        f" them. Put the segment back from a copy, or move the directory {path} away, both while the broker is down:"
+        " without the directory it copies the partition again from the others"
     )
 
 
@@ -45,8 +53,10 @@ def unmark(path: Path, files: Files) -> None:
 
 
 def is_wanted(assignment: Assignment) -> bool:
-    """It is to lead, or is the one to be told so next: in sync where nobody leads. Who is eligible only is elected as soon as it is there, and is in sync then; who is neither may be an operator's
-    choice (H4)."""
+    """It is to lead, or is the one to be told so next: in sync where nobody leads. Who is eligible
+    only is elected as soon as it is there, and is in sync then; who is neither may be an operator's
+    choice (H4).
+    """
     return assignment.leader == assignment.node_id or (assignment.leader < 0 and _is_in_sync(assignment))
 
 

@@ -1,11 +1,13 @@
-"""A worker process: the native reactor on its own thread, and this, which starts it, feeds it and cleans up after it.
+"""A worker process: the native reactor on its own thread, and this, which starts it, feeds it and
+cleans up after it.
 
-    attach to the keeper -> log directories (checkpoints read, marker gone) -> reactor started -> controller's image applied -> Ready -> changes, upkeep
-    -> SIGTERM, Shutdown, or the end of keeper or supervisord -> partitions closed, checkpoints, marker -> exit status 0
-    -> a fault of its own -> exit status 1, and supervisord starts it again
+    attach to the keeper -> log directories (checkpoints read, marker gone) -> reactor started ->
+    controller's image applied -> Ready -> changes, upkeep -> SIGTERM, Shutdown, or the end of
+    keeper or supervisord -> partitions closed, checkpoints, marker -> exit status 0 -> a fault of
+    its own -> exit status 1, and supervisord starts it again
 
-Concurrency: one event loop; messages of the controller are applied one after the other under `_applying`, which the clean stop takes last, so a stop never
-meets a half-applied change.
+Concurrency: one event loop; messages of the controller are applied one after the other under
+`_applying`, which the clean stop takes last, so a stop never meets a half-applied change.
 """
 
 import asyncio
@@ -83,7 +85,7 @@ class Worker:
         self._looked_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
-    # -- life --------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """The process's exit status."""
@@ -92,10 +94,29 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         self._set_up(loop)
-        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in [self._telling.run(), *self._upkeep.tasks(), *self._scrubber.tasks(), *self._compactor.tasks()])]
+        tasks = [
+            asyncio.create_task(self._start_and_follow()),
+            asyncio.create_task(self._retry_failed()),
+            *(
+                asyncio.create_task(work)
+                for work in [
+                    self._telling.run(),
+                    *self._upkeep.tasks(),
+                    *self._scrubber.tasks(),
+                    *self._compactor.tasks(),
+                ]
+            ),
+        ]
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
-        failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
+        failure = next(
+            (
+                task.exception()
+                for task in tasks
+                if task.done() and not task.cancelled() and task.exception() is not None
+            ),
+            None,
+        )
         watch = threading.Timer(END_S, self._give_up)  # a thread, for the loop itself may be held up
         watch.daemon = True
         watch.start()
@@ -114,10 +135,15 @@ class Worker:
         descriptors = _raise_descriptor_limit()
         reserve = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
         self._log_dirs = [
-            LogDirectory(index, Path(path), self._index, worker_count, reserve, files, scan_max_timestamp) for index, path in enumerate(config["log.dirs"].split(","))
+            LogDirectory(index, Path(path), self._index, worker_count, reserve, files, scan_max_timestamp)
+            for index, path in enumerate(config["log.dirs"].split(","))
         ]
         self._credits = Credits.attach(
-            client.welcome.control_name, client.welcome.generation, self._run_dir / "credits.lock", int(broker_value(config, "max.connections")), worker_count  # type: ignore[arg-type]
+            client.welcome.control_name,
+            client.welcome.generation,
+            self._run_dir / "credits.lock",
+            int(broker_value(config, "max.connections")),
+            worker_count,  # type: ignore[arg-type]
         )
         self._credits.adjust(0)
         self._local = LocalBudget.attach(client, self._run_dir / "credits.lock", config, worker_count)
@@ -126,30 +152,86 @@ class Worker:
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(
             native.ReactorOptions(
-                control=client.control, links=client.links, index=client.endpoint_index, endpoint_count=client.endpoint_count, eventfds=client.eventfds,
-                arenas=client.arenas, handoff_fd=client.handoff_fds[0], control_fd=self._local.control_fd,
-                **reactor_options(config, self._index, own_arena_bytes, connection_max),  # room for so many; how many it may hold is a matter of credits
+                control=client.control,
+                links=client.links,
+                index=client.endpoint_index,
+                endpoint_count=client.endpoint_count,
+                eventfds=client.eventfds,
+                arenas=client.arenas,
+                handoff_fd=client.handoff_fds[0],
+                control_fd=self._local.control_fd,
+                # room for so many; how many it may hold is a matter of credits
+                **reactor_options(config, self._index, own_arena_bytes, connection_max),
             )
         )
         self._reactor.set_connection_max(min(self._credits.granted, connection_max))
         self._local.apply(self._reactor)
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
-            self._index, self._log_dirs, self._control, self._reactor, self._commands, self._background, self._catalog, config, files
+            self._index,
+            self._log_dirs,
+            self._control,
+            self._reactor,
+            self._commands,
+            self._background,
+            self._catalog,
+            config,
+            files,
         )
         self._upkeep = Upkeep(
-            self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, self._local, connection_max, files
+            self._index,
+            worker_count,
+            self._control,
+            self._reactor,
+            self._commands,
+            self._partitions,
+            self._background,
+            self._credits,
+            self._local,
+            connection_max,
+            files,
         )
         self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
         self._compactor = Compactor(
-            self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, files, self._run_dir, self._scrubber.replaced
+            self._index,
+            worker_count,
+            self._control,
+            self._reactor,
+            self._commands,
+            self._partitions,
+            self._background,
+            files,
+            self._run_dir,
+            self._scrubber.replaced,
         )
-        self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
-        self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
+        self._link = ControllerLink(
+            self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message
+        )
+        self._mover = Mover(
+            self._log_dirs,
+            self._control,
+            self._partitions,
+            self._catalog,
+            self._background,
+            files,
+            self._link.send,
+            self._applying,
+        )
         grace_s = int(config["partition.retire.grace.ms"]) / 1000
-        self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside, grace_s)
+        self._telling = Telling(
+            self._control,
+            self._reactor,
+            self._commands,
+            self._partitions,
+            self._catalog,
+            self._link.send,
+            self._aside,
+            grace_s,
+        )
         self._upkeep.on_space = self._tell_full
-        self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config))
+        self._replication = Replication(
+            self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config)
+        )
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files
 
@@ -170,16 +252,22 @@ class Worker:
             self._stopping.set()
 
     async def _end(self, ran_out: bool) -> None:
-        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back. A directory that hangs is given up.
-        `ran_out`: what runs has ended; else compaction, which alone does not end by being cancelled, is in a step that hangs: it is not waited for again."""
+        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in
+        this thread, so the partitions come back. A directory that hangs is given up. `ran_out`:
+        what runs has ended; else compaction, which alone does not end by being cancelled, is in a
+        step that hangs: it is not waited for again.
+        """
         await self._replication.close()
         await self._forwarding.close()
         await self._mover.close()
         compacted = ran_out and await self._unless_hung("compaction", self._compactor.close())
-        if not await self._unless_hung("the reactor", self._background.urgent(ELSEWHERE, self._reactor.stop), REACTOR_S):
+        if not await self._unless_hung(
+            "the reactor", self._background.urgent(ELSEWHERE, self._reactor.stop), REACTOR_S
+        ):
             await self._name_hung()
             self._leave()
-        settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())  # else a short life could not be marked clean
+        # else a short life could not be marked clean
+        settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not settled:
             self._leave()
@@ -199,26 +287,47 @@ class Worker:
         return ended
 
     async def _name_hung(self) -> None:
-        """The reactor has a flush under way that does not return, so no partition comes back from it: none is closed, of no directory."""
-        probes = {str(log_dir.path): asyncio.ensure_future(self._background.urgent(log_dir.index, self._files.sync_directory, log_dir.path)) for log_dir in self._log_dirs}
+        """The reactor has a flush under way that does not return, so no partition comes back from
+        it: none is closed, of no directory.
+        """
+        probes = {
+            str(log_dir.path): asyncio.ensure_future(
+                self._background.urgent(log_dir.index, self._files.sync_directory, log_dir.path)
+            )
+            for log_dir in self._log_dirs
+        }
         await asyncio.wait(probes.values(), timeout=PROBE_S)
         silent = ",".join(path for path, probe in probes.items() if not probe.done())
-        self._log.error("log directory does not answer: given up; what this worker has open is not closed cleanly, the next start checks its logs", directory=silent or "unknown")
+        self._log.error(
+            "log directory does not answer: given up; what this worker has open is not closed cleanly, the next start"
+            " checks its logs",
+            directory=silent or "unknown",
+        )
 
     def _give_up(self) -> None:
-        """Something in a log directory keeps this process from its end; whatever is not closed now has no marker, so the next start checks it."""
-        paths = sorted({str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())})
-        self._log.error("the worker did not end in time: given up, not closed cleanly; the next start checks the logs", directories=",".join(paths), seconds=END_S)
+        """Something in a log directory keeps this process from its end; whatever is not closed now
+        has no marker, so the next start checks it.
+        """
+        paths = sorted(
+            {str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())}
+        )
+        self._log.error(
+            "the worker did not end in time: given up, not closed cleanly; the next start checks the logs",
+            directories=",".join(paths),
+            seconds=END_S,
+        )
         self._leave()
 
     def _leave(self) -> None:
-        """Threads that a log directory holds up are waited for by nobody; they use what an orderly end would free."""
+        """Threads that a log directory holds up are waited for by nobody; they use what an orderly
+        end would free.
+        """
         self._credits.close()
         self._local.close()
         self._log.info("stopped")
         os._exit(0 if self._stopping.is_set() else 1)  # for a fault of its own it is started again
 
-    # -- the controller ------------------------------------------------------------------------------------------------------
+    # -- the controller ----------------------------------------------------------------------------
 
     async def _on_message(self, message: FromController) -> None:
         async with self._applying:
@@ -235,13 +344,22 @@ class Worker:
             elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
                 await self._apply(self._catalog.on_message(message), message.version)
             elif isinstance(message, SettingsPut):
-                await self._apply(Changes(), message.version)  # quotas are in the control segment already, the rest is the acceptor's
+                # quotas are in the control segment already, the rest is the acceptor's
+                await self._apply(Changes(), message.version)
 
     async def _on_image(self, image: Image) -> None:
         self._cluster_id = image.cluster_id
         changes = self._catalog.on_image(image)
         if not self._ready:
-            doomed = await self._background.urgent(ELSEWHERE, set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
+            doomed = await self._background.urgent(
+                ELSEWHERE,
+                set_strays_aside,
+                self._log_dirs,
+                image,
+                self._index,
+                self._client.welcome.worker_count,
+                self._files,
+            )
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version, image=True)
@@ -253,7 +371,12 @@ class Worker:
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
             watchdog.start(asyncio.get_running_loop(), "worker")
-            self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures), scanned_bytes=self._partitions.scanned_bytes)
+            self._log.info(
+                "ready",
+                partitions=len(self._partitions.open),
+                offline=len(self._partitions.failures),
+                scanned_bytes=self._partitions.scanned_bytes,
+            )
 
     async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
         await self._partitions.apply(changes)
@@ -266,18 +389,30 @@ class Worker:
         self._link.send(Applied(version, dict(self._partitions.failures)))
 
     def _tell_full(self) -> None:
-        self._link.send(FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.guard.full]))
+        self._link.send(
+            FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.guard.full])
+        )
 
     async def _look_behind(self) -> None:
         """W5 of the catalog: replicas that left this host before this life of it."""
         self._looked_behind = True
         if self._catalog.cluster.node_id >= 0:
-            doomed = await self._background.urgent(ELSEWHERE, set_left_behind_aside, self._log_dirs, self._catalog.left_behind, self._index, self._client.welcome.worker_count, self._files)
+            doomed = await self._background.urgent(
+                ELSEWHERE,
+                set_left_behind_aside,
+                self._log_dirs,
+                self._catalog.left_behind,
+                self._index,
+                self._client.welcome.worker_count,
+                self._files,
+            )
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
 
     async def _retry_failed(self) -> None:
-        """A partition that found no space, memory or descriptor when it was to be opened; a move that the metadata log had no space for."""
+        """A partition that found no space, memory or descriptor when it was to be opened; a move
+        that the metadata log had no space for.
+        """
         while True:
             await asyncio.sleep(RETRY_FAILED_S)
             async with self._applying:
@@ -292,20 +427,27 @@ class Worker:
             reason = self._partitions.failures.get(command.slot)
             if reason is not None:
                 return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
-            return CommandDone(command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
+            return CommandDone(
+                command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition."
+            )
         if command.kind == "move_replica":
             error, text = await self._mover.begin(opened, command.offset)
             return CommandDone(command.command_id, error, -1, text)
         high_watermark = self._control.slot_view(command.slot).high_watermark
         if command.offset > high_watermark or command.offset < -1:
-            return CommandDone(command.command_id, _OFFSET_OUT_OF_RANGE, -1, f"Offset {command.offset} is not below the high watermark {high_watermark}.")
+            return CommandDone(
+                command.command_id,
+                _OFFSET_OUT_OF_RANGE,
+                -1,
+                f"Offset {command.offset} is not below the high watermark {high_watermark}.",
+            )
         try:
             start = await self._upkeep.advance_start(opened, self._log_dirs[opened.owned.log_dir], command.offset)
         except OSError as error:
             return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, str(error))
         return CommandDone(command.command_id, 0, start)
 
-    # -- notices -------------------------------------------------------------------------------------------------------------
+    # -- notices -----------------------------------------------------------------------------------
 
     def _on_death(self, death: Death) -> None:
         if death.endpoint != self._client.endpoint_index:
@@ -337,7 +479,8 @@ class Worker:
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
             self._aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
-            self._aside(self._background.urgent(ELSEWHERE, event.partition.close, False))  # nobody waits for it any more
+            # nobody waits for it any more
+            self._aside(self._background.urgent(ELSEWHERE, event.partition.close, False))
 
     def _log_line(self, event: native.Event) -> None:
         message, detail = _split_line(event.text)
@@ -357,7 +500,9 @@ class Worker:
         self._aside(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
         for opened in self._partitions.open.values():
             if opened.owned.log_dir == log_dir.index:
-                self._partitions.failures[opened.owned.slot] = f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
+                self._partitions.failures[opened.owned.slot] = (
+                    f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
+                )
         self._link.send(Applied(self._version, dict(self._partitions.failures)))
 
     def _aside(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -385,7 +530,9 @@ _VARIABLE = re.compile(r"[:0-9]")
 
 
 def _split_line(text: str) -> tuple[str, str]:
-    """Lines are counted (and limited) by their constant part: what comes before the first colon or digit."""
+    """Lines are counted (and limited) by their constant part: what comes before the first colon or
+    digit.
+    """
     found = _VARIABLE.search(text)
     if found is None:
         return text, ""

@@ -1,14 +1,20 @@
-/* Extents of a process's shared receive memory: who uses which, counted by references. The book is private to the owner.
+/* Extents of a process's shared receive memory: who uses which, counted by references. The book is
+ * private to the owner.
  *
- * A run is one or more neighbouring extents that were allocated together; any offset within it names it.
+ * A run is one or more neighbouring extents that were allocated together; any offset within it
+ * names it.
  *
- *   one extent    popped from a list of free extents, the one freed last first: a reactor that takes and frees windows over and
- *                 over stays in the same few hundred kilobytes of its L2 cache. O(1).
- *   longer runs   searched in a bitmap from the high end, so that they and the hot low extents do not tear each other up.
+ *   one extent    popped from a list of free extents, the one freed last first: a reactor that
+ *                 takes and frees windows over and over stays in the same few hundred kilobytes of
+ *                 its L2 cache. O(1).
+ *   longer runs   searched in a bitmap from the high end, so that they and the hot low extents do
+ *                 not tear each other up.
  *
  * Invariants
- *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its references are 0.
- *   A2  references and length are kept at a run's first extent; `first` of every extent of a run points at it.
+ *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its references
+ *       are 0.
+ *   A2  references and length are kept at a run's first extent; `first` of every extent of a run
+ *       points at it.
  * One thread.
  */
 #include <errno.h>
@@ -62,7 +68,8 @@ static void free_list_take(struct mqd_arena *arena, uint32_t index)
 struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t extent_bytes)
 {
     if (extent_bytes == 0 || size_bytes / extent_bytes == 0 || size_bytes / extent_bytes >= NO_EXTENT) {
-        mqd_error_set(MQD_E_INVALID, "an arena of %zu bytes cannot be cut into extents of %u", size_bytes, extent_bytes);
+        mqd_error_set(MQD_E_INVALID, "an arena of %zu bytes cannot be cut into extents of %u", size_bytes,
+                      extent_bytes);
         return NULL;
     }
     uint32_t count = (uint32_t)(size_bytes / extent_bytes);
@@ -142,7 +149,8 @@ void mqd_arena_hold(struct mqd_arena *arena, uint64_t offset)
 {
     struct extent *run = run_at(arena, offset);
     if (!run || run->references == UINT32_MAX) {
-        fprintf(stderr, "mqd: invariant broken: arena offset %llu is held but %s\n", (unsigned long long)offset, run ? "has too many references" : "is not allocated");
+        fprintf(stderr, "mqd: invariant broken: arena offset %llu is held but %s\n", (unsigned long long)offset,
+                run ? "has too many references" : "is not allocated");
         abort();
     }
     run->references++;
@@ -164,7 +172,8 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     return 1;
 }
 
-/* Puts the free extents in order, the lowest on top: after a while of coming and going, single extents lie where a long run would have to. */
+/* Puts the free extents in order, the lowest on top: after a while of coming and going, single
+ * extents lie where a long run would have to. */
 void mqd_arena_settle(struct mqd_arena *arena)
 {
     arena->free_head = NO_EXTENT;

@@ -1,13 +1,17 @@
 /* Atomic access to plain words, as shared memory and threads need it; what each name promises.
  *
- * The shared structs hold plain integers (their layout is a contract between processes, and C11 _Atomic may change it); every
- * access to a word that another thread or process touches goes through here. All of it is lock-free on words up to 8 bytes.
+ * The shared structs hold plain integers (their layout is a contract between processes, and C11
+ * _Atomic may change it); every access to a word that another thread or process touches goes
+ * through here. All of it is lock-free on words up to 8 bytes.
  *
- *   load_acquire / store_release  everything the writer did before the store is seen by whoever loads the stored value
+ *   load_acquire / store_release  everything the writer did before the store is seen by whoever
+ *                                 loads the stored value
  *   load_relaxed / store_relaxed  no tearing, no order
- *   store_seq_cst                 release, and no later load of this thread is done before it (x86: a locked exchange)
+ *   store_seq_cst                 release, and no later load of this thread is done before it (x86:
+ *                                 a locked exchange)
  *   exchange, add, or, and        seq_cst read-modify-write
- *   fence_full                    no store before it is delayed beyond a load after it (Dekker's pattern: sleep protocol, waiters)
+ *   fence_full                    no store before it is delayed beyond a load after it (Dekker's
+ *                                 pattern: sleep protocol, waiters)
  */
 #ifndef MQD_ATOMIC_H
 #define MQD_ATOMIC_H
@@ -26,17 +30,20 @@
 #define mqd_fetch_or(word, value) __atomic_fetch_or((word), (value), __ATOMIC_SEQ_CST)
 #define mqd_fetch_and(word, value) __atomic_fetch_and((word), (value), __ATOMIC_SEQ_CST)
 
-/* For counters with one writer: other processes may read them at any time, nobody else adds. No locked instruction. */
+/* For counters with one writer: other processes may read them at any time, nobody else adds. No
+ * locked instruction. */
 #define mqd_count(word, value) mqd_store_relaxed((word), mqd_load_relaxed(word) + (value))
 
-/* *expected is replaced by the word's value when it differs; true when `desired` was stored. seq_cst. */
-#define mqd_compare_exchange(word, expected, desired) \
+/* *expected is replaced by the word's value when it differs; true when `desired` was stored.
+ * seq_cst. */
+#define mqd_compare_exchange(word, expected, desired)                                                                  \
     __atomic_compare_exchange_n((word), (expected), (desired), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 
 static inline void mqd_fence_full(void)
 {
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__)
-    /* gcc refuses fences under TSan, which does not model them; a locked operation on a private word is the same barrier. */
+    /* gcc refuses fences under TSan, which does not model them; a locked operation on a private
+     * word is the same barrier. */
     uint32_t private_word = 0;
     (void)__atomic_exchange_n(&private_word, 1u, __ATOMIC_SEQ_CST);
     __asm__ volatile("" ::: "memory");

@@ -1,11 +1,13 @@
-/* Numbers as Kafka's formats and ours on disk have them: big endian, at any address. The put ones return what follows. */
+/* Numbers as Kafka's formats and ours on disk have them: big endian, at any address. The put ones
+ * return what follows. */
 #ifndef MQD_BIG_ENDIAN_H
 #define MQD_BIG_ENDIAN_H
 
 #include <stdint.h>
 #include <string.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bytes are swapped here; the shared segments' readers assume the order too");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "bytes are swapped here; the shared segments' readers assume the order too");
 
 static inline uint16_t mqd_get_be16(const uint8_t *at)
 {

@@ -1,14 +1,18 @@
-/* CRC32C as Kafka, iSCSI (RFC 3720, appendix B.4) and ext4 use it: polynomial 0x1EDC6F41, bits reflected, inverted at both ends.
+/* CRC32C as Kafka, iSCSI (RFC 3720, appendix B.4) and ext4 use it: polynomial 0x1EDC6F41, bits
+ * reflected, inverted at both ends.
  *
  * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
  *
- * The crc32 instruction takes three cycles and can start every cycle, so one stream uses a third of it. Long input is cut in three
- * equal parts whose checksums run side by side and are then joined: shifting a checksum over n bytes is a multiplication by x^(8n)
- * modulo the polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies by x^32; the reflected
- * product brings one more x), does it. The method is Gopal et al., "Fast CRC computation for iSCSI polynomial using CRC32
- * instruction", Intel 2011. Below SHORT_BYTES_MAX the joining costs more than it saves.
+ * The crc32 instruction takes three cycles and can start every cycle, so one stream uses a third of
+ * it. Long input is cut in three equal parts whose checksums run side by side and are then joined:
+ * shifting a checksum over n bytes is a multiplication by x^(8n) modulo the polynomial. One
+ * carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies by x^32; the
+ * reflected product brings one more x), does it. The method is Gopal et al., "Fast CRC computation
+ * for iSCSI polynomial using CRC32 instruction", Intel 2011. Below SHORT_BYTES_MAX the joining
+ * costs more than it saves.
  *
- * Tables and constants are computed when the library is loaded, before any thread can call; then everything is read-only.
+ * Tables and constants are computed when the library is loaded, before any thread can call; then
+ * everything is read-only.
  */
 #include "base/crc32c.h"
 
@@ -51,7 +55,8 @@ static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, size_t size)
         uint32_t low = load_little_32(bytes) ^ crc;
         uint32_t high = load_little_32(bytes + 4);
         crc = table[7][low & 0xff] ^ table[6][(low >> 8) & 0xff] ^ table[5][(low >> 16) & 0xff] ^ table[4][low >> 24] ^
-              table[3][high & 0xff] ^ table[2][(high >> 8) & 0xff] ^ table[1][(high >> 16) & 0xff] ^ table[0][high >> 24];
+              table[3][high & 0xff] ^ table[2][(high >> 8) & 0xff] ^ table[1][(high >> 16) & 0xff] ^
+              table[0][high >> 24];
     }
     while (size--)
         crc = (crc >> 8) ^ table[0][(crc ^ *bytes++) & 0xff];
@@ -63,7 +68,8 @@ typedef uint32_t crc_function(uint32_t crc, const uint8_t *bytes, size_t size);
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Three parts of this many bytes each; a multiple of 8. Long first, so that little is left for the slower ones. */
+/* Three parts of this many bytes each; a multiple of 8. Long first, so that little is left for the
+ * slower ones. */
 static const uint32_t part_bytes[] = {1024, 256, 64};
 #define PART_KIND_COUNT (sizeof part_bytes / sizeof part_bytes[0])
 static uint32_t shift_one[PART_KIND_COUNT]; /* x^(8 * part - 33) */
@@ -112,7 +118,8 @@ __attribute__((target("sse4.2"))) static uint32_t crc_sse42(uint32_t crc, const 
     return size & 1 ? _mm_crc32_u8(crc, *bytes) : crc;
 }
 
-__attribute__((target("sse4.2,pclmul"))) static inline uint32_t crc_three_parts(uint32_t crc, const uint8_t *bytes, size_t part, uint32_t one, uint32_t two)
+__attribute__((target("sse4.2,pclmul"))) static inline uint32_t crc_three_parts(uint32_t crc, const uint8_t *bytes,
+                                                                                size_t part, uint32_t one, uint32_t two)
 {
     uint64_t first = crc, second = 0, third = 0;
     for (const uint8_t *end = bytes + part; bytes < end; bytes += 8) {
@@ -140,15 +147,20 @@ bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 {
     __builtin_cpu_init();
     switch (kind) {
-    case MQD_CRC32C_SSE42: return __builtin_cpu_supports("sse4.2");
-    case MQD_CRC32C_3WAY: return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
-    default: return kind < MQD_CRC32C_KIND_COUNT;
+    case MQD_CRC32C_SSE42:
+        return __builtin_cpu_supports("sse4.2");
+    case MQD_CRC32C_3WAY:
+        return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+    default:
+        return kind < MQD_CRC32C_KIND_COUNT;
     }
 }
 #else
 static crc_function *const functions[MQD_CRC32C_KIND_COUNT] = {crc_bitwise, crc_table};
 
-static void shifts_fill(void) {}
+static void shifts_fill(void)
+{
+}
 
 bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 {

@@ -1,4 +1,5 @@
-/* The ways to compute CRC32C (Castagnoli), by name: for tests and benchmarks. Everyone else calls mqd_crc32c, which takes the best. */
+/* The ways to compute CRC32C (Castagnoli), by name: for tests and benchmarks. Everyone else calls
+ * mqd_crc32c, which takes the best. */
 #ifndef MQD_CRC32C_H
 #define MQD_CRC32C_H
 

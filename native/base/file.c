@@ -1,6 +1,8 @@
-/* The file layer; see base/file.h. Journal and faults live in base/file_watch.h and cost one predictable branch here.
+/* The file layer; see base/file.h. Journal and faults live in base/file_watch.h and cost one
+ * predictable branch here.
  *
- * Every call that fails sets mqd_error; those that only C uses (open, pwritev, sync, ...) leave errno as the system set it, too.
+ * Every call that fails sets mqd_error; those that only C uses (open, pwritev, sync, ...) leave
+ * errno as the system set it, too.
  */
 #include "base/file.h"
 
@@ -18,7 +20,8 @@
 
 #define WATCHED __builtin_expect(mqd_load_relaxed(&mqd_file_watched), 0)
 
-/* Both channels tell the same: a caller that asks the other one must not take a failure for success. */
+/* Both channels tell the same: a caller that asks the other one must not take a failure for
+ * success. */
 static ssize_t told(ssize_t result, const char *call)
 {
     if (result < 0) {
@@ -98,7 +101,8 @@ int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
 {
     int result;
     do
-        result = WATCHED ? mqd_watched_fallocate(fd, mode, offset, size_bytes) : fallocate(fd, mode, offset, size_bytes);
+        result =
+            WATCHED ? mqd_watched_fallocate(fd, mode, offset, size_bytes) : fallocate(fd, mode, offset, size_bytes);
     while (result < 0 && errno == EINTR);
     return (int)told(result, "fallocate");
 }
@@ -200,7 +204,8 @@ int mqd_file_open_append(const char *path, int64_t position)
         error = errno;
     else if (position < 0 || status.st_size < position) {
         close(fd);
-        return mqd_error_set(MQD_E_INVALID, "%s holds %lld bytes; appending at %lld would leave a hole", path, (long long)status.st_size, (long long)position);
+        return mqd_error_set(MQD_E_INVALID, "%s holds %lld bytes; appending at %lld would leave a hole", path,
+                             (long long)status.st_size, (long long)position);
     } else if (status.st_size > position && mqd_file_truncate(fd, position) < 0)
         error = errno;
     if (!error)
@@ -209,14 +214,16 @@ int mqd_file_open_append(const char *path, int64_t position)
     return mqd_error_system(error, "cannot open %s for appending", path);
 }
 
-/* On failure the file is cut back to `position`, so that a later append at the same place starts clean. */
+/* On failure the file is cut back to `position`, so that a later append at the same place starts
+ * clean. */
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     if (write_whole(fd, bytes, size_bytes, position) == 0)
         return 0;
     int error = errno;
     if (mqd_file_truncate(fd, position) < 0)
-        return mqd_error_system(errno, "append of %zu bytes at %lld failed (errno %d), and cutting the file back too", size_bytes, (long long)position, error);
+        return mqd_error_system(errno, "append of %zu bytes at %lld failed (errno %d), and cutting the file back too",
+                                size_bytes, (long long)position, error);
     return mqd_error_system(error, "cannot append %zu bytes at %lld", size_bytes, (long long)position);
 }
 

@@ -1,4 +1,5 @@
-/* Deterministic faults of the file layer; the rules' language is in base/file_watch.h. Called with the watch mutex held. */
+/* Deterministic faults of the file layer; the rules' language is in base/file_watch.h. Called with
+ * the watch mutex held. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -30,13 +31,19 @@ static struct {
     int count;
 } faults;
 
-static const struct { const char *name; int value; } calls[] = {
-    {"open", MQD_CALL_OPEN}, {"write", MQD_CALL_WRITE}, {"pwritev", MQD_CALL_WRITE}, {"pwrite", MQD_CALL_WRITE}, {"sync", MQD_CALL_SYNC},
-    {"syncfs", MQD_CALL_SYNCFS}, {"truncate", MQD_CALL_TRUNCATE}, {"rename", MQD_CALL_RENAME}, {"fallocate", MQD_CALL_FALLOCATE},
-    {"unlink", MQD_CALL_UNLINK}, {"mkdir", MQD_CALL_MKDIR}, {"any", MQD_CALL_ANY}};
-static const struct { const char *name; int value; } errors[] = {
-    {"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}, {"EROFS", EROFS}, {"EACCES", EACCES}, {"EMFILE", EMFILE},
-    {"ENFILE", ENFILE}, {"ENOMEM", ENOMEM}, {"EOPNOTSUPP", EOPNOTSUPP}, {"EFBIG", EFBIG}};
+static const struct {
+    const char *name;
+    int value;
+} calls[] = {{"open", MQD_CALL_OPEN},         {"write", MQD_CALL_WRITE},   {"pwritev", MQD_CALL_WRITE},
+             {"pwrite", MQD_CALL_WRITE},      {"sync", MQD_CALL_SYNC},     {"syncfs", MQD_CALL_SYNCFS},
+             {"truncate", MQD_CALL_TRUNCATE}, {"rename", MQD_CALL_RENAME}, {"fallocate", MQD_CALL_FALLOCATE},
+             {"unlink", MQD_CALL_UNLINK},     {"mkdir", MQD_CALL_MKDIR},   {"any", MQD_CALL_ANY}};
+static const struct {
+    const char *name;
+    int value;
+} errors[] = {{"ENOSPC", ENOSPC},         {"EIO", EIO},       {"EDQUOT", EDQUOT}, {"EROFS", EROFS},
+              {"EACCES", EACCES},         {"EMFILE", EMFILE}, {"ENFILE", ENFILE}, {"ENOMEM", ENOMEM},
+              {"EOPNOTSUPP", EOPNOTSUPP}, {"EFBIG", EFBIG}};
 
 static int parse_what(struct rule *rule, const char *text)
 {
@@ -75,7 +82,7 @@ static int parse_rule(char *text)
     char *part = strtok_r(text, ":", &state);
     if (faults.count == RULE_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "more than %d file fault rules", RULE_COUNT_MAX);
-    struct rule rule = {.call = (enum mqd_file_call)-1, .count = -1, .budget = -1};
+    struct rule rule = {.call = (enum mqd_file_call) - 1, .count = -1, .budget = -1};
     for (size_t i = 0; part && i < sizeof calls / sizeof calls[0]; i++)
         if (strcmp(calls[i].name, part) == 0)
             rule.call = (enum mqd_file_call)calls[i].value;
@@ -107,10 +114,12 @@ static int parse_rules(const char *spec)
 
 static bool same_file(const struct stat *a, const struct stat *b)
 {
-    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* A control file in mid-write may not parse: then there are no faults until it changes again, and a line on stderr says so. */
+/* A control file in mid-write may not parse: then there are no faults until it changes again, and a
+ * line on stderr says so. */
 static void reread_control(void)
 {
     struct stat now;
@@ -179,7 +188,8 @@ bool mqd_file_faults_may_delay(enum mqd_file_call call)
     if (faults.control[0])
         reread_control();
     for (int i = 0; i < faults.count; i++)
-        if (faults.rules[i].what == WHAT_DELAY && (faults.rules[i].call == call || faults.rules[i].call == MQD_CALL_ANY))
+        if (faults.rules[i].what == WHAT_DELAY &&
+            (faults.rules[i].call == call || faults.rules[i].call == MQD_CALL_ANY))
             return true;
     return false;
 }

@@ -1,4 +1,5 @@
-/* The file layer while a journal or faults are on; see base/file_watch.h. Nothing here runs in production. */
+/* The file layer while a journal or faults are on; see base/file_watch.h. Nothing here runs in
+ * production. */
 #include "base/file_watch.h"
 
 #include <errno.h>
@@ -35,9 +36,12 @@ static struct {
     pthread_mutex_t mutex;
     char journal[PATH_MAX - 16]; /* "" = none */
     int fd;
-    pid_t pid;                   /* whose journal fd is; a forked child starts its own */
+    pid_t pid; /* whose journal fd is; a forked child starts its own */
     uint64_t sequence;
-    struct { int fd; uint64_t sequence; } syncs[SYNC_COUNT_MAX]; /* asynchronous ones under way, oldest first */
+    struct {
+        int fd;
+        uint64_t sequence;
+    } syncs[SYNC_COUNT_MAX]; /* asynchronous ones under way, oldest first */
     int sync_count;
 } watch = {.mutex = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
@@ -66,7 +70,8 @@ int mqd_file_watch(const char *journal, const char *faults)
     return result;
 }
 
-/* A test harness that asked for faults and does not get them would prove nothing: so this ends the process. */
+/* A test harness that asked for faults and does not get them would prove nothing: so this ends the
+ * process. */
 __attribute__((constructor)) static void watch_from_environment(void)
 {
     const char *journal = getenv("MQD_FILE_JOURNAL"), *faults = getenv("MQD_FILE_FAULTS");
@@ -78,7 +83,8 @@ __attribute__((constructor)) static void watch_from_environment(void)
     }
 }
 
-/* ---- names -------------------------------------------------------------------------------------------------------- */
+/* ---- names
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* The file's present name, whoever opened or renamed it. */
 static void path_of(int fd, char out[PATH_MAX])
@@ -110,7 +116,8 @@ static void path_absolute(const char *path, char out[PATH_MAX])
         out[PATH_MAX - 1] = 0;
 }
 
-/* ---- records ------------------------------------------------------------------------------------------------------ */
+/* ---- records
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void write_record(struct iovec *iov, int count)
 {
@@ -133,7 +140,8 @@ static void write_record(struct iovec *iov, int count)
     }
 }
 
-/* Mutex held. data: `count` iovecs of which the first record.data_bytes count. Returns the sequence (0 without a journal). errno is kept. */
+/* Mutex held. data: `count` iovecs of which the first record.data_bytes count. Returns the sequence
+ * (0 without a journal). errno is kept. */
 static uint64_t journal_add(struct record record, const char *path, const struct iovec *data, int count)
 {
     int saved = errno;
@@ -161,7 +169,8 @@ static uint64_t journal_add(struct record record, const char *path, const struct
     return record.sequence;
 }
 
-/* Mutex held on entry and return; released while a DELAY sleeps. -1 with errno when the call is refused. */
+/* Mutex held on entry and return; released while a DELAY sleeps. -1 with errno when the call is
+ * refused. */
 static int judge(enum mqd_file_call call, const char *path, uint64_t size_bytes, int64_t *bytes_max)
 {
     struct mqd_file_fault fault = mqd_file_faults_judge(call, path, size_bytes);
@@ -177,7 +186,8 @@ static int judge(enum mqd_file_call call, const char *path, uint64_t size_bytes,
     return fault.error ? -1 : 0;
 }
 
-/* ---- the calls ---------------------------------------------------------------------------------------------------- */
+/* ---- the calls
+ * ---------------------------------------------------------------------------------------------------- */
 
 int mqd_watched_open(const char *path, int flags, mode_t mode)
 {
@@ -234,12 +244,16 @@ ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t 
     if (judge(MQD_CALL_WRITE, name, iovec_bytes(iov, count), &bytes_max) == 0)
         written = write_some(fd, iov, count, offset, bytes_max);
     if (written > 0)
-        journal_add((struct record){.op = MQD_FILE_WRITE, .offset = offset, .length = (uint64_t)written, .data_bytes = (uint32_t)written}, name, iov, count);
+        journal_add(
+            (struct record){
+                .op = MQD_FILE_WRITE, .offset = offset, .length = (uint64_t)written, .data_bytes = (uint32_t)written},
+            name, iov, count);
     pthread_mutex_unlock(&watch.mutex);
     return written;
 }
 
-static int sync_through(enum mqd_file_call call, enum mqd_file_op begin, enum mqd_file_op done, const char *name, int fd, int (*flush)(int))
+static int sync_through(enum mqd_file_call call, enum mqd_file_op begin, enum mqd_file_op done, const char *name,
+                        int fd, int (*flush)(int))
 {
     pthread_mutex_lock(&watch.mutex);
     uint64_t sequence = journal_add((struct record){.op = begin}, name, NULL, 0);
@@ -259,7 +273,8 @@ int mqd_watched_sync(int fd, bool directory)
 {
     char name[PATH_MAX];
     path_of(fd, name);
-    return sync_through(MQD_CALL_SYNC, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, name, fd, directory ? fsync : fdatasync);
+    return sync_through(MQD_CALL_SYNC, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, name, fd,
+                        directory ? fsync : fdatasync);
 }
 
 int mqd_watched_syncfs(int fd, const char *root)
@@ -290,8 +305,9 @@ void mqd_watched_sync_begin(int fd)
     pthread_mutex_unlock(&watch.mutex);
 }
 
-/* Several flushes of one fd may be under way: a completion is booked on the oldest beginning, so that it never covers more than it did. One whose beginning
- * was not noted refers to 0 and covers nothing. */
+/* Several flushes of one fd may be under way: a completion is booked on the oldest beginning, so
+ * that it never covers more than it did. One whose beginning was not noted refers to 0 and covers
+ * nothing. */
 int mqd_watched_synced(int fd, int result)
 {
     char name[PATH_MAX];
@@ -336,7 +352,8 @@ int mqd_watched_rename(const char *from, const char *to)
         result = rename(from, to);
     struct iovec target = {new_name, strlen(new_name)};
     if (result == 0)
-        journal_add((struct record){.op = MQD_FILE_RENAME, .data_bytes = (uint32_t)target.iov_len}, old_name, &target, 1);
+        journal_add((struct record){.op = MQD_FILE_RENAME, .data_bytes = (uint32_t)target.iov_len}, old_name, &target,
+                    1);
     pthread_mutex_unlock(&watch.mutex);
     return result;
 }
@@ -378,7 +395,8 @@ int mqd_watched_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
     if (result == 0)
         result = fallocate(fd, mode, offset, size_bytes);
     if (result == 0)
-        journal_add((struct record){.op = MQD_FILE_FALLOCATE, .offset = offset, .length = (uint64_t)size_bytes}, name, NULL, 0);
+        journal_add((struct record){.op = MQD_FILE_FALLOCATE, .offset = offset, .length = (uint64_t)size_bytes}, name,
+                    NULL, 0);
     pthread_mutex_unlock(&watch.mutex);
     return result;
 }

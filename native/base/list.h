@@ -1,15 +1,27 @@
-/* Intrusive doubly linked list: a node lives in its owner, so nothing is allocated. A node that is in no list points to itself. */
+/* Intrusive doubly linked list: a node lives in its owner, so nothing is allocated. A node that is
+ * in no list points to itself. */
 #ifndef MQD_LIST_H
 #define MQD_LIST_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-struct mqd_node { struct mqd_node *next, *previous; };
+struct mqd_node {
+    struct mqd_node *next, *previous;
+};
 
-static inline void mqd_list_init(struct mqd_node *node) { node->next = node->previous = node; }
-static inline bool mqd_list_empty(const struct mqd_node *head) { return head->next == head; }
-static inline bool mqd_list_linked(const struct mqd_node *node) { return node->next != node; }
+static inline void mqd_list_init(struct mqd_node *node)
+{
+    node->next = node->previous = node;
+}
+static inline bool mqd_list_empty(const struct mqd_node *head)
+{
+    return head->next == head;
+}
+static inline bool mqd_list_linked(const struct mqd_node *node)
+{
+    return node->next != node;
+}
 
 static inline void mqd_list_append(struct mqd_node *head, struct mqd_node *node)
 {
@@ -50,7 +62,7 @@ static inline void mqd_list_move_all(struct mqd_node *to, struct mqd_node *from)
 
 #define MQD_CONTAINER(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
 /* `node` may be removed in the body. */
-#define MQD_LIST_EACH(node, spare, head) \
+#define MQD_LIST_EACH(node, spare, head)                                                                               \
     for (struct mqd_node *node = (head)->next, *spare = node->next; node != (head); node = spare, spare = node->next)
 
 #endif

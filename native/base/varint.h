@@ -1,7 +1,8 @@
 /* Zigzag varints, as records have them, out of bytes that are a peer's or have been on a disk.
  *
- * Both return what follows, NULL when the number is cut off or does not fit. Encodings longer than need be are taken: they say the same number. The caller's `at` is at
- * most `end`. Source: Kafka's protocol guide, "Record" (the encoding is Protocol Buffers').
+ * Both return what follows, NULL when the number is cut off or does not fit. Encodings longer than
+ * need be are taken: they say the same number. The caller's `at` is at most `end`. Source: Kafka's
+ * protocol guide, "Record" (the encoding is Protocol Buffers').
  */
 #ifndef MQD_VARINT_H
 #define MQD_VARINT_H

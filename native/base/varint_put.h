@@ -1,6 +1,7 @@
 /* Writing varints. Reading them, from bytes that are a peer's: base/varint.h, wire/cursor.h.
  *
- * The caller has room for 5 (32 bits) or 10 bytes (64 bits). Source: Kafka's protocol guide, "Record" (zigzag) and "Protocol Primitive Types" (unsigned).
+ * The caller has room for 5 (32 bits) or 10 bytes (64 bits). Source: Kafka's protocol guide,
+ * "Record" (zigzag) and "Protocol Primitive Types" (unsigned).
  */
 #ifndef MQD_VARINT_PUT_H
 #define MQD_VARINT_PUT_H

@@ -1,9 +1,12 @@
-/* Records into open batches, and when a batch is closed. Batches and their states: client/producer.h.
+/* Records into open batches, and when a batch is closed. Batches and their states:
+ * client/producer.h.
  *
- *   record    length varint | attributes 0 | timestamp delta varlong | offset delta varint | key size varint, key | value size varint, value | header count varint, headers
+ *   record    length varint | attributes 0 | timestamp delta varlong | offset delta varint | key
+ *             size varint, key | value size varint, value | header count varint, headers
  *
- * A batch that is full is closed, stamped and sent at once, while its bytes are in the caches, and what has been answered meanwhile is taken in: so one call may carry more
- * records than the memory holds, as long as the worker keeps up.
+ * A batch that is full is closed, stamped and sent at once, while its bytes are in the caches, and
+ * what has been answered meanwhile is taken in: so one call may carry more records than the memory
+ * holds, as long as the worker keeps up.
  */
 #include "client/producer.h"
 
@@ -23,7 +26,8 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* ---- one record ----------------------------------------------------------------------------------------------------- */
+/* ---- one record
+ * ----------------------------------------------------------------------------------------------------- */
 
 struct record {
     const uint8_t *value, *key, *headers; /* headers NULL: none */
@@ -34,12 +38,16 @@ struct record {
 /* What follows the length. */
 static inline uint64_t body_bytes(const struct record *record, uint64_t timestamp_delta, uint64_t offset_delta)
 {
-    return 1 + mqd_unsigned_varint_bytes(timestamp_delta) + mqd_unsigned_varint_bytes(offset_delta) + mqd_unsigned_varint_bytes(mqd_zigzag(record->key_bytes)) +
-           (uint64_t)(record->key_bytes > 0 ? record->key_bytes : 0) + mqd_unsigned_varint_bytes(mqd_zigzag(record->value_bytes)) +
-           (uint64_t)(record->value_bytes > 0 ? record->value_bytes : 0) + (uint64_t)(record->headers ? record->header_bytes : MQD_RECORD_HEADERS_NONE);
+    return 1 + mqd_unsigned_varint_bytes(timestamp_delta) + mqd_unsigned_varint_bytes(offset_delta) +
+           mqd_unsigned_varint_bytes(mqd_zigzag(record->key_bytes)) +
+           (uint64_t)(record->key_bytes > 0 ? record->key_bytes : 0) +
+           mqd_unsigned_varint_bytes(mqd_zigzag(record->value_bytes)) +
+           (uint64_t)(record->value_bytes > 0 ? record->value_bytes : 0) +
+           (uint64_t)(record->headers ? record->header_bytes : MQD_RECORD_HEADERS_NONE);
 }
 
-static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint64_t body, uint64_t timestamp_delta, uint64_t offset_delta)
+static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint64_t body, uint64_t timestamp_delta,
+                                  uint64_t offset_delta)
 {
     at = mqd_put_unsigned_varint(at, mqd_zigzag((int64_t)body));
     *at++ = 0;
@@ -57,13 +65,15 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
     return at;
 }
 
-/* ---- batches -------------------------------------------------------------------------------------------------------- */
+/* ---- batches
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* Its run's end goes back; so does the place in the linger queue. */
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     uint64_t begin = producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes;
-    uint32_t needed = mqd_client_memory_chunks(&producer->memory, batch->place - begin + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES);
+    uint32_t needed =
+        mqd_client_memory_chunks(&producer->memory, batch->place - begin + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES);
     batch->partition->open = NULL;
     mqd_list_remove(&batch->lingering);
     producer->open_count--;
@@ -78,8 +88,7 @@ void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer
 
 void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before_us)
 {
-    MQD_LIST_EACH(node, spare, &producer->open)
-    {
+    MQD_LIST_EACH(node, spare, &producer->open) {
         struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, lingering);
         if (batch->opened_us > opened_before_us)
             return;
@@ -106,21 +115,27 @@ static void entry_back(struct mqd_producer *producer, struct mqd_producer_batch 
     mqd_list_append(&producer->free, &batch->node);
 }
 
-/* How much a new batch asks for: what it may become, but no more than half its partition's share of the memory, so that every active partition can have one open and one under way.
- * Half of that is good enough; less is not taken, for small batches would make it worse: what is full then is sent, and soon answered. */
+/* How much a new batch asks for: what it may become, but no more than half its partition's share of
+ * the memory, so that every active partition can have one open and one under way. Half of that is
+ * good enough; less is not taken, for small batches would make it worse: what is full then is sent,
+ * and soon answered. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t wanted_bytes, uint32_t *got)
 {
     struct mqd_client_memory *memory = &producer->memory;
-    uint64_t allowed = producer->used_bytes_max > producer->used_bytes ? (producer->used_bytes_max - producer->used_bytes) / memory->chunk_bytes : 0;
+    uint64_t allowed = producer->used_bytes_max > producer->used_bytes
+                           ? (producer->used_bytes_max - producer->used_bytes) / memory->chunk_bytes
+                           : 0;
     uint64_t share = producer->used_bytes_max / memory->chunk_bytes / (2 * ((uint64_t)producer->active_count + 1));
-    uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes), wanted = mqd_client_memory_chunks(memory, wanted_bytes);
+    uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes),
+             wanted = mqd_client_memory_chunks(memory, wanted_bytes);
     if (wanted > share)
         wanted = (uint32_t)share;
     if (needed < (wanted + 1) / 2)
         needed = (wanted + 1) / 2;
     if (wanted > allowed)
         wanted = (uint32_t)allowed;
-    return needed > allowed ? UINT32_MAX : mqd_client_memory_take(memory, wanted > needed ? wanted : needed, needed, got);
+    return needed > allowed ? UINT32_MAX
+                            : mqd_client_memory_take(memory, wanted > needed ? wanted : needed, needed, got);
 }
 
 static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t batch_bytes)
@@ -129,17 +144,21 @@ static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t bat
 }
 
 /* A batch that has room for `needed_bytes` and, if there is memory, more. NULL: full. */
-static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, struct mqd_producer_partition *partition, uint64_t needed_bytes, uint64_t wanted_bytes)
+static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, struct mqd_producer_partition *partition,
+                                              uint64_t needed_bytes, uint64_t wanted_bytes)
 {
     struct mqd_producer_topic *topic = partition->topic;
     struct mqd_producer_batch *batch = entry(producer);
-    uint32_t got, first = batch ? take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, wanted_bytes), &got) : UINT32_MAX;
+    uint32_t got,
+        first = batch ? take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, wanted_bytes), &got)
+                      : UINT32_MAX;
     if (first == UINT32_MAX) {
         if (batch)
             entry_back(producer, batch);
         return NULL;
     }
-    uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0), most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes;
+    uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),
+             most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes;
     producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
     producer->active_count += partition->batch_count++ == 0;
     producer->live_count++;
@@ -147,7 +166,8 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
     batch->number = ++producer->batch_serial << MQD_PRODUCER_BATCH_BITS | (uint64_t)(batch - producer->batches);
     batch->first_chunk = first;
     batch->chunk_count = got;
-    batch->place = producer->base + (uint64_t)first * producer->memory.chunk_bytes + topic->prefix_bytes + MQD_PRODUCER_HEAD_BYTES_MAX;
+    batch->place = producer->base + (uint64_t)first * producer->memory.chunk_bytes + topic->prefix_bytes +
+                   MQD_PRODUCER_HEAD_BYTES_MAX;
     batch->size_bytes = MQD_BATCH_HEADER_BYTES;
     batch->limit_bytes = (uint32_t)(limit < most ? limit : most);
     batch->record_count = 0;
@@ -167,8 +187,9 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
     producer->open_count++;
 }
 
-/* Nothing is free for a new batch. What was answered comes in; what is open goes only when nothing else holds memory: else its owner would close it half empty for want of what the
- * next answer frees. True: worth another look. */
+/* Nothing is free for a new batch. What was answered comes in; what is open goes only when nothing
+ * else holds memory: else its owner would close it half empty for want of what the next answer
+ * frees. True: worth another look. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
@@ -189,17 +210,24 @@ static void batch_full(struct mqd_producer *producer, struct mqd_producer_batch 
     mqd_producer_pump(producer);
 }
 
-/* ---- where a record goes -------------------------------------------------------------------------------------------- */
+/* ---- where a record goes
+ * -------------------------------------------------------------------------------------------- */
 
-/* Records without key that may go anywhere stay on one partition until its batch is closed (KIP-480), so that batches fill. */
-static int32_t choose(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key, int32_t key_bytes)
+/* Records without key that may go anywhere stay on one partition until its batch is closed
+ * (KIP-480), so that batches fill. */
+static int32_t choose(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key,
+                      int32_t key_bytes)
 {
-    bool anywhere = topic->partitioner == MQD_PARTITIONER_RANDOM || (topic->partitioner == MQD_PARTITIONER_CONSISTENT_RANDOM && key_bytes <= 0) ||
-                    ((topic->partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || topic->partitioner == MQD_PARTITIONER_FNV1A_RANDOM) && key_bytes < 0);
+    bool anywhere =
+        topic->partitioner == MQD_PARTITIONER_RANDOM ||
+        (topic->partitioner == MQD_PARTITIONER_CONSISTENT_RANDOM && key_bytes <= 0) ||
+        ((topic->partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || topic->partitioner == MQD_PARTITIONER_FNV1A_RANDOM) &&
+         key_bytes < 0);
     if (!anywhere || topic->partition_count == 1)
         return mqd_partition_for(topic->partitioner, key, key_bytes, topic->partition_count, &producer->random_state);
     if (topic->sticky < 0 || !topic->partitions[topic->sticky]->open)
-        topic->sticky = mqd_partition_for(MQD_PARTITIONER_RANDOM, NULL, -1, topic->partition_count, &producer->random_state);
+        topic->sticky =
+            mqd_partition_for(MQD_PARTITIONER_RANDOM, NULL, -1, topic->partition_count, &producer->random_state);
     return topic->sticky;
 }
 
@@ -208,25 +236,31 @@ enum put_result { PUT, PUT_FULL, PUT_WRONG };
 /* Too large for ever, as opposed to full now. */
 static bool fits_ever(const struct mqd_producer *producer, const struct mqd_producer_topic *topic, uint64_t batch_bytes)
 {
-    uint64_t needed = (uint64_t)mqd_client_memory_chunks(&producer->memory, frame_bytes(topic, batch_bytes)) * producer->memory.chunk_bytes;
+    uint64_t needed = (uint64_t)mqd_client_memory_chunks(&producer->memory, frame_bytes(topic, batch_bytes)) *
+                      producer->memory.chunk_bytes;
     return needed <= producer->used_bytes_max && batch_bytes <= INT32_MAX;
 }
 
-static inline bool has_room(const struct mqd_producer *producer, const struct mqd_producer_batch *batch, const struct record *record, uint64_t *body)
+static inline bool has_room(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
+                            const struct record *record, uint64_t *body)
 {
-    *body = body_bytes(record, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms), mqd_zigzag(batch->record_count));
+    *body = body_bytes(record, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
+                       mqd_zigzag(batch->record_count));
     return batch->size_bytes + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body <= batch->limit_bytes &&
            (uint32_t)batch->record_count < producer->options.batch_records_max;
 }
 
 /* The open batch of the partition with room for the record; its size is worked out along the way. */
-static enum put_result place_record(struct mqd_producer *producer, struct mqd_producer_topic *topic, const struct record *record, int32_t wanted_partition,
+static enum put_result place_record(struct mqd_producer *producer, struct mqd_producer_topic *topic,
+                                    const struct record *record, int32_t wanted_partition,
                                     struct mqd_producer_batch **out, uint64_t *body)
 {
     for (;;) {
-        int32_t index = wanted_partition >= 0 ? wanted_partition : choose(producer, topic, record->key, record->key_bytes);
+        int32_t index =
+            wanted_partition >= 0 ? wanted_partition : choose(producer, topic, record->key, record->key_bytes);
         if (index < 0 || index >= topic->partition_count || wanted_partition < -1) {
-            mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name, topic->partition_count);
+            mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
+                          topic->partition_count);
             return PUT_WRONG;
         }
         struct mqd_producer_batch *batch = topic->partitions[index]->open;
@@ -241,8 +275,8 @@ static enum put_result place_record(struct mqd_producer *producer, struct mqd_pr
         *body = body_bytes(record, 0, 0);
         uint64_t needed = MQD_BATCH_HEADER_BYTES + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body;
         if (!fits_ever(producer, topic, needed)) {
-            mqd_error_set(MQD_E_INVALID, "a record of %llu bytes is larger than the producer's memory of %llu", (unsigned long long)needed,
-                          (unsigned long long)producer->used_bytes_max);
+            mqd_error_set(MQD_E_INVALID, "a record of %llu bytes is larger than the producer's memory of %llu",
+                          (unsigned long long)needed, (unsigned long long)producer->used_bytes_max);
             return PUT_WRONG;
         }
         batch = batch_begin(producer, topic->partitions[index], needed, producer->options.batch_bytes);
@@ -256,10 +290,12 @@ static enum put_result place_record(struct mqd_producer *producer, struct mqd_pr
     }
 }
 
-static inline void append_record(struct mqd_producer *producer, struct mqd_producer_batch *batch, const struct record *record, uint64_t body)
+static inline void append_record(struct mqd_producer *producer, struct mqd_producer_batch *batch,
+                                 const struct record *record, uint64_t body)
 {
     uint8_t *begin = mqd_producer_data(producer) + batch->place + batch->size_bytes;
-    uint8_t *end = put_record(begin, record, body, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms), mqd_zigzag(batch->record_count));
+    uint8_t *end = put_record(begin, record, body, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms),
+                              mqd_zigzag(batch->record_count));
     batch->size_bytes += (uint32_t)(end - begin);
     batch->record_count++;
     if (record->timestamp_ms > batch->max_timestamp_ms)
@@ -267,16 +303,19 @@ static inline void append_record(struct mqd_producer *producer, struct mqd_produ
     producer->outstanding_records++;
 }
 
-/* ---- columns -------------------------------------------------------------------------------------------------------- */
+/* ---- columns
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int usable(const struct mqd_producer *producer, int32_t topic)
 {
     if (!producer->client)
-        return mqd_error_set_static(EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
+        return mqd_error_set_static(
+            EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
     if (mqd_client_check(producer->client))
         return -1;
     if (topic < 0 || topic >= producer->topic_count)
-        return mqd_error_set(MQD_E_INVALID, "topic %d: mqd_producer_topic has given %d numbers", topic, producer->topic_count);
+        return mqd_error_set(MQD_E_INVALID, "topic %d: mqd_producer_topic has given %d numbers", topic,
+                             producer->topic_count);
     return 0;
 }
 
@@ -311,22 +350,31 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
         record->headers += record->header_bytes;
 }
 
-/* Values of one size, without keys and headers, of one time: all that differs is the offset delta, so what stands before a value is made once for all that have it in as many bytes.
- * Fills the open batch; returns how many went in. */
-static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_batch *batch, const struct record *first, uint32_t count)
+/* Values of one size, without keys and headers, of one time: all that differs is the offset delta,
+ * so what stands before a value is made once for all that have it in as many bytes. Fills the open
+ * batch; returns how many went in. */
+static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_batch *batch,
+                             const struct record *first, uint32_t count)
 {
-    uint64_t timestamp_delta = mqd_zigzag(first->timestamp_ms - batch->base_timestamp_ms), offset_delta = mqd_zigzag(batch->record_count), body;
-    uint32_t delta_bytes = mqd_unsigned_varint_bytes(offset_delta), most = producer->options.batch_records_max - (uint32_t)batch->record_count, n = count < most ? count : most;
-    uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count; /* so many have deltas of as many bytes */
+    uint64_t timestamp_delta = mqd_zigzag(first->timestamp_ms - batch->base_timestamp_ms),
+             offset_delta = mqd_zigzag(batch->record_count), body;
+    uint32_t delta_bytes = mqd_unsigned_varint_bytes(offset_delta),
+             most = producer->options.batch_records_max - (uint32_t)batch->record_count,
+             n = count < most ? count : most;
+    /* so many have deltas of as many bytes */
+    uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count;
     uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->place + batch->size_bytes;
     body = body_bytes(first, timestamp_delta, offset_delta);
-    uint64_t size_bytes = mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body)) + body, fitting = (batch->limit_bytes - batch->size_bytes) / size_bytes;
+    uint64_t size_bytes = mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body)) + body,
+             fitting = (batch->limit_bytes - batch->size_bytes) / size_bytes;
     n = n < same_size ? n : (uint32_t)same_size;
     n = n < fitting ? n : (uint32_t)fitting;
-    uint8_t *delta = mqd_put_unsigned_varint(mqd_put_unsigned_varint(head, mqd_zigzag((int64_t)body)) + 1, timestamp_delta);
+    uint8_t *delta =
+        mqd_put_unsigned_varint(mqd_put_unsigned_varint(head, mqd_zigzag((int64_t)body)) + 1, timestamp_delta);
     size_t value_bytes = (size_t)first->value_bytes, delta_at = (size_t)(delta - head);
     delta[delta_bytes] = 1; /* no key */
-    size_t head_bytes = (size_t)(mqd_put_unsigned_varint(delta + delta_bytes + 1, mqd_zigzag(first->value_bytes)) - head);
+    size_t head_bytes =
+        (size_t)(mqd_put_unsigned_varint(delta + delta_bytes + 1, mqd_zigzag(first->value_bytes)) - head);
     const uint8_t *value = first->value;
     bool quick = head_bytes <= 16 && head_bytes + value_bytes >= 16;
     for (uint32_t i = 0; i < n; i++, value += value_bytes, offset_delta += 2) {
@@ -344,14 +392,17 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
     return n;
 }
 
-int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number, const struct mqd_record_columns *columns, uint64_t *batch_of)
+int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
+                            const struct mqd_record_columns *columns, uint64_t *batch_of)
 {
     if (usable(producer, topic_number))
         return -1;
     struct mqd_producer_topic *topic = producer->topics[topic_number];
-    struct record record = {.value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
+    struct record record = {
+        .value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
     bool one_partition = !columns->partitions && columns->partition >= 0 && columns->partition < topic->partition_count;
-    bool alike = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes && !columns->timestamps_ms && columns->fixed_value_bytes > 0;
+    bool alike = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes &&
+                 !columns->timestamps_ms && columns->fixed_value_bytes > 0;
     enum put_result result = PUT;
     uint32_t i = 0;
     while (i < columns->count) {
@@ -360,7 +411,8 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
         uint32_t n = 1;
         result = column_record(columns, i, &record) ? PUT_WRONG : PUT;
         if (result == PUT && !(batch && has_room(producer, batch, &record, &body)))
-            result = place_record(producer, topic, &record, columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
+            result = place_record(producer, topic, &record,
+                                  columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
         if (result != PUT)
             break;
         if (alike)
@@ -379,46 +431,64 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
     return result == PUT_WRONG && i == 0 ? -1 : (int64_t)i;
 }
 
-int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, int32_t partition, const uint8_t *value, int32_t value_bytes, const uint8_t *key, int32_t key_bytes,
-                         const uint8_t *headers, int32_t header_bytes, int64_t timestamp_ms)
+int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, int32_t partition, const uint8_t *value,
+                         int32_t value_bytes, const uint8_t *key, int32_t key_bytes, const uint8_t *headers,
+                         int32_t header_bytes, int64_t timestamp_ms)
 {
     if (usable(producer, topic_number))
         return -1;
     if (value_bytes < -1 || key_bytes < -1 || header_bytes < 0)
-        return wrong_size("a value, key or header section", value_bytes < -1 ? value_bytes : key_bytes < -1 ? key_bytes : header_bytes);
-    struct record record = {.value = value, .key = key, .headers = header_bytes ? headers : NULL, .value_bytes = value_bytes, .key_bytes = key_bytes, .header_bytes = header_bytes,
+        return wrong_size("a value, key or header section", value_bytes < -1 ? value_bytes
+                                                            : key_bytes < -1 ? key_bytes
+                                                                             : header_bytes);
+    struct record record = {.value = value,
+                            .key = key,
+                            .headers = header_bytes ? headers : NULL,
+                            .value_bytes = value_bytes,
+                            .key_bytes = key_bytes,
+                            .header_bytes = header_bytes,
                             .timestamp_ms = timestamp_ms};
     struct mqd_producer_batch *batch;
     uint64_t body;
     switch (place_record(producer, producer->topics[topic_number], &record, partition, &batch, &body)) {
-    case PUT: append_record(producer, batch, &record, body); return (int64_t)batch->number;
-    case PUT_FULL: return 0;
-    default: return -1;
+    case PUT:
+        append_record(producer, batch, &record, body);
+        return (int64_t)batch->number;
+    case PUT_FULL:
+        return 0;
+    default:
+        return -1;
     }
 }
 
-/* ---- encoded batches ------------------------------------------------------------------------------------------------ */
+/* ---- encoded batches
+ * ------------------------------------------------------------------------------------------------ */
 
 static int check_batch(const uint8_t *bytes, uint32_t size_bytes, struct mqd_batch *header)
 {
     if (size_bytes < MQD_BATCH_HEADER_BYTES || mqd_batch_decode(bytes, size_bytes, header))
         return mqd_error_set(MQD_E_INVALID, "the %u bytes are not a record batch of magic 2", size_bytes);
-    if ((uint32_t)header->size_bytes != size_bytes || header->record_count < 1 || header->last_offset_delta != header->record_count - 1)
-        return mqd_error_set(MQD_E_INVALID, "a batch says that it has %d bytes and %d records up to offset delta %d; there are %u bytes", header->size_bytes, header->record_count,
-                             header->last_offset_delta, size_bytes);
+    if ((uint32_t)header->size_bytes != size_bytes || header->record_count < 1 ||
+        header->last_offset_delta != header->record_count - 1)
+        return mqd_error_set(
+            MQD_E_INVALID, "a batch says that it has %d bytes and %d records up to offset delta %d; there are %u bytes",
+            header->size_bytes, header->record_count, header->last_offset_delta, size_bytes);
     return 0;
 }
 
-int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_number, int32_t index, const uint8_t *bytes, uint32_t size_bytes, uint64_t *number)
+int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_number, int32_t index, const uint8_t *bytes,
+                              uint32_t size_bytes, uint64_t *number)
 {
     struct mqd_batch header;
     if (usable(producer, topic_number) || check_batch(bytes, size_bytes, &header))
         return -1;
     struct mqd_producer_topic *topic = producer->topics[topic_number];
     if (index < 0 || index >= topic->partition_count)
-        return mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name, topic->partition_count);
+        return mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
+                             topic->partition_count);
     if (!fits_ever(producer, topic, size_bytes))
-        return mqd_error_set(MQD_E_INVALID, "a batch of %u bytes is larger than the producer's memory of %llu", size_bytes, (unsigned long long)producer->used_bytes_max);
+        return mqd_error_set(MQD_E_INVALID, "a batch of %u bytes is larger than the producer's memory of %llu",
+                             size_bytes, (unsigned long long)producer->used_bytes_max);
     struct mqd_producer_partition *partition = topic->partitions[index];
     struct mqd_producer_batch *batch = batch_begin(producer, partition, size_bytes, size_bytes);
     if (!batch && make_room(producer))
@@ -442,10 +512,14 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
     return 0;
 }
 
-int64_t mqd_records_encode(const struct mqd_record_columns *columns, uint32_t records_max, uint8_t *out, uint64_t out_bytes, uint32_t *taken)
+int64_t mqd_records_encode(const struct mqd_record_columns *columns, uint32_t records_max, uint8_t *out,
+                           uint64_t out_bytes, uint32_t *taken)
 {
-    struct record record = {.value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
-    int64_t base_timestamp_ms = columns->timestamps_ms && columns->count ? columns->timestamps_ms[0] : columns->timestamp_ms, max_timestamp_ms = base_timestamp_ms;
+    struct record record = {
+        .value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
+    int64_t base_timestamp_ms =
+                columns->timestamps_ms && columns->count ? columns->timestamps_ms[0] : columns->timestamp_ms,
+            max_timestamp_ms = base_timestamp_ms;
     uint8_t *at = out + MQD_BATCH_HEADER_BYTES, *end = out + (out_bytes < INT32_MAX ? out_bytes : INT32_MAX);
     uint32_t i = 0, limit = records_max && records_max < columns->count ? records_max : columns->count;
     if (out_bytes < MQD_BATCH_HEADER_BYTES)

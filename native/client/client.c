@@ -1,11 +1,18 @@
-/* The attachment at work: requests out, replies in, sleeping and waking. What is shared: shm/local_layout.h; invariants: client/internal.h.
+/* The attachment at work: requests out, replies in, sleeping and waking. What is shared:
+ * shm/local_layout.h; invariants: client/internal.h.
  *
  * How a waiter and the others miss nothing:
- *   worker -> waiter    the waiter stores client_sleeping, full fence, looks again (replies, and room if somebody wants it), blocks in ppoll on to_client. A4.
- *   others -> waiter    whoever begins to want room raises client_sleeping from REPLY to ROOM after a full fence; the waiter looks at wants_room after its own. One of the two sees the other.
- *   appends -> waiter   what is taken in outside mqd_client_poll, on the way of an append or a submit, is news to a waiter too, for outcomes and responses lie there then:
- *                       `signalled` is set before the counters move that would have told him; he looks at them first, at `signalled` last.
- *   to_client, and wake_fd that mqd_client_wake writes, are drained by mqd_client_poll alone, never by a waiter: so they are level-triggered for all of them.
+ *   worker -> waiter    the waiter stores client_sleeping, full fence, looks again (replies, and
+ *                       room if somebody wants it), blocks in ppoll on to_client. A4.
+ *   others -> waiter    whoever begins to want room raises client_sleeping from REPLY to ROOM after
+ *                       a full fence; the waiter looks at wants_room after its own. One of the two
+ *                       sees the other.
+ *   appends -> waiter   what is taken in outside mqd_client_poll, on the way of an append or a
+ *                       submit, is news to a waiter too, for outcomes and responses lie there then:
+ *                       `signalled` is set before the counters move that would have told him; he
+ *                       looks at them first, at `signalled` last.
+ *   to_client, and wake_fd that mqd_client_wake writes, are drained by mqd_client_poll alone, never
+ *   by a waiter: so they are level-triggered for all of them.
  */
 #include "client/internal.h"
 
@@ -23,7 +30,8 @@
 #include "shm/layout.h"
 
 #define RESPONSE_BYTES_MAX (128u << 20) /* more than any broker sends: a length word above is a wild one */
-#define IDLE_POLLS_MAX 256u             /* so many without news, then the socket is asked whether it still has another end */
+/* so many without news, then the socket is asked whether it still has another end */
+#define IDLE_POLLS_MAX 256u
 
 enum { SIGNAL_READABLE = 1 /* to_client or wake_fd is to be drained */, SIGNAL_TAKEN = 2 };
 
@@ -33,9 +41,11 @@ int mqd_client_check(const struct mqd_client *client)
     if (__builtin_expect(gone == 0, 1))
         return 0;
     if (gone == MQD_E_INVALID)
-        return mqd_error_set_static(gone, "this process is a fork of the one that attached: it has to attach by itself");
+        return mqd_error_set_static(gone,
+                                    "this process is a fork of the one that attached: it has to attach by itself");
     if (gone == EPIPE)
-        return mqd_error_set_static(gone, "the broker's worker at the other end has ended: attach again; a producer moves over with mqd_producer_move");
+        return mqd_error_set_static(gone, "the broker's worker at the other end has ended: attach again; a producer "
+                                          "moves over with mqd_producer_move");
     return mqd_error_set(gone, "%s; attach again", client->gone_message);
 }
 
@@ -43,7 +53,8 @@ int mqd_client_fail(struct mqd_client *client, int code, const char *message)
 {
     if (!mqd_load_relaxed(&client->gone)) {
         if (message)
-            client->gone_message = message; /* of the one thread that works; a waiter only ever finds EPIPE, which needs none */
+            /* of the one thread that works; a waiter only ever finds EPIPE, which needs none */
+            client->gone_message = message;
         mqd_store_release(&client->gone, code);
     }
     return mqd_client_check(client);
@@ -66,7 +77,8 @@ static void wake(int fd)
         ;
 }
 
-/* ---- out ------------------------------------------------------------------------------------------------------------ */
+/* ---- out
+ * ------------------------------------------------------------------------------------------------------------ */
 
 void mqd_client_flush(struct mqd_client *client)
 {
@@ -156,8 +168,9 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     if (mqd_client_check(client))
         return -1;
     if (size_bytes < 8 || size_bytes > client->request_bytes)
-        return mqd_error_set(MQD_E_INVALID, "a request of %u bytes: from 8 to %llu are possible on this attachment (request_bytes)", size_bytes,
-                             (unsigned long long)client->request_bytes);
+        return mqd_error_set(MQD_E_INVALID,
+                             "a request of %u bytes: from 8 to %llu are possible on this attachment (request_bytes)",
+                             size_bytes, (unsigned long long)client->request_bytes);
     if (mqd_get_be32(frame + 4) >= MQD_CLIENT_CORRELATION_PRODUCER)
         return mqd_error_set(MQD_E_INVALID, "correlation id %u: the caller's are below 2^30", mqd_get_be32(frame + 4));
     uint32_t skipped;
@@ -173,12 +186,15 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     memcpy(client->data + offset, frame, size_bytes);
     struct mqd_submitted submitted = {.kind = MQD_SUBMITTED_REQUEST, .bytes = skipped + size_bytes};
     if (!mqd_client_push(client, offset, size_bytes, submitted))
-        return mqd_client_check(client) ? -1 : mqd_error_set_static(MQD_E_FULL, "the attachment's submissions are full: wait, then again");
+        return mqd_client_check(client)
+                   ? -1
+                   : mqd_error_set_static(MQD_E_FULL, "the attachment's submissions are full: wait, then again");
     client->request_tail += skipped + size_bytes;
     return 0;
 }
 
-/* ---- in ------------------------------------------------------------------------------------------------------------- */
+/* ---- in
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to, uint32_t size_bytes)
 {
@@ -192,7 +208,8 @@ static int answered(struct mqd_client *client, const uint8_t *bytes, uint32_t si
 {
     if (!client->producer || mqd_producer_on_answer(client->producer, bytes, size_bytes) == 0)
         return 0;
-    return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent a response to a Produce that was not asked, or cannot be read");
+    return mqd_client_fail(client, MQD_E_CORRUPT,
+                           "the broker sent a response to a Produce that was not asked, or cannot be read");
 }
 
 /* Whole: the producer's at once, the caller's into the queue. */
@@ -228,18 +245,23 @@ static int take_answer(struct mqd_client *client, uint64_t there)
     if (there < 2 * sizeof word)
         return 0;
     copy_out(client, client->reply_head, word, sizeof word);
-    uint32_t size_bytes = mqd_get_be32(word), at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
+    uint32_t size_bytes = mqd_get_be32(word),
+             at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
     const uint8_t *bytes = client->replies + at;
-    if (size_bytes < 4 || size_bytes > there - sizeof word || size_bytes > client->reply_bytes - at || mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
+    if (size_bytes < 4 || size_bytes > there - sizeof word || size_bytes > client->reply_bytes - at ||
+        mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
         return 0;
-    client->reply_head += sizeof word + size_bytes; /* the worker does not write here before the ring says so: see the end of take_replies */
+    /* the worker does not write here before the ring says so: see the end of take_replies */
+    client->reply_head += sizeof word + size_bytes;
     return answered(client, bytes, size_bytes) ? -1 : 1;
 }
 
-/* Bytes of the length word, however few: nothing stays in the ring that could not be taken, so that "something is there" always means news. 1 = it is whole. */
+/* Bytes of the length word, however few: nothing stays in the ring that could not be taken, so that
+ * "something is there" always means news. 1 = it is whole. */
 static int take_length(struct mqd_client *client, uint64_t there)
 {
-    uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived, piece = there < missing ? (uint32_t)there : missing;
+    uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived,
+             piece = there < missing ? (uint32_t)there : missing;
     copy_out(client, client->reply_head, client->length + client->length_arrived, piece);
     client->reply_head += piece;
     client->length_arrived += piece;
@@ -260,7 +282,8 @@ static int take_reply(struct mqd_client *client, uint64_t tail)
         int answer = client->length_arrived ? 0 : take_answer(client, there);
         return answer ? answer : there ? take_length(client, there) : 0;
     }
-    uint32_t missing = client->arriving->size_bytes - client->arrived, piece = there < missing ? (uint32_t)there : missing;
+    uint32_t missing = client->arriving->size_bytes - client->arrived,
+             piece = there < missing ? (uint32_t)there : missing;
     copy_out(client, client->reply_head, client->arriving->bytes + client->arrived, piece);
     client->reply_head += piece;
     client->arrived += piece;
@@ -300,7 +323,8 @@ static bool other_end_is_gone(const struct mqd_client *client)
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* The keeper's proof of death costs a load; the socket is asked now and then. What has arrived is taken in first. */
+/* The keeper's proof of death costs a load; the socket is asked now and then. What has arrived is
+ * taken in first. */
 static int look_for_death(struct mqd_client *client, bool news)
 {
     if (news) {
@@ -366,7 +390,8 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
     return response->size_bytes;
 }
 
-/* ---- waiting: any thread -------------------------------------------------------------------------------------------- */
+/* ---- waiting: any thread
+ * -------------------------------------------------------------------------------------------- */
 
 static bool has_news(struct mqd_client *client)
 {
@@ -412,7 +437,9 @@ static bool fall_asleep(struct mqd_client *client)
 /* 1 = look, 0 = time-out, -1. */
 static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
 {
-    struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN}, {.fd = client->wake_fd, .events = POLLIN}, {.fd = client->socket_fd, .events = POLLRDHUP}};
+    struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},
+                            {.fd = client->wake_fd, .events = POLLIN},
+                            {.fd = client->socket_fd, .events = POLLRDHUP}};
     int64_t left = deadline_ns == INT64_MAX ? 0 : deadline_ns - now_ns();
     struct timespec timeout = {.tv_sec = left > 0 ? left / 1000000000 : 0, .tv_nsec = left > 0 ? left % 1000000000 : 0};
     int count = ppoll(fds, 3, deadline_ns == INT64_MAX ? NULL : &timeout, NULL);
@@ -438,7 +465,8 @@ int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
     if (timeout_us == 0)
         return 0;
     int64_t start = now_ns(), spin_end = start + client->spin_us * 1000ll;
-    int64_t deadline = timeout_us < 0 || timeout_us > (INT64_MAX - start) / 1000 ? INT64_MAX : start + timeout_us * 1000;
+    int64_t deadline =
+        timeout_us < 0 || timeout_us > (INT64_MAX - start) / 1000 ? INT64_MAX : start + timeout_us * 1000;
     if (client->spin_us && spin(client, spin_end < deadline ? spin_end : deadline))
         return 1;
     return fall_asleep(client) ? 1 : sleep_until(client, deadline);

@@ -61,7 +61,10 @@ static bool stop(struct mqd_arrow_rows *rows, enum mqd_arrow_full full, uint64_t
 
 /* ---- headers ---- */
 
-struct header { const uint8_t *key, *value; int64_t key_bytes, value_bytes; };
+struct header {
+    const uint8_t *key, *value;
+    int64_t key_bytes, value_bytes;
+};
 
 /* One header; NULL: it is cut off. */
 static const uint8_t *header_read(const uint8_t *at, const uint8_t *end, struct header *out)
@@ -75,7 +78,10 @@ static const uint8_t *header_read(const uint8_t *at, const uint8_t *end, struct 
     return at && out->value_bytes > 0 ? at + out->value_bytes : at;
 }
 
-struct section { const uint8_t *at, *end; int64_t count, key_bytes, value_bytes; };
+struct section {
+    const uint8_t *at, *end;
+    int64_t count, key_bytes, value_bytes;
+};
 
 /* Walks a header section to its end, for what it holds. false: damaged. */
 static bool section_measure(const uint8_t *at, const uint8_t *end, struct section *out)
@@ -103,10 +109,18 @@ static bool is_utf8(const uint8_t *at, int64_t size_bytes)
         uint8_t first = *at++;
         if (first < 0x80)
             continue;
-        int more = first >= 0xc2 && first < 0xe0 ? 1 : (first & 0xf0) == 0xe0 ? 2 : first >= 0xf0 && first < 0xf5 ? 3 : 0;
+        int more = first >= 0xc2 && first < 0xe0   ? 1
+                   : (first & 0xf0) == 0xe0        ? 2
+                   : first >= 0xf0 && first < 0xf5 ? 3
+                                                   : 0;
         if (!more || end - at < more)
             return false;
-        uint8_t low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+        uint8_t low = first == 0xe0   ? 0xa0
+                      : first == 0xf0 ? 0x90
+                                      : 0x80,
+                high = first == 0xed   ? 0x9f
+                       : first == 0xf4 ? 0x8f
+                                       : 0xbf;
         if (at[0] < low || at[0] > high)
             return false;
         for (int i = 1; i < more; i++)
@@ -139,7 +153,9 @@ static bool section_fits(struct mqd_arrow_rows *rows, const struct section *sect
         return stop(rows, MQD_ARROW_HEADERS, (uint64_t)section->count);
     if (!fits(&rows->header_keys, section->key_bytes))
         return stop(rows, MQD_ARROW_HEADER_KEYS, (uint64_t)section->key_bytes);
-    return fits(&rows->header_values, section->value_bytes) ? true : stop(rows, MQD_ARROW_HEADER_VALUES, (uint64_t)section->value_bytes);
+    return fits(&rows->header_values, section->value_bytes)
+               ? true
+               : stop(rows, MQD_ARROW_HEADER_VALUES, (uint64_t)section->value_bytes);
 }
 
 /* ---- rows ---- */
@@ -164,7 +180,8 @@ static int section_of(const struct mqd_record_view *view, uint32_t i, struct sec
         return mqd_error_set_static(MQD_E_INVALID, "a record's headers lie outside of the bytes that they count from");
     const uint8_t *headers = view->base + view->header_positions[i];
     if (!section_measure(headers, headers + view->header_bytes[i], out))
-        return mqd_error_set(MQD_E_CORRUPT, "the headers of the record at offset %lld are damaged", (long long)view->offsets[i]);
+        return mqd_error_set(MQD_E_CORRUPT, "the headers of the record at offset %lld are damaged",
+                             (long long)view->offsets[i]);
     return 0;
 }
 
@@ -175,8 +192,10 @@ static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_recor
     uint32_t row = rows->row_count;
     if (row == rows->row_capacity)
         return stop(rows, MQD_ARROW_ROWS, 1);
-    if (!inside(view, view->key_positions[i], view->key_bytes[i]) || !inside(view, view->value_positions[i], view->value_bytes[i]))
-        return mqd_error_set_static(MQD_E_INVALID, "a record's key or value lies outside of the bytes that it counts from");
+    if (!inside(view, view->key_positions[i], view->key_bytes[i]) ||
+        !inside(view, view->value_positions[i], view->value_bytes[i]))
+        return mqd_error_set_static(MQD_E_INVALID,
+                                    "a record's key or value lies outside of the bytes that it counts from");
     if (!fits(&rows->keys, view->key_bytes[i]))
         return stop(rows, MQD_ARROW_KEYS, (uint64_t)view->key_bytes[i]);
     if (!fits(&rows->values, view->value_bytes[i]))

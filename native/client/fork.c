@@ -1,7 +1,9 @@
-/* The attachments of this process, so that a fork's child can be parted from them: see C5 of client/internal.h.
+/* The attachments of this process, so that a fork's child can be parted from them: see C5 of
+ * client/internal.h.
  *
- * A child that kept the socket open would hide its parent's death from the worker. The handlers run inside fork(): the list's lock is held across it, and what the child does
- * is a few stores and close().
+ * A child that kept the socket open would hide its parent's death from the worker. The handlers run
+ * inside fork(): the list's lock is held across it, and what the child does is a few stores and
+ * close().
  */
 #include "client/internal.h"
 

@@ -1,13 +1,19 @@
-/* Of the local client's files among themselves: the attachment as the producer and the readers see it.
+/* Of the local client's files among themselves: the attachment as the producer and the readers see
+ * it.
  *
- *   C1  every word of the memfd that the worker writes is loaded once a look, and what it says is checked against the ring before it is used: the worker is honest, but it may
- *       have died in the middle of anything. What does not fit ends the attachment (MQD_E_CORRUPT), never the process.
- *   C2  geometry (offsets, sizes) is this struct's copy, made at the welcome; the header in the memfd is not asked again.
- *   C3  `data` is two parts: requests (frames of mqd_client_submit, a ring, freed in order as submission_head passes) and the producer's (client/memory.h). So a full
- *       producer cannot keep out the Metadata request that it waits for.
+ *   C1  every word of the memfd that the worker writes is loaded once a look, and what it says is
+ *       checked against the ring before it is used: the worker is honest, but it may have died in
+ *       the middle of anything. What does not fit ends the attachment (MQD_E_CORRUPT), never the
+ *       process.
+ *   C2  geometry (offsets, sizes) is this struct's copy, made at the welcome; the header in the
+ *       memfd is not asked again.
+ *   C3  `data` is two parts: requests (frames of mqd_client_submit, a ring, freed in order as
+ *       submission_head passes) and the producer's (client/memory.h). So a full producer cannot
+ *       keep out the Metadata request that it waits for.
  *   C4  mqd_client_wait runs beside everything else: it touches only the words marked "wait".
- *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `gone` says so (client/fork.c closes them, so that the worker sees its client's end even
- *       while a child of it lives).
+ *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `gone` says
+ *       so (client/fork.c closes them, so that the worker sees its client's end even while a child
+ *       of it lives).
  */
 #ifndef MQD_CLIENT_INTERNAL_H
 #define MQD_CLIENT_INTERNAL_H
@@ -25,11 +31,16 @@
 struct mqd_worker_slot;
 struct mqd_producer;
 
-enum mqd_submitted_kind { MQD_SUBMITTED_NONE, MQD_SUBMITTED_REQUEST, MQD_SUBMITTED_BATCH, MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: passed is answered */ };
+enum mqd_submitted_kind {
+    MQD_SUBMITTED_NONE,
+    MQD_SUBMITTED_REQUEST,
+    MQD_SUBMITTED_BATCH,
+    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: passed is answered */
+};
 struct mqd_submitted { /* private, by the index of the submission */
     uint8_t kind;
-    uint32_t batch;       /* place in the producer's table */
-    uint32_t bytes;       /* REQUEST: of the ring of requests, with what was left over at its end */
+    uint32_t batch; /* place in the producer's table */
+    uint32_t bytes; /* REQUEST: of the ring of requests, with what was left over at its end */
 };
 
 struct mqd_response {
@@ -40,18 +51,18 @@ struct mqd_response {
 
 struct mqd_client {
     struct mqd_client *next, **link; /* of all clients of the process: client/fork.c */
-    int gone;           /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
+    int gone; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
     const char *gone_message;
-    bool child;         /* of a fork */
+    bool child; /* of a fork */
     uint32_t idle_polls;
     uint32_t worker, spin_us;
     int socket_fd, to_worker_fd, to_client_fd, wake_fd;
-    void *control;      /* read-only */
+    void *control; /* read-only */
     size_t control_bytes;
     const struct mqd_worker_slot *worker_slot;
     uint64_t worker_generation;
 
-    uint8_t *memory;    /* the memfd */
+    uint8_t *memory; /* the memfd */
     uint64_t memory_bytes;
     struct mqd_local_header *header;
     struct mqd_local_submission *submissions;
@@ -59,18 +70,20 @@ struct mqd_client {
     uint32_t submission_count, reply_bytes;
     uint64_t data_bytes, request_bytes; /* of data_bytes: C3 */
 
-    uint64_t tail;      /* with what is not published yet */
+    uint64_t tail; /* with what is not published yet */
     uint64_t published;
-    uint64_t head;      /* wait: as last dealt with */
+    uint64_t head; /* wait: as last dealt with */
     uint64_t reply_head;
     uint32_t unanswered; /* submissions before `tail` that are answered by being passed */
     uint32_t wants_room; /* wait: somebody looks for submission_head */
-    uint32_t signalled;  /* wait: to_client or wake_fd was written, or something was taken in by other calls than mqd_client_poll */
+    /* wait: to_client or wake_fd was written, or something was taken in by other calls than
+     * mqd_client_poll */
+    uint32_t signalled;
     bool polling;
-    struct mqd_submitted *submitted; /* submission_count of them */
+    struct mqd_submitted *submitted;     /* submission_count of them */
     uint64_t request_tail, request_head; /* bytes of the ring of requests, ever growing */
 
-    uint8_t length[4];  /* the length word of the next one; `length_arrived` of its bytes are here */
+    uint8_t length[4]; /* the length word of the next one; `length_arrived` of its bytes are here */
     uint32_t length_arrived;
     struct mqd_response *arriving; /* begun in the reply ring; `arrived` of its bytes are here */
     uint32_t arrived;
@@ -79,7 +92,7 @@ struct mqd_client {
     struct mqd_producer *producer; /* one at a time */
     uint32_t producer_serial;
 
-    void *reader_state; /* the readers' own: mappings and questions on the socket */
+    void *reader_state;                                    /* the readers' own: mappings and questions on the socket */
     void (*reader_state_close)(struct mqd_client *client); /* called by mqd_client_close, also in a fork's child */
     char client_id[64];
 };
@@ -88,9 +101,11 @@ struct mqd_client {
 int mqd_client_check(const struct mqd_client *client);
 /* Ends the attachment: EPIPE, or MQD_E_CORRUPT with a message. Returns -1. */
 int mqd_client_fail(struct mqd_client *client, int code, const char *message);
-/* Takes in replies and passed submissions, wakes nobody, frees no response that the caller may hold. */
+/* Takes in replies and passed submissions, wakes nobody, frees no response that the caller may
+ * hold. */
 int mqd_client_take(struct mqd_client *client);
-/* One submission, of bytes that lie in `data`; false: the ring is full. Not visible before mqd_client_flush. */
+/* One submission, of bytes that lie in `data`; false: the ring is full. Not visible before
+ * mqd_client_flush. */
 bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_bytes, struct mqd_submitted submitted);
 
 /* client/fork.c: the list of all clients of this process. */
@@ -98,9 +113,12 @@ void mqd_client_enlist(struct mqd_client *client);
 void mqd_client_delist(struct mqd_client *client);
 
 /* client/producer.c: called by the attachment */
-int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes); /* from the correlation id on; -1: not a response that could be */
-void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch);                            /* acks=0 */
-void mqd_producer_pump(struct mqd_producer *producer);                                                 /* sends what waited for an answer */
-void mqd_producer_on_close(struct mqd_producer *producer);                                             /* the attachment goes: the producer is without one until it is moved */
+/* from the correlation id on; -1: not a response that could be */
+int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes);
+void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch); /* acks=0 */
+/* sends what waited for an answer */
+void mqd_producer_pump(struct mqd_producer *producer);
+/* the attachment goes: the producer is without one until it is moved */
+void mqd_producer_on_close(struct mqd_producer *producer);
 
 #endif

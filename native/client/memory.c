@@ -15,7 +15,8 @@ int mqd_client_memory_open(struct mqd_client_memory *memory, uint64_t size_bytes
     while (size_bytes / chunk_bytes > CHUNK_COUNT_MAX)
         chunk_bytes *= 2;
     uint32_t count = (uint32_t)(size_bytes / chunk_bytes), words = (count + 63) / 64;
-    *memory = (struct mqd_client_memory){.used = calloc(words ? words : 1, 8), .chunk_bytes = chunk_bytes, .chunk_count = count, .free_count = count};
+    *memory = (struct mqd_client_memory){
+        .used = calloc(words ? words : 1, 8), .chunk_bytes = chunk_bytes, .chunk_count = count, .free_count = count};
     if (!memory->used)
         return mqd_error_set_static(ENOMEM, "no memory for a producer's map of its batches");
     if (count % 64)

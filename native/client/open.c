@@ -1,4 +1,5 @@
-/* Attaching: hello, welcome, four descriptors, and what is mapped and checked before the first request. The protocol: shm/local_layout.h. */
+/* Attaching: hello, welcome, four descriptors, and what is mapped and checked before the first
+ * request. The protocol: shm/local_layout.h. */
 #include "client/internal.h"
 
 #include <errno.h>
@@ -40,7 +41,8 @@ static int connect_to(const char *path, uint32_t timeout_ms)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (!path || !*path || strlen(path) >= sizeof address.sun_path)
-        return mqd_error_set(MQD_E_INVALID, "the path of the broker's client socket has to have 1 to %zu bytes", sizeof address.sun_path - 1);
+        return mqd_error_set(MQD_E_INVALID, "the path of the broker's client socket has to have 1 to %zu bytes",
+                             sizeof address.sun_path - 1);
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -56,24 +58,33 @@ static int connect_to(const char *path, uint32_t timeout_ms)
         return fd;
     close(fd);
     if (error == ENOENT || error == ECONNREFUSED)
-        return mqd_error_system(error, "no broker listens at %s: is it running, and does local.socket.permissions let this user see it", path);
+        return mqd_error_system(
+            error, "no broker listens at %s: is it running, and does local.socket.permissions let this user see it",
+            path);
     if (error == EACCES || error == EPERM)
-        return mqd_error_system(error, "%s may not be used by this user: the broker's property local.socket.permissions says who may", path);
+        return mqd_error_system(
+            error, "%s may not be used by this user: the broker's property local.socket.permissions says who may",
+            path);
     return mqd_error_system(error, "%s does not take a connection", path);
 }
 
 static int say_hello(int fd, const struct mqd_client_options *options)
 {
-    struct mqd_local_hello hello = {
-        .magic = MQD_LOCAL_MAGIC, .layout_version = MQD_LOCAL_LAYOUT_VERSION, .submission_count = options->submission_count, .abi_hash = mqd_local_abi_hash(),
-        .data_bytes = options->data_bytes, .reply_bytes = options->reply_bytes};
+    struct mqd_local_hello hello = {.magic = MQD_LOCAL_MAGIC,
+                                    .layout_version = MQD_LOCAL_LAYOUT_VERSION,
+                                    .submission_count = options->submission_count,
+                                    .abi_hash = mqd_local_abi_hash(),
+                                    .data_bytes = options->data_bytes,
+                                    .reply_bytes = options->reply_bytes};
     if (options->client_id)
         strncpy(hello.client_id, options->client_id, sizeof hello.client_id - 1);
     ssize_t sent;
     do
         sent = send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    return sent == (ssize_t)sizeof hello ? 0 : mqd_error_system(sent < 0 ? errno : EIO, "the broker does not listen to the hello");
+    return sent == (ssize_t)sizeof hello
+               ? 0
+               : mqd_error_system(sent < 0 ? errno : EIO, "the broker does not listen to the hello");
 }
 
 static void take_descriptors(struct msghdr *message, struct attached *out)
@@ -100,57 +111,72 @@ static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct attach
         char bytes[CMSG_SPACE(sizeof(int) * (MQD_LOCAL_FD_COUNT + 4))];
     } control;
     struct iovec part = {.iov_base = welcome, .iov_len = sizeof *welcome};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     ssize_t size;
     do
         size = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
     while (size < 0 && errno == EINTR);
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return mqd_error_system(ETIMEDOUT, "the broker has not welcomed this client in time: it is starting, or has no worker");
+        return mqd_error_system(ETIMEDOUT,
+                                "the broker has not welcomed this client in time: it is starting, or has no worker");
     if (size < 0)
         return mqd_error_system(errno, "no welcome came from the broker");
     take_descriptors(&message, out);
     if (size == 0)
-        return mqd_error_set(EPIPE, "the broker closed the socket instead of a welcome: it is stopping, or its worker has just ended; attach again");
+        return mqd_error_set(EPIPE, "the broker closed the socket instead of a welcome: it is stopping, or its worker "
+                                    "has just ended; attach again");
     if (size != (ssize_t)sizeof *welcome || welcome->magic != MQD_LOCAL_MAGIC || (message.msg_flags & MSG_TRUNC))
         return mqd_error_set(MQD_E_LAYOUT, "the broker's welcome is %zd bytes of another protocol" OTHER_BUILD, size);
     welcome->reason[sizeof welcome->reason - 1] = 0;
     if (welcome->error)
         return mqd_error_set(welcome->error, "the broker refuses this client: %s", welcome->reason);
     if (out->fd_count != MQD_LOCAL_FD_COUNT || (message.msg_flags & MSG_CTRUNC))
-        return mqd_error_set(EMFILE, "%u of %d descriptors came with the welcome: this process may open no more (ulimit -n)", out->fd_count, MQD_LOCAL_FD_COUNT);
+        return mqd_error_set(EMFILE,
+                             "%u of %d descriptors came with the welcome: this process may open no more (ulimit -n)",
+                             out->fd_count, MQD_LOCAL_FD_COUNT);
     return 0;
 }
 
-/* All in the file, none over another, sizes that can be: whoever made the memory means what we mean. */
+/* All in the file, none over another, sizes that can be: whoever made the memory means what we
+ * mean. */
 static bool geometry_fits(const struct mqd_local_header *header, uint64_t total)
 {
     uint64_t submissions = (uint64_t)header->submission_count * sizeof(struct mqd_local_submission);
-    return header->total_bytes == total && header->submission_count && header->submission_count <= MQD_LOCAL_SUBMISSION_COUNT_MAX &&
-           (header->submission_count & (header->submission_count - 1)) == 0 && header->reply_bytes >= MQD_LOCAL_REPLY_BYTES_MIN &&
-           header->reply_bytes <= MQD_LOCAL_REPLY_BYTES_MAX && (header->reply_bytes & (header->reply_bytes - 1)) == 0 && header->data_bytes >= MQD_LOCAL_DATA_BYTES_MIN &&
-           header->data_bytes <= MQD_LOCAL_DATA_BYTES_MAX && header->submissions_offset >= sizeof *header && header->submissions_offset % 64 == 0 &&
-           header->replies_offset >= header->submissions_offset + submissions && header->data_offset >= header->replies_offset + header->reply_bytes &&
-           header->submissions_offset <= total && header->replies_offset <= total && header->data_offset <= total && header->data_bytes <= total - header->data_offset;
+    return header->total_bytes == total && header->submission_count &&
+           header->submission_count <= MQD_LOCAL_SUBMISSION_COUNT_MAX &&
+           (header->submission_count & (header->submission_count - 1)) == 0 &&
+           header->reply_bytes >= MQD_LOCAL_REPLY_BYTES_MIN && header->reply_bytes <= MQD_LOCAL_REPLY_BYTES_MAX &&
+           (header->reply_bytes & (header->reply_bytes - 1)) == 0 && header->data_bytes >= MQD_LOCAL_DATA_BYTES_MIN &&
+           header->data_bytes <= MQD_LOCAL_DATA_BYTES_MAX && header->submissions_offset >= sizeof *header &&
+           header->submissions_offset % 64 == 0 && header->replies_offset >= header->submissions_offset + submissions &&
+           header->data_offset >= header->replies_offset + header->reply_bytes && header->submissions_offset <= total &&
+           header->replies_offset <= total && header->data_offset <= total &&
+           header->data_bytes <= total - header->data_offset;
 }
 
 static int map_memory(struct mqd_client *client, int fd, uint64_t total)
 {
     struct stat stat;
     if (fstat(fd, &stat) || (uint64_t)stat.st_size != total || total < sizeof(struct mqd_local_header))
-        return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory has not the %llu bytes of its welcome" OTHER_BUILD, (unsigned long long)total);
+        return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory has not the %llu bytes of its welcome" OTHER_BUILD,
+                             (unsigned long long)total);
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory is not sealed against shrinking" OTHER_BUILD);
     void *memory = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED)
-        return mqd_error_system(errno, "the attachment's memory of %llu bytes cannot be mapped", (unsigned long long)total);
+        return mqd_error_system(errno, "the attachment's memory of %llu bytes cannot be mapped",
+                                (unsigned long long)total);
     madvise(memory, total, MADV_DONTFORK);
     client->memory = memory;
     client->memory_bytes = total;
     struct mqd_local_header *header = client->header = memory;
-    if (header->magic != MQD_LOCAL_MAGIC || header->layout_version != MQD_LOCAL_LAYOUT_VERSION || header->abi_hash != mqd_local_abi_hash())
-        return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory has layout version %u, this client knows %u" OTHER_BUILD, header->layout_version, MQD_LOCAL_LAYOUT_VERSION);
+    if (header->magic != MQD_LOCAL_MAGIC || header->layout_version != MQD_LOCAL_LAYOUT_VERSION ||
+        header->abi_hash != mqd_local_abi_hash())
+        return mqd_error_set(MQD_E_LAYOUT,
+                             "the attachment's memory has layout version %u, this client knows %u" OTHER_BUILD,
+                             header->layout_version, MQD_LOCAL_LAYOUT_VERSION);
     if (!geometry_fits(header, total))
         return mqd_error_set(MQD_E_LAYOUT, "the attachment's memory does not hold what its header says" OTHER_BUILD);
     client->submissions = (struct mqd_local_submission *)(client->memory + header->submissions_offset);
@@ -176,7 +202,8 @@ static int map_control(struct mqd_client *client, int fd)
     if (mqd_control_attach(control, client->control_bytes))
         return -1;
     if (client->worker >= mqd_control_worker_count(control))
-        return mqd_error_set(MQD_E_LAYOUT, "the welcome came from worker %u, and the broker has %u" OTHER_BUILD, client->worker, mqd_control_worker_count(control));
+        return mqd_error_set(MQD_E_LAYOUT, "the welcome came from worker %u, and the broker has %u" OTHER_BUILD,
+                             client->worker, mqd_control_worker_count(control));
     client->worker_slot = mqd_control_worker(control, client->worker);
     client->worker_generation = mqd_endpoint_generation(control, client->worker);
     return 0;
@@ -199,7 +226,8 @@ static int attach(struct mqd_client *client, const struct mqd_client_options *op
         fcntl(client->to_client_fd, F_SETFL, fcntl(client->to_client_fd, F_GETFL) | O_NONBLOCK);
         attached.fds[1] = attached.fds[3]; /* memfd and control segment are not needed once they are mapped */
         attached.fd_count = 2;
-        result = map_memory(client, attached.fds[0], welcome.total_bytes) || map_control(client, attached.fds[1]) ? -1 : 0;
+        result =
+            map_memory(client, attached.fds[0], welcome.total_bytes) || map_control(client, attached.fds[1]) ? -1 : 0;
     }
     attached_close(&attached);
     return result;
@@ -218,11 +246,13 @@ static int complete(const struct mqd_client_options *given, struct mqd_client_op
     out->submission_count = given->submission_count ? given->submission_count : SUBMISSION_COUNT_USUAL;
     out->timeout_ms = given->timeout_ms ? given->timeout_ms : TIMEOUT_MS_USUAL;
     if (out->data_bytes < MQD_LOCAL_DATA_BYTES_MIN || out->data_bytes > MQD_LOCAL_DATA_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "data_bytes is %llu; from 64 KiB to 1 GiB are possible", (unsigned long long)out->data_bytes);
+        return mqd_error_set(MQD_E_INVALID, "data_bytes is %llu; from 64 KiB to 1 GiB are possible",
+                             (unsigned long long)out->data_bytes);
     if (out->reply_bytes < MQD_LOCAL_REPLY_BYTES_MIN || out->reply_bytes > MQD_LOCAL_REPLY_BYTES_MAX)
         return mqd_error_set(MQD_E_INVALID, "reply_bytes is %u; from 4 KiB to 16 MiB are possible", out->reply_bytes);
     if (out->submission_count > MQD_LOCAL_SUBMISSION_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "submission_count is %u; up to %u are possible", out->submission_count, MQD_LOCAL_SUBMISSION_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "submission_count is %u; up to %u are possible", out->submission_count,
+                             MQD_LOCAL_SUBMISSION_COUNT_MAX);
     out->reply_bytes = power_of_two_from(out->reply_bytes);
     out->submission_count = power_of_two_from(out->submission_count);
     return 0;

@@ -1,10 +1,12 @@
-/* Which partition a key belongs to, by librdkafka's partitioners; murmur2 is also the Java client's. A key has to go where other clients send it: the numbers are the contract.
+/* Which partition a key belongs to, by librdkafka's partitioners; murmur2 is also the Java
+ * client's. A key has to go where other clients send it: the numbers are the contract.
  *
- *   consistent  CRC-32 (zlib's) of the key; no key is the empty key          consistent_random  no key or an empty one: anywhere
- *   murmur2     Java's murmur2, sign bit off; no key is the empty key        murmur2_random     no key: anywhere
+ *   consistent  CRC-32 (zlib's) of the key; no key is the empty key          consistent_random  no key or an empty one:
+ * anywhere murmur2     Java's murmur2, sign bit off; no key is the empty key        murmur2_random     no key: anywhere
  *   fnv1a       Sarama's FNV-1a (absolute value); no key is the empty key    fnv1a_random       no key: anywhere
  *
- * Source: librdkafka's CONFIGURATION.md (`partitioner`), Austin Appleby's MurmurHash2, RFC 1952 (CRC-32), the FNV draft by Fowler, Noll, Vo.
+ * Source: librdkafka's CONFIGURATION.md (`partitioner`), Austin Appleby's MurmurHash2, RFC 1952
+ * (CRC-32), the FNV draft by Fowler, Noll, Vo.
  */
 #include "client/client.h"
 
@@ -71,7 +73,8 @@ static int32_t anywhere(int32_t partition_count, uint64_t *state)
     return (int32_t)(((z ^ (z >> 31)) >> 32) * (uint32_t)partition_count >> 32);
 }
 
-int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count, uint64_t *random_state)
+int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count,
+                          uint64_t *random_state)
 {
     if (partition_count < 1)
         return -1;
@@ -81,32 +84,39 @@ int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_
         if (size == 0)
             return anywhere(partition_count, random_state);
         return (int32_t)(crc32(key, size) % count);
-    case MQD_PARTITIONER_CONSISTENT: return (int32_t)(crc32(key, size) % count);
+    case MQD_PARTITIONER_CONSISTENT:
+        return (int32_t)(crc32(key, size) % count);
     case MQD_PARTITIONER_MURMUR2_RANDOM:
         if (key_bytes < 0)
             return anywhere(partition_count, random_state);
         return (int32_t)((murmur2(key, size) & INT32_MAX) % count);
-    case MQD_PARTITIONER_MURMUR2: return (int32_t)((murmur2(key, size) & INT32_MAX) % count);
+    case MQD_PARTITIONER_MURMUR2:
+        return (int32_t)((murmur2(key, size) & INT32_MAX) % count);
     case MQD_PARTITIONER_FNV1A_RANDOM:
         if (key_bytes < 0)
             return anywhere(partition_count, random_state);
         return (int32_t)(fnv1a(key, size) % count);
-    case MQD_PARTITIONER_FNV1A: return (int32_t)(fnv1a(key, size) % count);
-    default: return anywhere(partition_count, random_state);
+    case MQD_PARTITIONER_FNV1A:
+        return (int32_t)(fnv1a(key, size) % count);
+    default:
+        return anywhere(partition_count, random_state);
     }
 }
 
-int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count, int32_t partition_count, int32_t without_key, int32_t *partitions)
+int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count,
+                       int32_t partition_count, int32_t without_key, int32_t *partitions)
 {
     bool by_key = partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || partitioner == MQD_PARTITIONER_FNV1A_RANDOM;
     if (!by_key || partition_count < 1 || without_key < 0 || without_key >= partition_count)
-        return mqd_error_set(MQD_E_INVALID, "partitioner %u over %d partitions, without a key %d", partitioner, partition_count, without_key);
+        return mqd_error_set(MQD_E_INVALID, "partitioner %u over %d partitions, without a key %d", partitioner,
+                             partition_count, without_key);
     for (uint32_t i = 0; i < count; i++) {
         int32_t size_bytes = key_bytes ? key_bytes[i] : -1;
         if (size_bytes < -1)
             return mqd_error_set(MQD_E_INVALID, "a key of %d bytes", size_bytes);
         if (partitions[i] < 0)
-            partitions[i] = size_bytes < 0 ? without_key : mqd_partition_for(partitioner, keys, size_bytes, partition_count, NULL);
+            partitions[i] =
+                size_bytes < 0 ? without_key : mqd_partition_for(partitioner, keys, size_bytes, partition_count, NULL);
         if (size_bytes > 0)
             keys += size_bytes;
     }

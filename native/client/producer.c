@@ -1,4 +1,5 @@
-/* The producer's batches from closed to answered: order, sending, answers, outcomes, again. States and invariants: client/producer.h; records come in by client/append.c. */
+/* The producer's batches from closed to answered: order, sending, answers, outcomes, again. States
+ * and invariants: client/producer.h; records come in by client/append.c. */
 #include "client/producer.h"
 
 #include <errno.h>
@@ -11,8 +12,18 @@
 #include "wire/cursor.h"
 
 enum { DUPLICATE_SEQUENCE_NUMBER = 46 };
-enum { BATCH_LENGTH_AT = 8, CRC_AT = 17, ATTRIBUTES_AT = 21, LAST_OFFSET_DELTA_AT = 23, BASE_TIMESTAMP_AT = 27, MAX_TIMESTAMP_AT = 35, PRODUCER_ID_AT = 43, PRODUCER_EPOCH_AT = 51,
-       BASE_SEQUENCE_AT = 53, RECORD_COUNT_AT = 57 };
+enum {
+    BATCH_LENGTH_AT = 8,
+    CRC_AT = 17,
+    ATTRIBUTES_AT = 21,
+    LAST_OFFSET_DELTA_AT = 23,
+    BASE_TIMESTAMP_AT = 27,
+    MAX_TIMESTAMP_AT = 35,
+    PRODUCER_ID_AT = 43,
+    PRODUCER_EPOCH_AT = 51,
+    BASE_SEQUENCE_AT = 53,
+    RECORD_COUNT_AT = 57
+};
 #define CORRELATION_AT 4
 
 #define BATCH_OF(node_) MQD_CONTAINER(node_, struct mqd_producer_batch, node)
@@ -22,7 +33,8 @@ static bool idempotent(const struct mqd_producer *producer)
     return producer->options.producer_id >= 0;
 }
 
-/* ---- memory and entries --------------------------------------------------------------------------------------------- */
+/* ---- memory and entries
+ * --------------------------------------------------------------------------------------------- */
 
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
@@ -51,7 +63,8 @@ static struct mqd_producer_batch *batch_numbered(struct mqd_producer *producer, 
     return place < producer->batches_begun && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
 }
 
-/* ---- the bytes ------------------------------------------------------------------------------------------------------ */
+/* ---- the bytes
+ * ------------------------------------------------------------------------------------------------------ */
 
 static uint32_t head_bytes(const struct mqd_producer_batch *batch)
 {
@@ -63,7 +76,9 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
     const struct mqd_producer_topic *topic = batch->partition->topic;
     uint8_t *header = mqd_producer_data(producer) + batch->place, *at = header - head_bytes(batch);
     memcpy(at, topic->prefix, topic->prefix_bytes);
-    mqd_put_be32(at + CORRELATION_AT, MQD_CLIENT_CORRELATION_PRODUCER | (producer->serial & 0x3ff) << MQD_PRODUCER_BATCH_BITS | place_of(producer, batch));
+    mqd_put_be32(at + CORRELATION_AT, MQD_CLIENT_CORRELATION_PRODUCER |
+                                          (producer->serial & 0x3ff) << MQD_PRODUCER_BATCH_BITS |
+                                          place_of(producer, batch));
     at = mqd_put_be32(at + topic->prefix_bytes, (uint32_t)batch->partition->index);
     mqd_put_unsigned_varint(at, batch->size_bytes + 1);
     memset(header + batch->size_bytes, 0, MQD_PRODUCER_TAIL_BYTES);
@@ -91,27 +106,32 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
     batch->stamped_identity = producer->identity;
 }
 
-/* ---- order ---------------------------------------------------------------------------------------------------------- */
+/* ---- order
+ * ---------------------------------------------------------------------------------------------------------- */
 
-/* Finds what is to be sent next after something has failed: nothing before its time. A batch that was sent before one that stands before it will fail too, or has been written out
- * of turn; either way what is behind it waits for its answer. */
+/* Finds what is to be sent next after something has failed: nothing before its time. A batch that
+ * was sent before one that stands before it will fail too, or has been written out of turn; either
+ * way what is behind it waits for its answer. */
 static void settle(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
     uint64_t last = 0;
     struct mqd_node *node = partition->closed.next;
-    for (; node != &partition->closed && BATCH_OF(node)->state == MQD_BATCH_SENT && BATCH_OF(node)->sent_serial > last; node = node->next, sent++)
+    for (; node != &partition->closed && BATCH_OF(node)->state == MQD_BATCH_SENT && BATCH_OF(node)->sent_serial > last;
+         node = node->next, sent++)
         last = BATCH_OF(node)->sent_serial;
     bool blocked = node == &partition->closed || BATCH_OF(node)->state == MQD_BATCH_SENT;
     partition->next = blocked ? NULL : BATCH_OF(node);
     partition->disturbed = sent < partition->inflight;
 }
 
-/* At the close, while the records are in the caches: with the sequence that it will have if nothing before it is dropped. */
+/* At the close, while the records are in the caches: with the sequence that it will have if nothing
+ * before it is dropped. */
 void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     struct mqd_producer_partition *partition = batch->partition;
-    bool waiting = !mqd_list_empty(&partition->closed) && BATCH_OF(partition->closed.previous)->sequence_identity != producer->identity;
+    bool waiting = !mqd_list_empty(&partition->closed) &&
+                   BATCH_OF(partition->closed.previous)->sequence_identity != producer->identity;
     if (!waiting)
         partition->planned_sequence = partition->next_sequence;
     stamp(producer, batch, partition->planned_sequence);
@@ -125,7 +145,8 @@ void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer
         partition->next = batch;
 }
 
-/* ---- sending -------------------------------------------------------------------------------------------------------- */
+/* ---- sending
+ * -------------------------------------------------------------------------------------------------------- */
 
 static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
@@ -135,8 +156,11 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     if (batch->stamped_identity != producer->identity || batch->base_sequence != sequence)
         stamp(producer, batch, sequence);
     uint32_t head = head_bytes(batch);
-    struct mqd_submitted submitted = {.kind = producer->options.acks ? MQD_SUBMITTED_BATCH : MQD_SUBMITTED_BATCH_UNANSWERED, .batch = place_of(producer, batch)};
-    if (!mqd_client_push(producer->client, batch->place - head, head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES, submitted))
+    struct mqd_submitted submitted = {.kind =
+                                          producer->options.acks ? MQD_SUBMITTED_BATCH : MQD_SUBMITTED_BATCH_UNANSWERED,
+                                      .batch = place_of(producer, batch)};
+    if (!mqd_client_push(producer->client, batch->place - head, head + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES,
+                         submitted))
         return false;
     if (fresh) {
         batch->sequence_identity = producer->identity;
@@ -150,8 +174,10 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     return true;
 }
 
-/* An idempotent batch that is sent again is sent alone: what went out with it could push it out of the five batches that the broker remembers, while its own answer is lost again. */
-static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition, const struct mqd_producer_batch *batch)
+/* An idempotent batch that is sent again is sent alone: what went out with it could push it out of
+ * the five batches that the broker remembers, while its own answer is lost again. */
+static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition,
+                     const struct mqd_producer_batch *batch)
 {
     if (batch->state != MQD_BATCH_QUEUED || partition->inflight >= producer->options.inflight_max)
         return false;
@@ -194,7 +220,10 @@ static void mark_ready(struct mqd_producer *producer, struct mqd_producer_partit
 int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything)
 {
     if (!producer->client || mqd_client_check(producer->client))
-        return producer->client ? -1 : mqd_error_set_static(EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
+        return producer->client
+                   ? -1
+                   : mqd_error_set_static(
+                         EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
     mqd_producer_close_all(producer, everything ? INT64_MAX : now_us - producer->options.linger_us);
     mqd_producer_pump(producer);
     mqd_client_flush(producer->client);
@@ -205,13 +234,16 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 {
     if (mqd_list_empty(&producer->open))
         return INT64_MAX;
-    return MQD_CONTAINER(producer->open.next, struct mqd_producer_batch, lingering)->opened_us + producer->options.linger_us;
+    return MQD_CONTAINER(producer->open.next, struct mqd_producer_batch, lingering)->opened_us +
+           producer->options.linger_us;
 }
 
-/* ---- answers -------------------------------------------------------------------------------------------------------- */
+/* ---- answers
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* P4, or what is to be told. */
-static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
+static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
+                  int64_t log_append_time_ms)
 {
     bool first = batch->partition->closed.next == &batch->node;
     if (error && idempotent(producer) && !first) {
@@ -230,7 +262,8 @@ static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batc
     }
 }
 
-static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
+static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
+                    int64_t log_append_time_ms)
 {
     struct mqd_producer_partition *partition = batch->partition;
     partition->inflight--;
@@ -249,23 +282,30 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
 }
 
 /* Produce v9..12: one topic, one partition; the rest is skipped over. */
-static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error, int64_t *base_offset, int64_t *log_append_time_ms)
+static int parse_answer(const uint8_t *bytes, uint32_t size_bytes, int32_t *index, int16_t *error, int64_t *base_offset,
+                        int64_t *log_append_time_ms)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
     int32_t correlation, count, message, at;
     int64_t log_start_offset;
     struct mqd_text text;
-    if (mqd_take_i32(&cursor, "correlation id", &correlation) || mqd_skip_tags(&cursor, true) || mqd_take_count(&cursor, true, "responses", 3, &count) || count != 1 ||
-        mqd_take_text(&cursor, true, false, "topic name", &text) || mqd_take_count(&cursor, true, "partition_responses", 4, &count) || count != 1 ||
-        mqd_take_i32(&cursor, "index", index) || mqd_take_i16(&cursor, "error code", error) || mqd_take_i64(&cursor, "base offset", base_offset) ||
-        mqd_take_i64(&cursor, "log append time", log_append_time_ms) || mqd_take_i64(&cursor, "log start offset", &log_start_offset) ||
+    if (mqd_take_i32(&cursor, "correlation id", &correlation) || mqd_skip_tags(&cursor, true) ||
+        mqd_take_count(&cursor, true, "responses", 3, &count) || count != 1 ||
+        mqd_take_text(&cursor, true, false, "topic name", &text) ||
+        mqd_take_count(&cursor, true, "partition_responses", 4, &count) || count != 1 ||
+        mqd_take_i32(&cursor, "index", index) || mqd_take_i16(&cursor, "error code", error) ||
+        mqd_take_i64(&cursor, "base offset", base_offset) ||
+        mqd_take_i64(&cursor, "log append time", log_append_time_ms) ||
+        mqd_take_i64(&cursor, "log start offset", &log_start_offset) ||
         mqd_take_count(&cursor, true, "record errors", 6, &count))
         return -1;
     for (int32_t i = 0; i < count; i++)
-        if (mqd_take_i32(&cursor, "batch index", &at) || mqd_take_text(&cursor, true, true, "record error", &text) || mqd_skip_tags(&cursor, true))
+        if (mqd_take_i32(&cursor, "batch index", &at) || mqd_take_text(&cursor, true, true, "record error", &text) ||
+            mqd_skip_tags(&cursor, true))
             return -1;
-    return mqd_take_text(&cursor, true, true, "error message", &text) || mqd_skip_tags(&cursor, true) || mqd_skip_tags(&cursor, true) ||
-                   mqd_take_i32(&cursor, "throttle time", &message) || mqd_skip_tags(&cursor, true)
+    return mqd_take_text(&cursor, true, true, "error message", &text) || mqd_skip_tags(&cursor, true) ||
+                   mqd_skip_tags(&cursor, true) || mqd_take_i32(&cursor, "throttle time", &message) ||
+                   mqd_skip_tags(&cursor, true)
                ? -1
                : mqd_cursor_finished(&cursor, "Produce response");
 }
@@ -281,7 +321,8 @@ int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, 
     int32_t index;
     int16_t error;
     int64_t base_offset, log_append_time_ms;
-    if (parse_answer(bytes, size_bytes, &index, &error, &base_offset, &log_append_time_ms) || index != batch->partition->index)
+    if (parse_answer(bytes, size_bytes, &index, &error, &base_offset, &log_append_time_ms) ||
+        index != batch->partition->index)
         return -1;
     outcome(producer, batch, error, base_offset, log_append_time_ms);
     return 0;
@@ -293,7 +334,8 @@ void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t place)
         outcome(producer, &producer->batches[place], 0, -1, -1);
 }
 
-/* ---- what the caller decides ---------------------------------------------------------------------------------------- */
+/* ---- what the caller decides
+ * ---------------------------------------------------------------------------------------- */
 
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity)
 {
@@ -301,8 +343,12 @@ uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_deliv
     struct mqd_node *node;
     while (count < capacity && (node = mqd_list_pop(&producer->outcomes))) {
         struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, told);
-        out[count++] = (struct mqd_delivery){.batch = batch->number, .topic = batch->partition->topic->number, .partition = batch->partition->index,
-                                             .base_offset = batch->base_offset, .timestamp_ms = batch->log_append_time_ms, .record_count = (uint32_t)batch->record_count,
+        out[count++] = (struct mqd_delivery){.batch = batch->number,
+                                             .topic = batch->partition->topic->number,
+                                             .partition = batch->partition->index,
+                                             .base_offset = batch->base_offset,
+                                             .timestamp_ms = batch->log_append_time_ms,
+                                             .record_count = (uint32_t)batch->record_count,
                                              .error = batch->error};
         if (batch->state == MQD_BATCH_DONE) {
             batch->state = MQD_BATCH_FREE;
@@ -350,9 +396,11 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch)
 {
     if (producer->sent_count)
-        return mqd_error_set(MQD_E_INVALID, "%u batches are sent and unanswered: an identity changes between answers", producer->sent_count);
+        return mqd_error_set(MQD_E_INVALID, "%u batches are sent and unanswered: an identity changes between answers",
+                             producer->sent_count);
     if (producer_id < -1 || (producer_id >= 0 && producer_epoch < 0))
-        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)producer_id, producer_epoch);
+        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)producer_id,
+                             producer_epoch);
     producer->options.producer_id = producer_id;
     producer->options.producer_epoch = producer_epoch;
     if (idempotent(producer) && producer->options.inflight_max > 5)

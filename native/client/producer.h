@@ -1,18 +1,26 @@
-/* The producer among its own files: batches, partitions, and how a batch goes through its life. Public face: client/client.h.
+/* The producer among its own files: batches, partitions, and how a batch goes through its life.
+ * Public face: client/client.h.
  *
  *   OPEN -> QUEUED -> SENT -> (done) | FAILED -> QUEUED (retry) | (drop)
  *
- *   P1  a partition's batches stand in one list in the order of their records; only the last may be OPEN. They are sent in that order, and none is sent while one before it is
- *       QUEUED or FAILED, or is SENT but before one that stands before it was sent again: so what is sent again keeps its place.
- *   P2  a SENT batch's bytes are not touched: the worker may be copying them. Only the header of a batch that is about to be sent is written (stamp).
- *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity, and keeps it. So dropping what was never sent leaves no gap.
- *       It is sent again alone: nothing of its partition goes out beside it.
- *   P4  an answer for a SENT batch that is not the first of its list means that one before it has failed. If the producer is idempotent, an error of it is a consequence, or will
- *       come again: it goes back to QUEUED unreported.
- *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header, records, three closing bytes. The head's length is known only at the close
- *       (it ends with a varint of the batch's size), so it is put right before the batch then.
+ *   P1  a partition's batches stand in one list in the order of their records; only the last may be
+ *       OPEN. They are sent in that order, and none is sent while one before it is QUEUED or
+ *       FAILED, or is SENT but before one that stands before it was sent again: so what is sent
+ *       again keeps its place.
+ *   P2  a SENT batch's bytes are not touched: the worker may be copying them. Only the header of a
+ *       batch that is about to be sent is written (stamp).
+ *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
+ *       and keeps it. So dropping what was never sent leaves no gap. It is sent again alone:
+ *       nothing of its partition goes out beside it.
+ *   P4  an answer for a SENT batch that is not the first of its list means that one before it has
+ *       failed. If the producer is idempotent, an error of it is a consequence, or will come again:
+ *       it goes back to QUEUED unreported.
+ *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header,
+ *       records, three closing bytes. The head's length is known only at the close (it ends with a
+ *       varint of the batch's size), so it is put right before the batch then.
  *
- * Bounds: `batches` holds as many as there are chunks; what became of a batch keeps its entry until mqd_producer_deliveries has told it: full is full, whoever does not ask waits.
+ * Bounds: `batches` holds as many as there are chunks; what became of a batch keeps its entry until
+ * mqd_producer_deliveries has told it: full is full, whoever does not ask waits.
  */
 #ifndef MQD_CLIENT_PRODUCER_H
 #define MQD_CLIENT_PRODUCER_H
@@ -21,12 +29,19 @@
 #include "client/internal.h"
 #include "client/memory.h"
 
-#define MQD_PRODUCER_BATCH_BITS 20 /* a batch's number is serial << 20 | place in the table */
+#define MQD_PRODUCER_BATCH_BITS 20    /* a batch's number is serial << 20 | place in the table */
 #define MQD_PRODUCER_HEAD_BYTES_MAX 9 /* behind the topic's prefix: partition index, varint */
 #define MQD_PRODUCER_TAIL_BYTES 3     /* no tagged fields: partition, topic, request */
 #define MQD_RECORD_HEADERS_NONE 1
 
-enum mqd_batch_state { MQD_BATCH_FREE, MQD_BATCH_OPEN, MQD_BATCH_QUEUED, MQD_BATCH_SENT, MQD_BATCH_FAILED, MQD_BATCH_DONE };
+enum mqd_batch_state {
+    MQD_BATCH_FREE,
+    MQD_BATCH_OPEN,
+    MQD_BATCH_QUEUED,
+    MQD_BATCH_SENT,
+    MQD_BATCH_FAILED,
+    MQD_BATCH_DONE
+};
 
 struct mqd_producer_batch {
     struct mqd_node node;      /* in its partition's `closed`; free list */
@@ -34,20 +49,20 @@ struct mqd_producer_batch {
     struct mqd_node lingering; /* in the producer's `open` */
     struct mqd_producer_partition *partition;
     uint64_t number;
-    uint64_t place;            /* of the batch's header, in `data` */
+    uint64_t place; /* of the batch's header, in `data` */
     uint32_t first_chunk, chunk_count;
-    uint32_t size_bytes;       /* from the batch's header on */
-    uint32_t limit_bytes;      /* what size_bytes may become */
+    uint32_t size_bytes;  /* from the batch's header on */
+    uint32_t limit_bytes; /* what size_bytes may become */
     int32_t record_count;
     uint16_t attributes;
-    uint64_t sent_serial;      /* counts sendings */
+    uint64_t sent_serial; /* counts sendings */
     uint8_t state;
-    bool resent;               /* not for the first time under this identity */
-    bool abandoned;            /* SENT, and its caller has dropped it */
+    bool resent;    /* not for the first time under this identity */
+    bool abandoned; /* SENT, and its caller has dropped it */
     int64_t base_timestamp_ms, max_timestamp_ms;
     int64_t opened_us;
-    int32_t base_sequence;     /* as stamped */
-    uint32_t stamped_identity; /* 0 = not stamped */
+    int32_t base_sequence;      /* as stamped */
+    uint32_t stamped_identity;  /* 0 = not stamped */
     uint32_t sequence_identity; /* under which the sequence is fixed: P3 */
     int16_t error;
     int64_t base_offset, log_append_time_ms;
@@ -57,23 +72,23 @@ struct mqd_producer_partition {
     struct mqd_producer_topic *topic;
     int32_t index;
     uint32_t inflight;
-    uint32_t batch_count;      /* open and closed */
+    uint32_t batch_count; /* open and closed */
     struct mqd_producer_batch *open;
-    struct mqd_node closed;    /* QUEUED, SENT, FAILED */
+    struct mqd_node closed;          /* QUEUED, SENT, FAILED */
     struct mqd_producer_batch *next; /* the first of them that is not SENT; NULL also while it must wait (P1) */
-    bool disturbed;            /* one that is SENT stands behind one that is not, or that was sent after it */
-    struct mqd_node ready;     /* in the producer's `ready` when something may be sent */
-    int32_t next_sequence;     /* of the next batch that is sent for the first time */
-    int32_t planned_sequence;  /* of the next batch that is closed, if all before it are sent */
+    bool disturbed;                  /* one that is SENT stands behind one that is not, or that was sent after it */
+    struct mqd_node ready;           /* in the producer's `ready` when something may be sent */
+    int32_t next_sequence;           /* of the next batch that is sent for the first time */
+    int32_t planned_sequence;        /* of the next batch that is closed, if all before it are sent */
 };
 
 struct mqd_producer_topic {
     int32_t number;
     int32_t partition_count;
     uint32_t partitioner;
-    int32_t sticky;            /* where records without key go until that batch is closed; -1 = nowhere yet */
+    int32_t sticky; /* where records without key go until that batch is closed; -1 = nowhere yet */
     struct mqd_producer_partition **partitions;
-    uint8_t *prefix;           /* the request from the api key to the partition count */
+    uint8_t *prefix; /* the request from the api key to the partition count */
     uint32_t prefix_bytes;
     int16_t name_bytes;
     char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
@@ -83,19 +98,19 @@ struct mqd_producer {
     struct mqd_client *client; /* NULL: its attachment was closed */
     struct mqd_producer_options options;
     char *transactional_id;
-    uint32_t serial;           /* of producers on this attachment: in the correlation ids */
-    uint32_t identity;         /* counts mqd_producer_set_identity; from 1 */
-    uint64_t base;             /* of our part of `data` */
+    uint32_t serial;   /* of producers on this attachment: in the correlation ids */
+    uint32_t identity; /* counts mqd_producer_set_identity; from 1 */
+    uint64_t base;     /* of our part of `data` */
     struct mqd_client_memory memory;
     uint64_t used_bytes, used_bytes_max; /* in whole chunks */
     uint64_t outstanding_records;
     uint64_t random_state;
     uint64_t batch_serial, sent_serial;
     struct mqd_producer_batch *batches;
-    uint32_t batch_count;      /* entries of `batches` */
-    uint32_t batches_begun;    /* entries that were ever used; those beyond are untouched memory */
+    uint32_t batch_count;   /* entries of `batches` */
+    uint32_t batches_begun; /* entries that were ever used; those beyond are untouched memory */
     uint32_t sent_count;
-    uint32_t active_count;     /* partitions that have batches */
+    uint32_t active_count;           /* partitions that have batches */
     uint32_t open_count, live_count; /* batches that are OPEN; that have memory */
     struct mqd_node free, open, ready, outcomes;
     struct mqd_producer_topic **topics;
@@ -103,17 +118,24 @@ struct mqd_producer {
 };
 
 /* client/producer.c */
-bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition); /* sends what may be; false: no submission is free */
-void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);               /* its memory, its entry */
-void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch);           /* P5, and the closing bytes */
+/* sends what may be; false: no submission is free */
+bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition);
+/* its memory, its entry */
+void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);
+/* P5, and the closing bytes */
+void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 
-void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch);              /* closed: behind the others of its partition */
+/* closed: behind the others of its partition */
+void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 
 /* client/append.c */
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before_us);
 
-static inline uint8_t *mqd_producer_data(const struct mqd_producer *producer) { return producer->client->data; }
+static inline uint8_t *mqd_producer_data(const struct mqd_producer *producer)
+{
+    return producer->client->data;
+}
 
 /* Sequences wrap to 0 behind INT32_MAX. */
 static inline int32_t mqd_sequence_after(int32_t sequence, int32_t record_count)

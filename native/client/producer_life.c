@@ -22,15 +22,19 @@ static int check_options(const struct mqd_producer_options *options)
     if (options->acks < -1 || options->acks > 1)
         return mqd_error_set(MQD_E_INVALID, "acks is %d; -1, 0 and 1 are possible", options->acks);
     if (options->produce_version < VERSION_MIN || options->produce_version > VERSION_MAX)
-        return mqd_error_set(MQD_E_INVALID, "Produce version %d; %d to %d are possible", options->produce_version, VERSION_MIN, VERSION_MAX);
+        return mqd_error_set(MQD_E_INVALID, "Produce version %d; %d to %d are possible", options->produce_version,
+                             VERSION_MIN, VERSION_MAX);
     if (options->producer_id < -1 || (options->producer_id >= 0 && options->producer_epoch < 0))
-        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)options->producer_id, options->producer_epoch);
+        return mqd_error_set(MQD_E_INVALID, "producer id %lld with epoch %d is none", (long long)options->producer_id,
+                             options->producer_epoch);
     if (options->producer_id >= 0 && options->acks != -1)
         return mqd_error_set(MQD_E_INVALID, "an idempotent producer has acks=-1, not %d", options->acks);
     if (options->batch_bytes < BATCH_BYTES_MIN || options->batch_bytes > INT32_MAX)
-        return mqd_error_set(MQD_E_INVALID, "batch_bytes is %u; from %u to 2147483647 are possible", options->batch_bytes, BATCH_BYTES_MIN);
+        return mqd_error_set(MQD_E_INVALID, "batch_bytes is %u; from %u to 2147483647 are possible",
+                             options->batch_bytes, BATCH_BYTES_MIN);
     if (options->inflight_max < 1 || options->linger_us < 0)
-        return mqd_error_set(MQD_E_INVALID, "inflight_max is %u and linger_us %lld; from 1 and from 0 on are possible", options->inflight_max, (long long)options->linger_us);
+        return mqd_error_set(MQD_E_INVALID, "inflight_max is %u and linger_us %lld; from 1 and from 0 on are possible",
+                             options->inflight_max, (long long)options->linger_us);
     return 0;
 }
 
@@ -45,18 +49,22 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
             return -1;
         for (uint64_t at = client->head; at != client->tail; at++)
             if (client->submitted[at & (client->submission_count - 1)].kind != MQD_SUBMITTED_REQUEST)
-                return mqd_error_set(MQD_E_FULL, "what the producer before this one has sent is still being read: wait, then again");
+                return mqd_error_set(
+                    MQD_E_FULL, "what the producer before this one has sent is still being read: wait, then again");
     }
     if (mqd_client_memory_open(&producer->memory, client->data_bytes - client->request_bytes))
         return -1;
     if (producer->memory.chunk_count == 0) {
         mqd_client_memory_close(&producer->memory);
-        return mqd_error_set(MQD_E_INVALID, "the attachment's memory is all for requests: give it more data_bytes, or fewer request_bytes");
+        return mqd_error_set(
+            MQD_E_INVALID,
+            "the attachment's memory is all for requests: give it more data_bytes, or fewer request_bytes");
     }
     producer->base = client->request_bytes;
     producer->client = client;
     producer->serial = ++client->producer_serial;
-    uint64_t all = (uint64_t)producer->memory.chunk_count * producer->memory.chunk_bytes, wanted = producer->options.buffer_bytes_max;
+    uint64_t all = (uint64_t)producer->memory.chunk_count * producer->memory.chunk_bytes,
+             wanted = producer->options.buffer_bytes_max;
     producer->used_bytes_max = wanted && wanted < all ? wanted : all;
     client->producer = producer;
     return 0;
@@ -99,7 +107,8 @@ struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct m
         return NULL;
     }
     producer->batch_count = producer->memory.chunk_count;
-    producer->batches = calloc(producer->batch_count, sizeof *producer->batches); /* untouched entries are no memory yet */
+    /* untouched entries are no memory yet */
+    producer->batches = calloc(producer->batch_count, sizeof *producer->batches);
     if (producer->batches)
         return producer;
     mqd_producer_close(producer);
@@ -138,11 +147,13 @@ uint64_t mqd_client_free_bytes(const struct mqd_client *client)
     const struct mqd_producer *producer = client->producer;
     if (!producer)
         return client->request_bytes - (client->request_tail - client->request_head);
-    uint64_t free_bytes = (uint64_t)producer->memory.free_count * producer->memory.chunk_bytes, left = producer->used_bytes_max - producer->used_bytes;
+    uint64_t free_bytes = (uint64_t)producer->memory.free_count * producer->memory.chunk_bytes,
+             left = producer->used_bytes_max - producer->used_bytes;
     return free_bytes < left ? free_bytes : left;
 }
 
-/* ---- topics --------------------------------------------------------------------------------------------------------- */
+/* ---- topics
+ * --------------------------------------------------------------------------------------------------------- */
 
 static uint8_t *put_compact(uint8_t *at, const char *text, size_t size)
 {
@@ -154,7 +165,8 @@ static uint8_t *put_compact(uint8_t *at, const char *text, size_t size)
 static int make_prefix(const struct mqd_producer *producer, struct mqd_producer_topic *topic)
 {
     const struct mqd_producer_options *options = &producer->options;
-    size_t client_id_bytes = strlen(producer->client->client_id), id_bytes = options->transactional_id ? strlen(options->transactional_id) : 0;
+    size_t client_id_bytes = strlen(producer->client->client_id),
+           id_bytes = options->transactional_id ? strlen(options->transactional_id) : 0;
     topic->prefix = malloc(64 + client_id_bytes + id_bytes + (size_t)topic->name_bytes);
     if (!topic->prefix)
         return mqd_error_set_static(ENOMEM, "no memory for a topic");
@@ -181,7 +193,8 @@ static int grow(struct mqd_producer_topic *topic, int32_t partition_count)
 {
     if (partition_count <= topic->partition_count)
         return 0;
-    struct mqd_producer_partition **partitions = realloc(topic->partitions, (size_t)partition_count * sizeof *partitions);
+    struct mqd_producer_partition **partitions =
+        realloc(topic->partitions, (size_t)partition_count * sizeof *partitions);
     if (!partitions)
         return mqd_error_set_static(ENOMEM, "no memory for a topic's partitions");
     topic->partitions = partitions;
@@ -228,18 +241,23 @@ static struct mqd_producer_topic *topic_new(struct mqd_producer *producer, const
     return topic;
 }
 
-int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count, uint32_t partitioner)
+int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
+                           uint32_t partitioner)
 {
     size_t name_bytes = strlen(name);
     if (!producer->client)
-        return mqd_error_set_static(EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
+        return mqd_error_set_static(
+            EPIPE, "the producer's attachment is closed: attach again and move it (mqd_producer_move)");
     if (name_bytes == 0 || name_bytes > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "a topic's name has 1 to %d bytes, not %zu", MQD_TOPIC_NAME_BYTES_MAX, name_bytes);
+        return mqd_error_set(MQD_E_INVALID, "a topic's name has 1 to %d bytes, not %zu", MQD_TOPIC_NAME_BYTES_MAX,
+                             name_bytes);
     if (partition_count < 1 || partition_count > PARTITION_COUNT_MAX || partitioner > MQD_PARTITIONER_FNV1A_RANDOM)
-        return mqd_error_set(MQD_E_INVALID, "topic \"%s\" with %d partitions and partitioner %u", name, partition_count, partitioner);
+        return mqd_error_set(MQD_E_INVALID, "topic \"%s\" with %d partitions and partitioner %u", name, partition_count,
+                             partitioner);
     struct mqd_producer_topic *topic = NULL;
     for (int32_t i = 0; i < producer->topic_count && !topic; i++)
-        if ((size_t)producer->topics[i]->name_bytes == name_bytes && memcmp(producer->topics[i]->name, name, name_bytes) == 0)
+        if ((size_t)producer->topics[i]->name_bytes == name_bytes &&
+            memcmp(producer->topics[i]->name, name, name_bytes) == 0)
             topic = producer->topics[i];
     if (!topic && !(topic = topic_new(producer, name, name_bytes)))
         return -1;
@@ -247,7 +265,8 @@ int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int3
     return grow(topic, partition_count) ? -1 : topic->number;
 }
 
-/* ---- to another attachment ------------------------------------------------------------------------------------------ */
+/* ---- to another attachment
+ * ------------------------------------------------------------------------------------------ */
 
 struct move {
     struct mqd_client_memory memory; /* of the new attachment */
@@ -257,16 +276,20 @@ struct move {
 
 static bool has_bytes(const struct mqd_producer_batch *batch)
 {
-    return batch->chunk_count && (batch->state == MQD_BATCH_OPEN || batch->state == MQD_BATCH_QUEUED || batch->state == MQD_BATCH_SENT || batch->state == MQD_BATCH_FAILED) &&
+    return batch->chunk_count &&
+           (batch->state == MQD_BATCH_OPEN || batch->state == MQD_BATCH_QUEUED || batch->state == MQD_BATCH_SENT ||
+            batch->state == MQD_BATCH_FAILED) &&
            !batch->abandoned;
 }
 
-static uint32_t chunks_there(const struct mqd_producer *producer, const struct mqd_producer_batch *batch, const struct mqd_client_memory *there)
+static uint32_t chunks_there(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
+                             const struct mqd_client_memory *there)
 {
     return mqd_client_memory_chunks(there, (uint64_t)batch->chunk_count * producer->memory.chunk_bytes);
 }
 
-/* Reserves a run for every batch: all of them, or nothing is changed. In an empty area first fit leaves no gaps. */
+/* Reserves a run for every batch: all of them, or nothing is changed. In an empty area first fit
+ * leaves no gaps. */
 static int plan(const struct mqd_producer *producer, const struct mqd_client *to, struct move *move)
 {
     move->used_bytes = 0;
@@ -282,16 +305,19 @@ static int plan(const struct mqd_producer *producer, const struct mqd_client *to
         uint32_t chunks = chunks_there(producer, batch, &move->memory), got;
         move->first_chunks[i] = mqd_client_memory_take(&move->memory, chunks, chunks, &got);
         if (move->first_chunks[i] == UINT32_MAX)
-            return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, and %llu are to be moved", (unsigned long long)(to->data_bytes - to->request_bytes),
+            return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, and %llu are to be moved",
+                                 (unsigned long long)(to->data_bytes - to->request_bytes),
                                  (unsigned long long)producer->used_bytes);
         move->used_bytes += (uint64_t)chunks * move->memory.chunk_bytes;
     }
     return 0;
 }
 
-static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch *batch, struct mqd_client *to, const struct move *move, uint32_t first_chunk)
+static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch *batch, struct mqd_client *to,
+                       const struct move *move, uint32_t first_chunk)
 {
-    uint64_t offset = batch->place - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes); /* in its run */
+    /* in its run */
+    uint64_t offset = batch->place - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes);
     uint64_t place = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset;
     memcpy(to->data + place, producer->client->data + batch->place, batch->size_bytes);
     batch->chunk_count = chunks_there(producer, batch, &move->memory);
@@ -319,7 +345,9 @@ static void forget_sent(struct mqd_producer *producer)
         for (int32_t j = 0; j < producer->topics[i]->partition_count; j++) {
             struct mqd_producer_partition *partition = producer->topics[i]->partitions[j];
             partition->disturbed = false;
-            partition->next = mqd_list_empty(&partition->closed) ? NULL : MQD_CONTAINER(partition->closed.next, struct mqd_producer_batch, node);
+            partition->next = mqd_list_empty(&partition->closed)
+                                  ? NULL
+                                  : MQD_CONTAINER(partition->closed.next, struct mqd_producer_batch, node);
             if (partition->next && !mqd_list_linked(&partition->ready))
                 mqd_list_append(&producer->ready, &partition->ready);
         }
@@ -327,7 +355,9 @@ static void forget_sent(struct mqd_producer *producer)
 
 static int same_client_id(struct mqd_producer *producer, struct mqd_client *to)
 {
-    return strcmp(producer->client->client_id, to->client_id) == 0 ? 0 : mqd_error_set(MQD_E_INVALID, "a producer moves to an attachment of the same client id");
+    return strcmp(producer->client->client_id, to->client_id) == 0
+               ? 0
+               : mqd_error_set(MQD_E_INVALID, "a producer moves to an attachment of the same client id");
 }
 
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
@@ -335,11 +365,13 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     struct mqd_client *old = producer->client;
     struct move move = {.first_chunks = NULL};
     if (!old)
-        return mqd_error_set_static(MQD_E_INVALID, "the producer's attachment was closed before it moved: its batches are gone with it");
+        return mqd_error_set_static(
+            MQD_E_INVALID, "the producer's attachment was closed before it moved: its batches are gone with it");
     if (mqd_client_check(to) || same_client_id(producer, to))
         return -1;
     if (old->child || to->producer_serial)
-        return mqd_error_set_static(MQD_E_INVALID, "a producer moves to an attachment that had none before, in the process that opened it");
+        return mqd_error_set_static(
+            MQD_E_INVALID, "a producer moves to an attachment that had none before, in the process that opened it");
     mqd_client_take(old); /* what was answered before the end */
     if (plan(producer, to, &move)) {
         free(move.first_chunks);
@@ -352,7 +384,8 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     mqd_client_memory_close(&producer->memory);
     producer->memory = move.memory;
     producer->used_bytes = move.used_bytes;
-    uint64_t all = (uint64_t)move.memory.chunk_count * move.memory.chunk_bytes, wanted = producer->options.buffer_bytes_max;
+    uint64_t all = (uint64_t)move.memory.chunk_count * move.memory.chunk_bytes,
+             wanted = producer->options.buffer_bytes_max;
     producer->used_bytes_max = wanted && wanted < all ? wanted : all;
     free(move.first_chunks);
     producer->base = to->request_bytes;

@@ -1,9 +1,12 @@
-/* Walks one partition's segment files for a local client. Promises: client/reader.h; invariants: client/reader_state.h.
+/* Walks one partition's segment files for a local client. Promises: client/reader.h; invariants:
+ * client/reader_state.h.
  *
- *   next:  look at the slot -> (no mapping: ask where the position is) -> batch by batch: decode, CRC, transactions, records into columns -> stop
+ *   next:  look at the slot -> (no mapping: ask where the position is) -> batch by batch: decode,
+ *          CRC, transactions, records into columns -> stop
  *
- * The segment that is written to grows under the walk, up to the published high watermark; one that is sealed ends at its size, and the reader asks for the next. The broker
- * is asked again also when the slot is not the partition's any more: it, not the slot, says that a partition is gone.
+ * The segment that is written to grows under the walk, up to the published high watermark; one that
+ * is sealed ends at its size, and the reader asks for the next. The broker is asked again also when
+ * the slot is not the partition's any more: it, not the slot, says that a partition is gone.
  */
 #include "client/reader_state.h"
 
@@ -21,7 +24,8 @@
 #define ASK_COUNT_MAX 8 /* in one call: more is given back to the caller, who may have something else to do */
 #define STOP_NONE UINT32_MAX
 
-struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level)
+struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
+                                                  int32_t partition_index, int64_t offset, int8_t isolation_level)
 {
     struct mqd_segment_reader *reader = calloc(1, sizeof *reader);
     if (!reader || offset < 0) {
@@ -29,7 +33,9 @@ struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_sourc
         if (source->close)
             source->close(source->context);
         if (offset < 0)
-            mqd_error_set(MQD_E_INVALID, "a reader begins at an offset, not at %lld; ListOffsets tells the earliest and the latest", (long long)offset);
+            mqd_error_set(MQD_E_INVALID,
+                          "a reader begins at an offset, not at %lld; ListOffsets tells the earliest and the latest",
+                          (long long)offset);
         else
             mqd_error_set_static(ENOMEM, "out of memory for a reader");
         return NULL;
@@ -90,7 +96,8 @@ int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader)
     return reader->position;
 }
 
-int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids, const int64_t *first_offsets, uint32_t count, int64_t until_offset)
+int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
+                                   const int64_t *first_offsets, uint32_t count, int64_t until_offset)
 {
     return mqd_aborted_set(&reader->aborted, producer_ids, first_offsets, count, until_offset);
 }
@@ -123,20 +130,22 @@ static void leave(struct mqd_segment_reader *reader)
 /* ---- how far it may read ---- */
 
 struct bounds {
-    int64_t end_offset;            /* high watermark, or last stable offset */
+    int64_t end_offset; /* high watermark, or last stable offset */
     int64_t high_watermark_segment;
     uint32_t high_watermark_position;
 };
 
 static bool is_the_partition(const struct mqd_segment_reader *reader, const struct mqd_partition_view *view)
 {
-    return view->state != MQD_SLOT_FREE && view->state != MQD_SLOT_DELETING && view->partition_index == reader->partition_index &&
-           memcmp(view->topic_id, reader->topic_id, 16) == 0;
+    return view->state != MQD_SLOT_FREE && view->state != MQD_SLOT_DELETING &&
+           view->partition_index == reader->partition_index && memcmp(view->topic_id, reader->topic_id, 16) == 0;
 }
 
 static int64_t readable_end(const struct mqd_segment_reader *reader, const struct mqd_positions *positions)
 {
-    return reader->isolation_level && positions->last_stable_offset < positions->high_watermark ? positions->last_stable_offset : positions->high_watermark;
+    return reader->isolation_level && positions->last_stable_offset < positions->high_watermark
+               ? positions->last_stable_offset
+               : positions->high_watermark;
 }
 
 enum { SLOT_OURS, SLOT_UNKNOWN, SLOT_CHANGING };
@@ -175,7 +184,8 @@ static uint32_t look(struct mqd_segment_reader *reader, struct bounds *bounds, s
     return reader->position >= bounds->end_offset ? MQD_READ_END : STOP_NONE;
 }
 
-/* Where the readable bytes of the mapped segment end (S1). *rolled: it grows no more, and nobody has told its size. */
+/* Where the readable bytes of the mapped segment end (S1). *rolled: it grows no more, and nobody
+ * has told its size. */
 static uint32_t readable_bytes(const struct mqd_segment_reader *reader, const struct bounds *bounds, bool *rolled)
 {
     *rolled = false;
@@ -201,7 +211,8 @@ static int check_answer(const struct mqd_segment_reader *reader, const struct mq
 {
     if (answer->base_offset < 0)
         return refuse_answer("its base offset");
-    if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 || answer->map_bytes > SEGMENT_BYTES_MAX)
+    if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 ||
+        answer->map_bytes > SEGMENT_BYTES_MAX)
         return refuse_answer("its sizes");
     if (answer->next_base_offset != INT64_MAX && answer->next_base_offset <= reader->position)
         return refuse_answer("the next segment begins before the offset");
@@ -211,7 +222,10 @@ static int check_answer(const struct mqd_segment_reader *reader, const struct mq
 /* 0, also when state->stop was set; -1: the attachment's error. */
 static int ask(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 {
-    struct mqd_local_ask question = {.kind = MQD_LOCAL_ASK_SEGMENT, .number = ++reader->ask_number, .partition_index = reader->partition_index, .offset = reader->position};
+    struct mqd_local_ask question = {.kind = MQD_LOCAL_ASK_SEGMENT,
+                                     .number = ++reader->ask_number,
+                                     .partition_index = reader->partition_index,
+                                     .offset = reader->position};
     struct mqd_local_segment answer;
     struct mqd_segment_mapping *mapping = NULL;
     memcpy(question.topic_id, reader->topic_id, 16);
@@ -259,7 +273,8 @@ struct walk { /* of one call */
 static uint32_t corrupt(struct walk *walk, const char *reason)
 {
     const struct mqd_segment_reader *reader = walk->reader;
-    mqd_error_set(MQD_E_CORRUPT, "partition %d, segment %lld, byte %u: %s", reader->partition_index, (long long)reader->base_offset, reader->at, reason);
+    mqd_error_set(MQD_E_CORRUPT, "partition %d, segment %lld, byte %u: %s", reader->partition_index,
+                  (long long)reader->base_offset, reader->at, reason);
     walk->state->kafka_error = KAFKA_CORRUPT_MESSAGE;
     return MQD_READ_CORRUPT;
 }
@@ -273,7 +288,8 @@ static void batch_end(struct mqd_segment_reader *reader)
     reader->checked_at = reader->decoded_at = MQD_NOWHERE;
 }
 
-/* Decodes the batch at `at` and sees to it that all of it may be touched. STOP_NONE or CORRUPT; *failed: the file could not be read. */
+/* Decodes the batch at `at` and sees to it that all of it may be touched. STOP_NONE or CORRUPT;
+ * *failed: the file could not be read. */
 static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -282,7 +298,8 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
         return STOP_NONE;
     if (limit - reader->at < MQD_BATCH_HEADER_BYTES)
         return corrupt(walk, "a record batch is cut off in its header");
-    if ((*failed = mqd_mapping_populate(reader->mapping, reader->at, (uint64_t)reader->at + MQD_BATCH_HEADER_BYTES, limit) < 0))
+    if ((*failed = mqd_mapping_populate(reader->mapping, reader->at, (uint64_t)reader->at + MQD_BATCH_HEADER_BYTES,
+                                        limit) < 0))
         return STOP_NONE;
     if (mqd_batch_decode(bytes, limit - reader->at, &reader->batch) < 0)
         return corrupt(walk, mqd_error_message());
@@ -290,7 +307,8 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
         return corrupt(walk, "a record batch is longer than what is readable");
     if (reader->batch.base_offset < reader->base_offset)
         return corrupt(walk, "a record batch begins before its segment");
-    if ((*failed = mqd_mapping_populate(reader->mapping, reader->at, (uint64_t)reader->at + (uint32_t)reader->batch.size_bytes, limit) < 0))
+    if ((*failed = mqd_mapping_populate(reader->mapping, reader->at,
+                                        (uint64_t)reader->at + (uint32_t)reader->batch.size_bytes, limit) < 0))
         return STOP_NONE;
     reader->decoded_at = reader->at;
     return STOP_NONE;
@@ -298,17 +316,20 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
 
 static bool same_kind(const struct mqd_record_view *out, const struct mqd_batch *batch)
 {
-    return out->leader_epoch == batch->partition_leader_epoch && out->timestamp_type == (batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0);
+    return out->leader_epoch == batch->partition_leader_epoch &&
+           out->timestamp_type == (batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0);
 }
 
-/* The batch at `at` is decoded: its records are begun, or it is passed over. STOP_NONE, or why neither. */
+/* The batch at `at` is decoded: its records are begun, or it is passed over. STOP_NONE, or why
+ * neither. */
 static uint32_t batch_begin(struct walk *walk)
 {
     struct mqd_segment_reader *reader = walk->reader;
     struct mqd_record_view *out = walk->out;
     const struct mqd_batch *batch = &reader->batch;
     const uint8_t *bytes = reader->mapping->bytes + reader->at;
-    if (batch->base_offset + batch->last_offset_delta < reader->position) { /* only behind an ask: the place it told is that of a batch before */
+    /* only behind an ask: the place it told is that of a batch before */
+    if (batch->base_offset + batch->last_offset_delta < reader->position) {
         batch_end(reader);
         return STOP_NONE;
     }
@@ -333,7 +354,8 @@ static uint32_t batch_begin(struct walk *walk)
         return STOP_NONE;
     }
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION) {
-        *walk->state = (struct mqd_read_state){.codec = (uint32_t)batch->attributes & MQD_ATTRIBUTE_COMPRESSION, .compressed_position = reader->at,
+        *walk->state = (struct mqd_read_state){.codec = (uint32_t)batch->attributes & MQD_ATTRIBUTE_COMPRESSION,
+                                               .compressed_position = reader->at,
                                                .compressed_bytes = (uint32_t)batch->size_bytes};
         return MQD_READ_COMPRESSED;
     }
@@ -343,7 +365,8 @@ static uint32_t batch_begin(struct walk *walk)
         return MQD_READ_FULL;
     out->leader_epoch = batch->partition_leader_epoch;
     out->timestamp_type = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
-    mqd_view_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES, (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+    mqd_view_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES,
+                        (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
     reader->inside = true;
     return STOP_NONE;
 }
@@ -446,9 +469,11 @@ static int run(struct walk *walk)
     return 0;
 }
 
-int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc, struct mqd_record_view *out, struct mqd_read_state *state)
+int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc,
+                            struct mqd_record_view *out, struct mqd_read_state *state)
 {
-    struct walk walk = {.reader = reader, .out = out, .state = state, .bytes_left = bytes_max ? bytes_max : 1, .check_crc = check_crc};
+    struct walk walk = {
+        .reader = reader, .out = out, .state = state, .bytes_left = bytes_max ? bytes_max : 1, .check_crc = check_crc};
     *state = (struct mqd_read_state){0};
     out->count = 0;
     out->base = NULL;
@@ -464,7 +489,8 @@ int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_ma
 int mqd_segment_reader_skip(struct mqd_segment_reader *reader)
 {
     if (!reader->mapping || reader->decoded_at != reader->at)
-        return mqd_error_set(MQD_E_INVALID, "there is no batch with a sound header at offset %lld to be left out", (long long)reader->position);
+        return mqd_error_set(MQD_E_INVALID, "there is no batch with a sound header at offset %lld to be left out",
+                             (long long)reader->position);
     batch_end(reader);
     return 0;
 }

@@ -1,13 +1,17 @@
-/* Readers of a local client: one partition's records, straight from mapped segment files. They stand on the attachment (client/client.h), whose rules about errors and fork
- * are theirs too.
+/* Readers of a local client: one partition's records, straight from mapped segment files. They
+ * stand on the attachment (client/client.h), whose rules about errors and fork are theirs too.
  *
- * A reader follows its partition without a request: how far it may read stands in the control segment; only where a segment begins it asks on the attachment's socket, once a segment.
+ * A reader follows its partition without a request: how far it may read stands in the control
+ * segment; only where a segment begins it asks on the attachment's socket, once a segment.
  *
- * Lifetime: keys, values and headers are not copied, a view's positions count from `base`, the mapping of a segment file. That is good until the reader's next call of
- * mqd_segment_reader_next, or for longer by mqd_segment_reader_hold, until mqd_client_mapping_release: also when the segment has been deleted or compacted since, when the
- * reader, the client or the broker has ended.
- * Concurrency: one thread at a time per reader. Readers may run beside each other and beside everything else on their client; mqd_client_close waits for the calls under way,
- * later ones fail with EPIPE (mqd_segment_reader_move gives the reader another client). Release a mapping on any thread.
+ * Lifetime: keys, values and headers are not copied, a view's positions count from `base`, the
+ * mapping of a segment file. That is good until the reader's next call of mqd_segment_reader_next,
+ * or for longer by mqd_segment_reader_hold, until mqd_client_mapping_release: also when the segment
+ * has been deleted or compacted since, when the reader, the client or the broker has ended.
+ * Concurrency: one thread at a time per reader. Readers may run beside each other and beside
+ * everything else on their client; mqd_client_close waits for the calls under way, later ones fail
+ * with EPIPE (mqd_segment_reader_move gives the reader another client). Release a mapping on any
+ * thread.
  */
 #ifndef MQD_CLIENT_READER_H
 #define MQD_CLIENT_READER_H
@@ -19,27 +23,33 @@
 /* MQD_CDEF_ON */
 
 struct mqd_segment_reader; /* one partition, from an offset on, straight from mapped segment files */
-struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level);
+struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16],
+                                                   int32_t partition_index, int64_t offset, int8_t isolation_level);
 /* One segment file by itself, without a broker, as far as it goes. */
-struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_t base_offset, int64_t offset, int8_t isolation_level);
-/* To another attachment, for its own has ended: position and aborted transactions stay, views that are held too. */
+struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_t base_offset, int64_t offset,
+                                                        int8_t isolation_level);
+/* To another attachment, for its own has ended: position and aborted transactions stay, views that
+ * are held too. */
 int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to);
-/* The next record is the one at `offset`; what was known of aborted transactions is forgotten. Costs nothing before the next read. */
+/* The next record is the one at `offset`; what was known of aborted transactions is forgotten.
+ * Costs nothing before the next read. */
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset);
 void mqd_segment_reader_close(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
-/* The aborted transactions below `until_offset` that overlap what comes: (producer id, first offset). For read_committed. They replace what was known: ask for them with the
- * reader's position, by a Fetch for positions alone, whose last_stable_offset is `until_offset`. */
-int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids, const int64_t *first_offsets, uint32_t count, int64_t until_offset);
+/* The aborted transactions below `until_offset` that overlap what comes: (producer id, first
+ * offset). For read_committed. They replace what was known: ask for them with the reader's
+ * position, by a Fetch for positions alone, whose last_stable_offset is `until_offset`. */
+int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
+                                   const int64_t *first_offsets, uint32_t count, int64_t until_offset);
 
 struct mqd_record_view { /* columns over records; arrays of `capacity`, the caller's */
     uint32_t capacity, count;
-    const uint8_t *base;      /* key and value positions are bytes from here: the mapping of the segment */
+    const uint8_t *base; /* key and value positions are bytes from here: the mapping of the segment */
     uint64_t base_bytes;
     int64_t *offsets;
     int64_t *timestamps_ms;
     uint64_t *key_positions;
-    int32_t *key_bytes;       /* -1 = null */
+    int32_t *key_bytes; /* -1 = null */
     uint64_t *value_positions;
     int32_t *value_bytes;
     uint64_t *header_positions; /* of the header section: count varint first */
@@ -48,36 +58,64 @@ struct mqd_record_view { /* columns over records; arrays of `capacity`, the call
     int8_t timestamp_type;
 };
 enum mqd_read_stop { /* what comes behind the records that were given out, if any */
-    MQD_READ_END,          /* nothing more below the high watermark (last stable offset) for now; or the partition has no leader just now: a Fetch tells */
-    MQD_READ_FULL,         /* capacity or bytes_max is */
-    MQD_READ_SEGMENT,      /* the next records are in another mapping, or of another leader epoch or timestamp type: take these first, then call again */
-    MQD_READ_COMPRESSED,   /* the next batch is compressed: compressed_position (of its header), compressed_bytes (with it), codec; mqd_segment_reader_skip after it was dealt with */
-    MQD_READ_ABORTED,      /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
-    MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
-    MQD_READ_CORRUPT,      /* kafka_error 2, mqd_error_message() says what and where; mqd_segment_reader_skip leaves the batch out, if its header is sound */
-    MQD_READ_GONE          /* kafka_error: the broker's word on the partition (3, 56, 100...) */
+                     /* nothing more below the high watermark (last stable offset) for now; or the partition has no
+                      * leader just now: a Fetch tells */
+                     MQD_READ_END,
+                     MQD_READ_FULL, /* capacity or bytes_max is */
+                     /* the next records are in another mapping, or of another leader epoch or timestamp type: take
+                      * these first, then call again */
+                     MQD_READ_SEGMENT,
+                     /* the next batch is compressed: compressed_position (of its header), compressed_bytes (with
+                      * it), codec; mqd_segment_reader_skip after it was dealt with */
+                     MQD_READ_COMPRESSED,
+                     /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
+                     MQD_READ_ABORTED,
+                     MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
+                     /* kafka_error 2, mqd_error_message() says what and where; mqd_segment_reader_skip leaves the
+                      * batch out, if its header is sound */
+                     MQD_READ_CORRUPT,
+                     MQD_READ_GONE /* kafka_error: the broker's word on the partition (3, 56, 100...) */
 };
-struct mqd_read_state { uint32_t stop; uint32_t codec; uint64_t compressed_position; uint32_t compressed_bytes; int32_t kafka_error; };
-/* Fills `out` with the next records, one mapping a call, in order. check_crc: batches are verified (once each). bytes_max: no further batch is begun when that much of the
- * segment has been walked; one always is. A capacity of 0 only looks at what comes. Returns 0, or -1 (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
-int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc, struct mqd_record_view *out, struct mqd_read_state *state);
+struct mqd_read_state {
+    uint32_t stop;
+    uint32_t codec;
+    uint64_t compressed_position;
+    uint32_t compressed_bytes;
+    int32_t kafka_error;
+};
+/* Fills `out` with the next records, one mapping a call, in order. check_crc: batches are verified
+ * (once each). bytes_max: no further batch is begun when that much of the segment has been walked;
+ * one always is. A capacity of 0 only looks at what comes. Returns 0, or -1 (EPIPE, ETIMEDOUT,
+ * EIO...), with nothing read. */
+int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc,
+                            struct mqd_record_view *out, struct mqd_read_state *state);
 int mqd_segment_reader_skip(struct mqd_segment_reader *reader); /* the compressed or corrupt batch at the position */
-/* Records of a decompressed batch: `header` is its 61 bytes, `records` what was decompressed; records below from_offset are left out. Takes no more than out->capacity: a batch
- * has no more records than its header says (bytes 57 to 60). -1: MQD_E_CORRUPT, those before the damage are in `out`. */
-int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset, struct mqd_record_view *out);
-int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader); /* high watermark, or last stable offset for read_committed; free. -1: not known (yet) */
+/* Records of a decompressed batch: `header` is its 61 bytes, `records` what was decompressed;
+ * records below from_offset are left out. Takes no more than out->capacity: a batch has no more
+ * records than its header says (bytes 57 to 60). -1: MQD_E_CORRUPT, those before the damage are in
+ * `out`. */
+int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset,
+                        struct mqd_record_view *out);
+/* high watermark, or last stable offset for read_committed; free. -1: not known (yet) */
+int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
-/* One more reference on the mapping of the last view. Returns its name, 0 = the last call gave none out. `client` of the release may be NULL, or closed long since. */
+/* One more reference on the mapping of the last view. Returns its name, 0 = the last call gave none
+ * out. `client` of the release may be NULL, or closed long since. */
 uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader);
 void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 
-/* ---- columns into other shapes. `positions` count from base, sizes of -1 are nulls; bounds are the view's ---- */
+/* ---- columns into other shapes. `positions` count from base, sizes of -1 are nulls; bounds are
+ * the view's ---- */
 
-/* The blobs one after another into `out`; offsets[count + 1] (NULL = not wanted) where each begins, a null where the next does. Returns the bytes, -1 MQD_E_FULL when there are more than
- * `capacity`: nothing is written behind it. */
-int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count, uint8_t *out, uint64_t capacity, int64_t *offsets);
-/* Arrow's BinaryView: 16 bytes each in `views`, buffer 0 beginning at base + origin; `validity` (NULL = not wanted) a bitmap, least significant bit first. Returns the nulls, -1
- * MQD_E_INVALID when a blob does not lie within 2^31 bytes of the origin. */
-int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes, uint32_t count, uint8_t *views, uint8_t *validity);
+/* The blobs one after another into `out`; offsets[count + 1] (NULL = not wanted) where each begins,
+ * a null where the next does. Returns the bytes, -1 MQD_E_FULL when there are more than `capacity`:
+ * nothing is written behind it. */
+int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count,
+                           uint8_t *out, uint64_t capacity, int64_t *offsets);
+/* Arrow's BinaryView: 16 bytes each in `views`, buffer 0 beginning at base + origin; `validity`
+ * (NULL = not wanted) a bitmap, least significant bit first. Returns the nulls, -1 MQD_E_INVALID
+ * when a blob does not lie within 2^31 bytes of the origin. */
+int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes,
+                          uint32_t count, uint8_t *views, uint8_t *validity);
 
 #endif

@@ -1,8 +1,10 @@
-/* Which batches read_committed leaves out: those of transactions that were aborted. See client/reader_state.h.
+/* Which batches read_committed leaves out: those of transactions that were aborted. See
+ * client/reader_state.h.
  *
- * The broker tells the aborted transactions of a range (producer id, first offset). One is under way from its first offset to its producer's ABORT marker;
- * transactional batches of its producer are left out meanwhile. A producer has one transaction at a time, so its id is enough.
- * Source: KIP-98 ("Reading committed messages").
+ * The broker tells the aborted transactions of a range (producer id, first offset). One is under
+ * way from its first offset to its producer's ABORT marker; transactional batches of its producer
+ * are left out meanwhile. A producer has one transaction at a time, so its id is enough. Source:
+ * KIP-98 ("Reading committed messages").
  */
 #include "client/reader_state.h"
 
@@ -19,7 +21,8 @@ static int by_first_offset(const void *left, const void *right)
     return a->first_offset < b->first_offset ? -1 : a->first_offset > b->first_offset;
 }
 
-int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets, uint32_t count, int64_t until_offset)
+int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_ids, const int64_t *first_offsets,
+                    uint32_t count, int64_t until_offset)
 {
     struct mqd_aborted_entry *entries = malloc(count ? count * sizeof *entries : 1);
     int64_t *open = malloc(count ? count * sizeof *open : 1);
@@ -32,7 +35,8 @@ int mqd_aborted_set(struct mqd_aborted_filter *filter, const int64_t *producer_i
         entries[i] = (struct mqd_aborted_entry){producer_ids[i], first_offsets[i]};
     qsort(entries, count, sizeof *entries, by_first_offset);
     mqd_aborted_free(filter);
-    *filter = (struct mqd_aborted_filter){.entries = entries, .count = count, .open = open, .until_offset = until_offset};
+    *filter =
+        (struct mqd_aborted_filter){.entries = entries, .count = count, .open = open, .until_offset = until_offset};
     return 0;
 }
 
@@ -51,14 +55,17 @@ static uint32_t find_open(const struct mqd_aborted_filter *filter, int64_t produ
     return i;
 }
 
-enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, const struct mqd_batch *batch, const uint8_t *bytes)
+enum mqd_aborted_verdict mqd_aborted_judge(struct mqd_aborted_filter *filter, const struct mqd_batch *batch,
+                                           const uint8_t *bytes)
 {
     if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL))
         return MQD_BATCH_READ;
     bool control = batch->attributes & MQD_ATTRIBUTE_CONTROL;
     if (!control && batch->base_offset >= filter->until_offset)
         return MQD_BATCH_ASK;
-    for (; filter->next < filter->count && filter->entries[filter->next].first_offset <= batch->base_offset + batch->last_offset_delta; filter->next++)
+    for (; filter->next < filter->count &&
+           filter->entries[filter->next].first_offset <= batch->base_offset + batch->last_offset_delta;
+         filter->next++)
         if (find_open(filter, filter->entries[filter->next].producer_id) == filter->open_count)
             filter->open[filter->open_count++] = filter->entries[filter->next].producer_id;
     if (filter->open_count == 0)

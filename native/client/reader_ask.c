@@ -1,9 +1,13 @@
 /* Where a local client's readers get their segments: by a question on the attachment's socket.
  *
- * Owns the attachment's `reader_state`: what all readers of a client share. It outlives the client, until its last reader is closed.
- *   R1  whoever reads the socket or the control segment has entered (read lock), mqd_client_close takes the write lock: so neither ends under a reader.
- *   R2  one question at a time, answered in order; an answer of another number is late (its asker had stopped waiting) and is dropped with its descriptor.
- * Concurrency: any number of readers on any threads. The socket is read here and nowhere else: others may poll it for POLLHUP.
+ * Owns the attachment's `reader_state`: what all readers of a client share. It outlives the client,
+ * until its last reader is closed.
+ *   R1  whoever reads the socket or the control segment has entered (read lock), mqd_client_close
+ *       takes the write lock: so neither ends under a reader.
+ *   R2  one question at a time, answered in order; an answer of another number is late (its asker
+ *       had stopped waiting) and is dropped with its descriptor.
+ * Concurrency: any number of readers on any threads. The socket is read here and nowhere else:
+ * others may poll it for POLLHUP.
  */
 #include <errno.h>
 #include <poll.h>
@@ -20,15 +24,18 @@
 #include "client/internal.h"
 #include "client/reader_state.h"
 
-#define ANSWER_TIMEOUT_MS 10000 /* a worker answers within one turn of its loop; one that takes longer is stuck in a disk */
+/* a worker answers within one turn of its loop; one that takes longer is stuck in a disk */
+#define ANSWER_TIMEOUT_MS 10000
 
 struct reader_state {
-    uint64_t references;      /* atomic: the client's, and one of each reader */
-    pthread_rwlock_t entered; /* R1 */
-    pthread_mutex_t asking;   /* R2 */
+    uint64_t references;       /* atomic: the client's, and one of each reader */
+    pthread_rwlock_t entered;  /* R1 */
+    pthread_mutex_t asking;    /* R2 */
     struct mqd_client *client; /* under `entered`; NULL: it was closed */
-    uint32_t closing;         /* atomic: nobody enters any more, for readers that come and go would keep the closing one out for ever */
-    uint32_t number;          /* under `asking` */
+    /* atomic: nobody enters any more, for readers that come and go would keep the closing one out
+     * for ever */
+    uint32_t closing;
+    uint32_t number; /* under `asking` */
 };
 
 /* ---- the shared state ---- */
@@ -48,7 +55,8 @@ static void on_client_close(struct mqd_client *client)
     client->reader_state = NULL;
     if (!state)
         return;
-    if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) { /* in a fork's child another thread's lock may never be given back */
+    /* in a fork's child another thread's lock may never be given back */
+    if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) {
         mqd_store_release(&state->closing, 1u);
         shutdown(client->socket_fd, SHUT_RDWR); /* nobody waits for an answer any longer */
         pthread_rwlock_wrlock(&state->entered);
@@ -115,15 +123,21 @@ static int64_t now_ms(void)
     return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* One packet. *fd is what came with it, or -1. Returns its size, 0 at the end of the attachment, -1 errno. */
+/* One packet. *fd is what came with it, or -1. Returns its size, 0 at the end of the attachment, -1
+ * errno. */
 static ssize_t receive(int socket_fd, struct mqd_local_segment *answer, int *fd)
 {
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(4 * sizeof(int))]; } control;
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(4 * sizeof(int))];
+    } control;
     struct iovec part = {answer, sizeof *answer};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     ssize_t size = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     *fd = -1;
-    for (struct cmsghdr *part_of = size < 0 ? NULL : CMSG_FIRSTHDR(&message); part_of; part_of = CMSG_NXTHDR(&message, part_of)) {
+    for (struct cmsghdr *part_of = size < 0 ? NULL : CMSG_FIRSTHDR(&message); part_of;
+         part_of = CMSG_NXTHDR(&message, part_of)) {
         if (part_of->cmsg_level != SOL_SOCKET || part_of->cmsg_type != SCM_RIGHTS)
             continue;
         for (size_t i = 0; i < (part_of->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
@@ -162,7 +176,9 @@ static int wait_for_answer(int socket_fd, uint32_t number, struct mqd_local_segm
         int64_t left_ms = deadline_ms - now_ms();
         struct pollfd wait = {socket_fd, POLLIN, 0};
         if (left_ms <= 0)
-            return mqd_error_set(ETIMEDOUT, "the broker's worker has not said within %d s where a segment is; its log says what it does", ANSWER_TIMEOUT_MS / 1000);
+            return mqd_error_set(
+                ETIMEDOUT, "the broker's worker has not said within %d s where a segment is; its log says what it does",
+                ANSWER_TIMEOUT_MS / 1000);
         if (poll(&wait, 1, (int)left_ms) < 0 && errno != EINTR)
             return mqd_error_system(errno, "waiting for the broker's answer about a segment");
     }
@@ -184,7 +200,8 @@ static int send_question(int socket_fd, const struct mqd_local_ask *question)
     return 0;
 }
 
-static int take_answer(const struct mqd_local_segment *answer, int fd, struct mqd_segment_mapping *current, struct mqd_segment_mapping **mapping)
+static int take_answer(const struct mqd_local_segment *answer, int fd, struct mqd_segment_mapping *current,
+                       struct mqd_segment_mapping **mapping)
 {
     if (answer->error)
         return 0;
@@ -198,7 +215,8 @@ static int take_answer(const struct mqd_local_segment *answer, int fd, struct mq
 }
 
 /* Entered. */
-static int client_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current, struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+static int client_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+                         struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     struct reader_state *state = context;
     struct mqd_local_ask question = *ask;
@@ -223,14 +241,18 @@ static int source_of(struct mqd_client *client, struct mqd_segment_source *sourc
     struct reader_state *state = state_of(client);
     if (!state)
         return mqd_error_set_static(ENOMEM, "out of memory for a reader");
-    *source = (struct mqd_segment_source){state, client->control, client_locate, source_enter, source_leave, source_close};
+    *source =
+        (struct mqd_segment_source){state, client->control, client_locate, source_enter, source_leave, source_close};
     return 0;
 }
 
-struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level)
+struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16],
+                                                   int32_t partition_index, int64_t offset, int8_t isolation_level)
 {
     struct mqd_segment_source source;
-    return source_of(client, &source) < 0 ? NULL : mqd_segment_reader_new(&source, topic_id, partition_index, offset, isolation_level);
+    return source_of(client, &source) < 0
+               ? NULL
+               : mqd_segment_reader_new(&source, topic_id, partition_index, offset, isolation_level);
 }
 
 int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to)

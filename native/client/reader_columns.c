@@ -1,6 +1,8 @@
-/* Columns of a view into the shapes that others take: one buffer of all values, Arrow's BinaryView. Declared in client/reader.h.
+/* Columns of a view into the shapes that others take: one buffer of all values, Arrow's BinaryView.
+ * Declared in client/reader.h.
  *
- * Source: Arrow's columnar format, "Variable-size Binary View Layout": int32 size, then 12 bytes inline, or a prefix of 4 bytes, int32 buffer, int32 position in it.
+ * Source: Arrow's columnar format, "Variable-size Binary View Layout": int32 size, then 12 bytes
+ * inline, or a prefix of 4 bytes, int32 buffer, int32 position in it.
  */
 #include "client/reader.h"
 
@@ -11,7 +13,8 @@
 #define VIEW_BYTES 16
 #define INLINE_BYTES_MAX 12
 
-int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count, uint8_t *out, uint64_t capacity, int64_t *offsets)
+int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const int32_t *sizes, uint32_t count,
+                           uint8_t *out, uint64_t capacity, int64_t *offsets)
 {
     uint64_t at = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -29,7 +32,8 @@ int64_t mqd_columns_gather(const uint8_t *base, const uint64_t *positions, const
     return (int64_t)at;
 }
 
-int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes, uint32_t count, uint8_t *views, uint8_t *validity)
+int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *positions, const int32_t *sizes,
+                          uint32_t count, uint8_t *views, uint8_t *validity)
 {
     int64_t null_count = 0;
     if (validity)
@@ -49,7 +53,8 @@ int64_t mqd_columns_arrow(const uint8_t *base, uint64_t origin, const uint64_t *
             continue;
         }
         if (positions[i] < origin || positions[i] - origin > INT32_MAX - (uint32_t)sizes[i])
-            return mqd_error_set_static(MQD_E_INVALID, "a blob lies too far from the others for one Arrow array; read fewer records at a time");
+            return mqd_error_set_static(
+                MQD_E_INVALID, "a blob lies too far from the others for one Arrow array; read fewer records at a time");
         int32_t position = (int32_t)(positions[i] - origin);
         memcpy(views + 4, blob, 4);
         memcpy(views + 12, &position, 4);

@@ -9,9 +9,13 @@
 #include "base/error.h"
 #include "client/reader_state.h"
 
-struct file_source { int64_t base_offset; char path[]; };
+struct file_source {
+    int64_t base_offset;
+    char path[];
+};
 
-static int file_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current, struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+static int file_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+                       struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     const struct file_source *file = context;
     struct stat status;
@@ -23,7 +27,11 @@ static int file_locate(void *context, const struct mqd_local_ask *ask, struct mq
         return mqd_error_system(code, "opening %s", file->path);
     }
     int64_t size_bytes = status.st_size < INT32_MAX ? status.st_size : INT32_MAX;
-    *answer = (struct mqd_local_segment){.kind = ask->kind, .number = ask->number, .base_offset = file->base_offset, .next_base_offset = INT64_MAX, .size_bytes = (uint32_t)size_bytes,
+    *answer = (struct mqd_local_segment){.kind = ask->kind,
+                                         .number = ask->number,
+                                         .base_offset = file->base_offset,
+                                         .next_base_offset = INT64_MAX,
+                                         .size_bytes = (uint32_t)size_bytes,
                                          .map_bytes = size_bytes ? (uint32_t)size_bytes : 1};
     *mapping = mqd_mapping_of_fd(fd, answer->map_bytes);
     close(fd);
@@ -31,7 +39,8 @@ static int file_locate(void *context, const struct mqd_local_ask *ask, struct mq
     return *mapping ? 0 : -1;
 }
 
-struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_t base_offset, int64_t offset, int8_t isolation_level)
+struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_t base_offset, int64_t offset,
+                                                        int8_t isolation_level)
 {
     static const uint8_t no_topic[16];
     size_t path_bytes = strlen(path) + 1;

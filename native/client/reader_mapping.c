@@ -1,7 +1,8 @@
 /* Mappings of segment files: counted, populated before they are touched. See client/reader_state.h.
  *
- * A file that is unlinked, or replaced by compaction, stays as it was as long as it is mapped: that is what makes a view good for as long as it is held.
- * Concurrency: populate by one thread at a time; hold and release by any.
+ * A file that is unlinked, or replaced by compaction, stays as it was as long as it is mapped: that
+ * is what makes a view good for as long as it is held. Concurrency: populate by one thread at a
+ * time; hold and release by any.
  */
 #include "client/reader_state.h"
 
@@ -80,7 +81,8 @@ struct mqd_segment_mapping *mqd_mapping_of_borrowed(const void *bytes, uint64_t 
 bool mqd_mapping_is_of_fd(const struct mqd_segment_mapping *mapping, int fd, uint64_t map_bytes)
 {
     struct stat status;
-    return mapping->mapped && mapping->map_bytes >= map_bytes && fstat(fd, &status) == 0 && status.st_dev == mapping->device && status.st_ino == mapping->inode;
+    return mapping->mapped && mapping->map_bytes >= map_bytes && fstat(fd, &status) == 0 &&
+           status.st_dev == mapping->device && status.st_ino == mapping->inode;
 }
 
 void mqd_mapping_hold(struct mqd_segment_mapping *mapping)
@@ -113,16 +115,19 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
 {
     if (!mapping->mapped || end <= mapping->populated_bytes)
         return 0;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = (from > mapping->populated_bytes ? from : mapping->populated_bytes) & ~(page - 1);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
+             start = (from > mapping->populated_bytes ? from : mapping->populated_bytes) & ~(page - 1);
     uint64_t stop = start + WINDOW_BYTES > end ? start + WINDOW_BYTES : end;
     stop = stop < limit ? stop : limit;
     uint8_t *at = (uint8_t *)mapping->bytes + start;
-    /* Other errors: an older kernel, or no memory just now; then the pages come when they are touched. */
+    /* Other errors: an older kernel, or no memory just now; then the pages come when they are
+     * touched. */
     if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && (errno == EFAULT || errno == EIO || errno == EHWPOISON))
         return mqd_error_system(EIO, "reading a segment file at byte %llu", (unsigned long long)start);
     mapping->populated_bytes = stop;
     let_go(mapping, start);
     if (stop < limit) /* what comes next is read while this is walked; costs little when it is cached */
-        madvise((uint8_t *)mapping->bytes + (stop & ~(page - 1)), (limit - stop < WINDOW_BYTES ? limit - stop : WINDOW_BYTES) + (stop & (page - 1)), MADV_WILLNEED);
+        madvise((uint8_t *)mapping->bytes + (stop & ~(page - 1)),
+                (limit - stop < WINDOW_BYTES ? limit - stop : WINDOW_BYTES) + (stop & (page - 1)), MADV_WILLNEED);
     return 0;
 }

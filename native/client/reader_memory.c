@@ -1,4 +1,5 @@
-/* Record batches in memory as the source of a reader: what a Fetch answer holds. Declared in client/columns.h. */
+/* Record batches in memory as the source of a reader: what a Fetch answer holds. Declared in
+ * client/columns.h. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -6,7 +7,10 @@
 #include "client/columns.h"
 #include "client/reader_state.h"
 
-struct memory_source { const uint8_t *bytes; uint64_t size_bytes; };
+struct memory_source {
+    const uint8_t *bytes;
+    uint64_t size_bytes;
+};
 
 int64_t mqd_batches_extent(const uint8_t *bytes, uint64_t size_bytes, int64_t *next_offset)
 {
@@ -23,23 +27,29 @@ int64_t mqd_batches_extent(const uint8_t *bytes, uint64_t size_bytes, int64_t *n
     return (int64_t)at;
 }
 
-static int memory_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current, struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+static int memory_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+                         struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     const struct memory_source *memory = context;
     (void)current;
-    *answer = (struct mqd_local_segment){.kind = ask->kind, .number = ask->number, .next_base_offset = INT64_MAX, .size_bytes = (uint32_t)memory->size_bytes,
+    *answer = (struct mqd_local_segment){.kind = ask->kind,
+                                         .number = ask->number,
+                                         .next_base_offset = INT64_MAX,
+                                         .size_bytes = (uint32_t)memory->size_bytes,
                                          .map_bytes = memory->size_bytes ? (uint32_t)memory->size_bytes : 1};
     *mapping = mqd_mapping_of_borrowed(memory->bytes, answer->map_bytes);
     return *mapping ? 0 : -1;
 }
 
-struct mqd_segment_reader *mqd_segment_reader_open_memory(const uint8_t *bytes, uint64_t size_bytes, int64_t offset, int8_t isolation_level)
+struct mqd_segment_reader *mqd_segment_reader_open_memory(const uint8_t *bytes, uint64_t size_bytes, int64_t offset,
+                                                          int8_t isolation_level)
 {
     static const uint8_t no_topic[16];
     struct memory_source *memory = size_bytes <= INT32_MAX ? malloc(sizeof *memory) : NULL;
     if (!memory) {
         if (size_bytes > INT32_MAX)
-            mqd_error_set(MQD_E_INVALID, "%llu bytes of record batches at once; 2^31 - 1 are the most", (unsigned long long)size_bytes);
+            mqd_error_set(MQD_E_INVALID, "%llu bytes of record batches at once; 2^31 - 1 are the most",
+                          (unsigned long long)size_bytes);
         else
             mqd_error_set_static(ENOMEM, "out of memory for a reader");
         return NULL;

@@ -1,6 +1,8 @@
-/* The records of a batch into columns: the hot loop of a local consumer. See client/reader_state.h (S4) and wire/records.c for the format.
+/* The records of a batch into columns: the hot loop of a local consumer. See client/reader_state.h
+ * (S4) and wire/records.c for the format.
  *
- * Offset deltas must rise and stay within the batch (compaction leaves gaps). Header sections are measured, not looked into.
+ * Offset deltas must rise and stay within the batch (compaction leaves gaps). Header sections are
+ * measured, not looked into.
  */
 #include "client/reader_state.h"
 
@@ -43,15 +45,24 @@ static int refuse(struct mqd_view_walk *walk, const char *reason)
     return -1;
 }
 
-void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *batch, const uint8_t *records, uint64_t size_bytes)
+void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *batch, const uint8_t *records,
+                         uint64_t size_bytes)
 {
     bool append_time = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME;
-    *walk = (struct mqd_view_walk){
-        .at = records, .end = records + size_bytes, .left = batch->record_count, .last_delta = batch->last_offset_delta, .base_offset = batch->base_offset,
-        .base_timestamp_ms = append_time ? batch->max_timestamp_ms : batch->base_timestamp_ms, .append_time = append_time};
+    *walk =
+        (struct mqd_view_walk){.at = records,
+                               .end = records + size_bytes,
+                               .left = batch->record_count,
+                               .last_delta = batch->last_offset_delta,
+                               .base_offset = batch->base_offset,
+                               .base_timestamp_ms = append_time ? batch->max_timestamp_ms : batch->base_timestamp_ms,
+                               .append_time = append_time};
 }
 
-struct taken { int64_t delta, timestamp_delta, key_bytes, value_bytes; const uint8_t *key, *value, *headers, *end; };
+struct taken {
+    int64_t delta, timestamp_delta, key_bytes, value_bytes;
+    const uint8_t *key, *value, *headers, *end;
+};
 
 static inline int take(struct mqd_view_walk *walk, struct taken *out)
 {
@@ -99,7 +110,8 @@ int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct m
             continue;
         out->offsets[count] = offset;
         /* modulo 2^64: any two numbers may stand in a batch */
-        out->timestamps_ms[count] = (int64_t)((uint64_t)walk->base_timestamp_ms + (walk->append_time ? 0 : (uint64_t)record.timestamp_delta));
+        out->timestamps_ms[count] =
+            (int64_t)((uint64_t)walk->base_timestamp_ms + (walk->append_time ? 0 : (uint64_t)record.timestamp_delta));
         out->key_positions[count] = (uint64_t)(record.key - base);
         out->key_bytes[count] = (int32_t)record.key_bytes;
         out->value_positions[count] = (uint64_t)(record.value - base);
@@ -114,7 +126,8 @@ int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct m
     return result;
 }
 
-int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset, struct mqd_record_view *out)
+int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset,
+                        struct mqd_record_view *out)
 {
     struct mqd_batch batch;
     struct mqd_view_walk walk;

@@ -1,6 +1,8 @@
-/* The few requests that a C program needs beside producing: where a topic is, and waiting for records. Whoever has an encoder of his own (Python) uses mqd_client_submit.
+/* The few requests that a C program needs beside producing: where a topic is, and waiting for
+ * records. Whoever has an encoder of his own (Python) uses mqd_client_submit.
  *
- * Metadata 12 and Fetch 13, because both name topics by id. What the broker says is parsed with every length checked; what is of no use is skipped over.
+ * Metadata 12 and Fetch 13, because both name topics by id. What the broker says is parsed with
+ * every length checked; what is of no use is skipped over.
  */
 #include "client/internal.h"
 
@@ -17,7 +19,8 @@
 enum { API_FETCH = 1, API_METADATA = 3, FETCH_VERSION = 13, METADATA_VERSION = 12 };
 #define HEAD_BYTES 80 /* header of a request: 10 bytes, the client id, no tagged fields */
 
-static uint8_t *put_head(uint8_t *at, const struct mqd_client *client, uint16_t api_key, uint16_t version, uint32_t correlation_id)
+static uint8_t *put_head(uint8_t *at, const struct mqd_client *client, uint16_t api_key, uint16_t version,
+                         uint32_t correlation_id)
 {
     size_t size = strlen(client->client_id);
     at = mqd_put_be16(at, api_key);
@@ -70,7 +73,8 @@ static struct mqd_response *await(struct mqd_client *client, uint32_t correlatio
     }
 }
 
-/* ---- Metadata ------------------------------------------------------------------------------------------------------- */
+/* ---- Metadata
+ * ------------------------------------------------------------------------------------------------------- */
 
 static int skip_array(struct mqd_cursor_bytes *cursor, uint32_t element_bytes)
 {
@@ -85,16 +89,18 @@ static int skip_broker(struct mqd_cursor_bytes *cursor)
 {
     int32_t number;
     struct mqd_text text;
-    return mqd_take_i32(cursor, "node id", &number) || mqd_take_text(cursor, true, false, "host", &text) || mqd_take_i32(cursor, "port", &number) ||
-           mqd_take_text(cursor, true, true, "rack", &text) || mqd_skip_tags(cursor, true);
+    return mqd_take_i32(cursor, "node id", &number) || mqd_take_text(cursor, true, false, "host", &text) ||
+           mqd_take_i32(cursor, "port", &number) || mqd_take_text(cursor, true, true, "rack", &text) ||
+           mqd_skip_tags(cursor, true);
 }
 
 static int skip_partition(struct mqd_cursor_bytes *cursor)
 {
     int16_t error;
     int32_t number;
-    return mqd_take_i16(cursor, "partition's error", &error) || mqd_take_i32(cursor, "partition index", &number) || mqd_take_i32(cursor, "leader", &number) ||
-           mqd_take_i32(cursor, "leader epoch", &number) || skip_array(cursor, 4) || skip_array(cursor, 4) || skip_array(cursor, 4) || mqd_skip_tags(cursor, true);
+    return mqd_take_i16(cursor, "partition's error", &error) || mqd_take_i32(cursor, "partition index", &number) ||
+           mqd_take_i32(cursor, "leader", &number) || mqd_take_i32(cursor, "leader epoch", &number) ||
+           skip_array(cursor, 4) || skip_array(cursor, 4) || skip_array(cursor, 4) || mqd_skip_tags(cursor, true);
 }
 
 static int parse_topic(struct mqd_cursor_bytes *cursor, struct mqd_client_topic *out)
@@ -110,7 +116,8 @@ static int parse_topic(struct mqd_cursor_bytes *cursor, struct mqd_client_topic 
         return mqd_wire_short(cursor, "topic id", sizeof out->topic_id);
     memcpy(out->topic_id, cursor->at, sizeof out->topic_id);
     cursor->at += sizeof out->topic_id;
-    if (mqd_take_i8(cursor, "is internal", &internal) || mqd_take_count(cursor, true, "partitions", 18, &out->partition_count))
+    if (mqd_take_i8(cursor, "is internal", &internal) ||
+        mqd_take_count(cursor, true, "partitions", 18, &out->partition_count))
         return -1;
     for (int32_t i = 0; i < out->partition_count; i++)
         if (skip_partition(cursor))
@@ -123,25 +130,28 @@ static int parse_metadata(const struct mqd_response *response, struct mqd_client
     struct mqd_cursor_bytes cursor = mqd_cursor_over(response->bytes, response->size_bytes);
     struct mqd_text text;
     int32_t number, count;
-    if (mqd_take_i32(&cursor, "correlation id", &number) || mqd_skip_tags(&cursor, true) || mqd_take_i32(&cursor, "throttle time", &number) ||
-        mqd_take_count(&cursor, true, "brokers", 11, &count))
+    if (mqd_take_i32(&cursor, "correlation id", &number) || mqd_skip_tags(&cursor, true) ||
+        mqd_take_i32(&cursor, "throttle time", &number) || mqd_take_count(&cursor, true, "brokers", 11, &count))
         return -1;
     for (int32_t i = 0; i < count; i++)
         if (skip_broker(&cursor))
             return -1;
-    if (mqd_take_text(&cursor, true, true, "cluster id", &text) || mqd_take_i32(&cursor, "controller", &number) || mqd_take_count(&cursor, true, "topics", 26, &count))
+    if (mqd_take_text(&cursor, true, true, "cluster id", &text) || mqd_take_i32(&cursor, "controller", &number) ||
+        mqd_take_count(&cursor, true, "topics", 26, &count))
         return -1;
     if (count != 1)
         return mqd_error_set(MQD_E_CORRUPT, "the broker answered for %d topics, it was asked for one", count);
     return parse_topic(&cursor, out);
 }
 
-int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us, struct mqd_client_topic *out)
+int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us,
+                          struct mqd_client_topic *out)
 {
     uint8_t frame[HEAD_BYTES + MQD_TOPIC_NAME_BYTES_MAX + 32];
     size_t size = strlen(name);
     if (size == 0 || size > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "a topic's name has 1 to %d bytes, not %zu", MQD_TOPIC_NAME_BYTES_MAX, size);
+        return mqd_error_set(MQD_E_INVALID, "a topic's name has 1 to %d bytes, not %zu", MQD_TOPIC_NAME_BYTES_MAX,
+                             size);
     uint8_t *at = put_head(frame, client, API_METADATA, METADATA_VERSION, correlation_id);
     *at++ = 2; /* one topic, by name */
     memset(at, 0, 16);
@@ -161,7 +171,8 @@ int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t 
     return result;
 }
 
-/* ---- Fetch ---------------------------------------------------------------------------------------------------------- */
+/* ---- Fetch
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static uint8_t *put_partition(uint8_t *at, const struct mqd_client_wish *wish)
 {
@@ -184,7 +195,8 @@ static uint32_t same_topic(const struct mqd_client_wish *wishes, uint32_t count)
     return same;
 }
 
-int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count, int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id)
+int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count,
+                    int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id)
 {
     uint32_t topics = 0;
     if (count == 0 || count > 100000)

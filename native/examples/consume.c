@@ -1,9 +1,11 @@
-/* Prints the values of a topic's records, a line each, from the beginning; waits for more without polling. Through mapped segment files: no record is copied before it is printed.
+/* Prints the values of a topic's records, a line each, from the beginning; waits for more without
+ * polling. Through mapped segment files: no record is copied before it is printed.
  *
  *   consume DATA_DIR/run/client.sock TOPIC [COUNT]
  *
- * With COUNT it ends after as many. Order is kept within a partition. Compressed batches are told and left out: decompressing them is the program's, with the library it likes
- * (mqd_segment_records then takes the records apart).
+ * With COUNT it ends after as many. Order is kept within a partition. Compressed batches are told
+ * and left out: decompressing them is the program's, with the library it likes (mqd_segment_records
+ * then takes the records apart).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,15 +32,19 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
         if (mqd_segment_reader_next(reader, 1 << 20, 1, view, &state) < 0)
             fail("reading");
         for (uint32_t i = 0; i < view->count && printed < left; i++, printed++)
-            printf("%.*s\n", view->value_bytes[i] > 0 ? view->value_bytes[i] : 0, (const char *)view->base + view->value_positions[i]);
+            printf("%.*s\n", view->value_bytes[i] > 0 ? view->value_bytes[i] : 0,
+                   (const char *)view->base + view->value_positions[i]);
         if (state.stop == MQD_READ_COMPRESSED) {
-            fprintf(stderr, "a batch compressed by codec %u at offset %" PRId64 " is left out\n", state.codec, mqd_segment_reader_position(reader));
+            fprintf(stderr, "a batch compressed by codec %u at offset %" PRId64 " is left out\n", state.codec,
+                    mqd_segment_reader_position(reader));
             if (mqd_segment_reader_skip(reader) < 0)
                 fail("reading");
         } else if (state.stop == MQD_READ_OUT_OF_RANGE) {
-            mqd_segment_reader_seek(reader, mqd_segment_reader_log_start(reader)); /* older records have been deleted meanwhile */
+            /* older records have been deleted meanwhile */
+            mqd_segment_reader_seek(reader, mqd_segment_reader_log_start(reader));
         } else if (state.stop == MQD_READ_CORRUPT || state.stop == MQD_READ_GONE) {
-            fprintf(stderr, "offset %" PRId64 ": Kafka error %d %s\n", mqd_segment_reader_position(reader), state.kafka_error, mqd_error_message());
+            fprintf(stderr, "offset %" PRId64 ": Kafka error %d %s\n", mqd_segment_reader_position(reader),
+                    state.kafka_error, mqd_error_message());
             exit(1);
         }
     } while (state.stop != MQD_READ_END && printed < left);
@@ -47,21 +53,28 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
 
 static void view_open(struct mqd_record_view *view)
 {
-    *view = (struct mqd_record_view){.capacity = RECORDS, .offsets = calloc(RECORDS, 8), .timestamps_ms = calloc(RECORDS, 8), .key_positions = calloc(RECORDS, 8),
-                                     .key_bytes = calloc(RECORDS, 4), .value_positions = calloc(RECORDS, 8), .value_bytes = calloc(RECORDS, 4),
-                                     .header_positions = calloc(RECORDS, 8), .header_bytes = calloc(RECORDS, 4)};
+    *view = (struct mqd_record_view){.capacity = RECORDS,
+                                     .offsets = calloc(RECORDS, 8),
+                                     .timestamps_ms = calloc(RECORDS, 8),
+                                     .key_positions = calloc(RECORDS, 8),
+                                     .key_bytes = calloc(RECORDS, 4),
+                                     .value_positions = calloc(RECORDS, 8),
+                                     .value_bytes = calloc(RECORDS, 4),
+                                     .header_positions = calloc(RECORDS, 8),
+                                     .header_bytes = calloc(RECORDS, 4)};
 }
 
 static void view_close(struct mqd_record_view *view)
 {
-    void *const columns[] = {view->offsets, view->timestamps_ms, view->key_positions, view->key_bytes, view->value_positions, view->value_bytes, view->header_positions,
-                             view->header_bytes};
+    void *const columns[] = {view->offsets,         view->timestamps_ms, view->key_positions,    view->key_bytes,
+                             view->value_positions, view->value_bytes,   view->header_positions, view->header_bytes};
     for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
         free(columns[i]);
 }
 
 /* Sleeps until one of the partitions has something. */
-static void park(struct mqd_client *client, const struct mqd_client_topic *topic, struct mqd_segment_reader **readers, uint32_t correlation_id)
+static void park(struct mqd_client *client, const struct mqd_client_topic *topic, struct mqd_segment_reader **readers,
+                 uint32_t correlation_id)
 {
     struct mqd_client_wish *wishes = calloc((size_t)topic->partition_count, sizeof *wishes);
     const uint8_t *bytes;
@@ -86,7 +99,8 @@ int main(int count, char **words)
     }
     uint64_t left = count == 4 ? strtoull(words[3], NULL, 10) : UINT64_MAX;
     /* a consumer needs no memory for batches: all of the least there is goes to its requests */
-    struct mqd_client_options options = {.socket_path = words[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
+    struct mqd_client_options options = {
+        .socket_path = words[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
     struct mqd_client *client = mqd_client_open(&options);
     struct mqd_client_topic topic;
     if (!client)

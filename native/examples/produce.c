@@ -2,8 +2,9 @@
  *
  *   produce DATA_DIR/run/client.sock TOPIC
  *
- * Lines go where librdkafka would put records without keys: to any partition, batch by batch. "KEY<tab>VALUE" lines go to the partition of their key. It ends with 0 when
- * everything was acknowledged.
+ * Lines go where librdkafka would put records without keys: to any partition, batch by batch.
+ * "KEY<tab>VALUE" lines go to the partition of their key. It ends with 0 when everything was
+ * acknowledged.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,7 +39,8 @@ static int64_t now_us(void)
 /* The leader moves, a replica lags, the disk is slow: worth another attempt. Anything else is told. */
 static int retriable(int16_t error)
 {
-    return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 || error == 56;
+    return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
+           error == 56;
 }
 
 /* Takes in what has been answered. */
@@ -47,17 +49,21 @@ static void take_outcomes(struct program *p)
     struct mqd_delivery deliveries[64];
     uint32_t count;
     if (mqd_client_poll(p->client) < 0)
-        fail("the broker"); /* EPIPE: its worker has ended. A program that must go on attaches again and calls mqd_producer_move */
+        /* EPIPE: its worker has ended. A program that must go on attaches again and calls
+         * mqd_producer_move */
+        fail("the broker");
     while ((count = mqd_producer_deliveries(p->producer, deliveries, 64)) > 0)
         for (uint32_t i = 0; i < count; i++) {
             struct mqd_delivery *d = &deliveries[i];
             if (d->error == 0) {
                 p->written += d->record_count;
-                printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count, d->base_offset);
+                printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count,
+                       d->base_offset);
             } else if (retriable(d->error) && p->retries++ < ATTEMPTS_MAX) {
                 mqd_producer_retry(p->producer, d->batch); /* in its old place, before everything behind it */
             } else {
-                fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count, d->error);
+                fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count,
+                        d->error);
                 p->lost += d->record_count;
                 mqd_producer_drop(p->producer, d->batch);
             }
@@ -70,7 +76,8 @@ static void append(struct program *p, char *line, size_t size)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     for (;;) {
-        int64_t number = mqd_producer_put(p->producer, p->topic, -1, (uint8_t *)value, (int32_t)(line + size - value), (uint8_t *)line, tab ? (int32_t)(tab - line) : -1, NULL, 0,
+        int64_t number = mqd_producer_put(p->producer, p->topic, -1, (uint8_t *)value, (int32_t)(line + size - value),
+                                          (uint8_t *)line, tab ? (int32_t)(tab - line) : -1, NULL, 0,
                                           now.tv_sec * 1000ll + now.tv_nsec / 1000000);
         if (number > 0)
             return;
@@ -99,11 +106,18 @@ int main(int count, char **words)
         fprintf(stderr, "topic %s: error %d\n", words[2], found.error);
         return 1;
     }
-    struct mqd_producer_options options = {.acks = -1, .producer_id = -1, .producer_epoch = -1, .request_timeout_ms = 30000, .batch_bytes = 65536, .inflight_max = 5,
-                                           .linger_us = 5000, .produce_version = 11};
+    struct mqd_producer_options options = {.acks = -1,
+                                           .producer_id = -1,
+                                           .producer_epoch = -1,
+                                           .request_timeout_ms = 30000,
+                                           .batch_bytes = 65536,
+                                           .inflight_max = 5,
+                                           .linger_us = 5000,
+                                           .produce_version = 11};
     if (!(p.producer = mqd_producer_open(p.client, &options)))
         fail("the producer");
-    if ((p.topic = mqd_producer_topic(p.producer, words[2], found.partition_count, MQD_PARTITIONER_CONSISTENT_RANDOM)) < 0)
+    if ((p.topic = mqd_producer_topic(p.producer, words[2], found.partition_count, MQD_PARTITIONER_CONSISTENT_RANDOM)) <
+        0)
         fail("the topic");
     char *line = NULL;
     size_t capacity = 0;

@@ -12,10 +12,14 @@
 static int create_body(struct mqd_poll *poll, int backend, uint32_t fd_count_max)
 {
     switch (backend) {
-    case MQD_BACKEND_EPOLL: return mqd_poll_epoll_create(poll);
-    case MQD_BACKEND_IO_URING: return mqd_poll_uring_create(poll, fd_count_max);
-    case MQD_BACKEND_AUTO: return mqd_poll_uring_create(poll, fd_count_max) == 0 ? 0 : mqd_poll_epoll_create(poll);
-    default: return mqd_error_set(MQD_E_INVALID, "there is no I/O backend %d", backend);
+    case MQD_BACKEND_EPOLL:
+        return mqd_poll_epoll_create(poll);
+    case MQD_BACKEND_IO_URING:
+        return mqd_poll_uring_create(poll, fd_count_max);
+    case MQD_BACKEND_AUTO:
+        return mqd_poll_uring_create(poll, fd_count_max) == 0 ? 0 : mqd_poll_epoll_create(poll);
+    default:
+        return mqd_error_set(MQD_E_INVALID, "there is no I/O backend %d", backend);
     }
 }
 
@@ -59,7 +63,8 @@ int mqd_poll_backend(const struct mqd_poll *poll)
 int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token)
 {
     if (fd < 0 || token >> 63)
-        return mqd_error_set(MQD_E_INVALID, "cannot watch file descriptor %d with token %016llx", fd, (unsigned long long)token);
+        return mqd_error_set(MQD_E_INVALID, "cannot watch file descriptor %d with token %016llx", fd,
+                             (unsigned long long)token);
     return poll->calls->add(poll, fd, token);
 }
 
@@ -86,7 +91,9 @@ int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t
 
 int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token)
 {
-    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .fd = fd, .work = work, .argument = argument, .token = token});
+    return mqd_pool_submit(
+        poll->pool,
+        &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .fd = fd, .work = work, .argument = argument, .token = token});
 }
 
 /* The flag first: a wait that sees the descriptor's edge must find it. */
@@ -107,7 +114,8 @@ static int64_t now_ns(void)
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* The pool's completions take half of the room at most, so that neither source keeps the other from being heard. */
+/* The pool's completions take half of the room at most, so that neither source keeps the other from
+ * being heard. */
 static int look(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
 {
     int count = mqd_pool_collect(poll->pool, events, count_max > 1 ? count_max / 2 : 1);

@@ -1,4 +1,5 @@
-/* Waiting by epoll, edge-triggered; file operations go to the pool. For kernels and containers without io_uring. */
+/* Waiting by epoll, edge-triggered; file operations go to the pool. For kernels and containers
+ * without io_uring. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -53,25 +54,35 @@ static int remove_fd(struct mqd_poll *poll, int fd)
 
 static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
 {
-    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
+    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){
+                                           .kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
 }
 
 static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token)
 {
-    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_READ_AHEAD, .fd = fd, .offset = offset, .size_bytes = size_bytes, .token = token});
+    return mqd_pool_submit(
+        poll->pool,
+        &(struct mqd_pool_request){
+            .kind = MQD_POOL_READ_AHEAD, .fd = fd, .offset = offset, .size_bytes = size_bytes, .token = token});
 }
 
 static int wait_epoll(struct body *body, struct epoll_event *events, int count_max, int64_t timeout_ns)
 {
     if (!body->no_pwait2 && timeout_ns > 0) {
-        struct { int64_t seconds, nanoseconds; } timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000}; /* __kernel_timespec */
+        /* __kernel_timespec */
+        struct {
+            int64_t seconds, nanoseconds;
+        } timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
         int count = (int)syscall(SYS_epoll_pwait2, body->fd, events, count_max, &timeout, NULL, _NSIG / 8);
         if (count >= 0 || (errno != ENOSYS && errno != EPERM)) /* some seccomp profiles answer EPERM */
             return count;
         body->no_pwait2 = true;
     }
     int64_t timeout_ms = timeout_ns > 0 ? (timeout_ns + 999999) / 1000000 : timeout_ns;
-    return epoll_wait(body->fd, events, count_max, timeout_ms < 0 ? -1 : timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms);
+    return epoll_wait(body->fd, events, count_max,
+                      timeout_ms < 0           ? -1
+                      : timeout_ms > INT32_MAX ? INT32_MAX
+                                               : (int)timeout_ms);
 }
 
 static uint32_t flags_of(uint32_t events)
@@ -101,8 +112,13 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *out, int co
     return count;
 }
 
-static const struct mqd_poll_calls calls = {
-    .backend = MQD_BACKEND_EPOLL, .destroy = destroy, .add = add, .remove = remove_fd, .sync = sync_fd, .read_ahead = read_ahead, .wait = wait_events};
+static const struct mqd_poll_calls calls = {.backend = MQD_BACKEND_EPOLL,
+                                            .destroy = destroy,
+                                            .add = add,
+                                            .remove = remove_fd,
+                                            .sync = sync_fd,
+                                            .read_ahead = read_ahead,
+                                            .wait = wait_events};
 
 int mqd_poll_epoll_create(struct mqd_poll *poll)
 {

@@ -1,12 +1,16 @@
-/* Waiting by io_uring: sockets by multishot polls, flushes and reads as operations; one system call submits, waits and collects.
+/* Waiting by io_uring: sockets by multishot polls, flushes and reads as operations; one system call
+ * submits, waits and collects.
  *
- * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket. It ends when the kernel could not
- * post a completion (its queue overflowed) or on an error; then it is armed anew, which reports the present state, so nothing is lost.
+ * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket.
+ * It ends when the kernel could not post a completion (its queue overflowed) or on an error; then
+ * it is armed anew, which reports the present state, so nothing is lost.
  *
- * Each watched descriptor has an entry, found by its number. user_data = kind (8 bits) | generation (24) | index (32); the
- * generation tells late completions of a removed descriptor from those of the next with the same number.
+ * Each watched descriptor has an entry, found by its number. user_data = kind (8 bits) | generation
+ * (24) | index (32); the generation tells late completions of a removed descriptor from those of
+ * the next with the same number.
  *
- * What may fail for want of kernel memory (arming anew) is remembered in `waiting` and tried again at the next wait.
+ * What may fail for want of kernel memory (arming anew) is remembered in `waiting` and tried again
+ * at the next wait.
  */
 #include <errno.h>
 #include <poll.h>
@@ -67,7 +71,8 @@ static uint64_t user_data(enum kind kind, uint32_t generation, uint32_t index)
     return (uint64_t)kind << 56 | (uint64_t)(generation & GENERATION_MASK) << 32 | index;
 }
 
-/* ---- sockets ------------------------------------------------------------------------------------------------------------ */
+/* ---- sockets
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
 {
@@ -134,8 +139,9 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
     return 0;
 }
 
-/* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just on its way, which would then keep the file
- * open for ever. Entered at once, so that close() by the caller really closes. */
+/* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just on its way,
+ * which would then keep the file open for ever. Entered at once, so that close() by the caller
+ * really closes. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
     struct body *body = poll->body;
@@ -150,7 +156,8 @@ static int remove_fd(struct mqd_poll *poll, int fd)
         return 0;
     struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
     if (!submission)
-        return mqd_error_set(ENOMEM, "file descriptor %d stays open in the kernel: io_uring takes no more requests", fd);
+        return mqd_error_set(ENOMEM, "file descriptor %d stays open in the kernel: io_uring takes no more requests",
+                             fd);
     submission->opcode = MQD_URING_OP_ASYNC_CANCEL;
     submission->flags = MQD_URING_SQE_CQE_SKIP_SUCCESS;
     submission->fd = -1;
@@ -180,9 +187,12 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
     struct watched *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
-        return 0; /* removed meanwhile */
+        return 0;                 /* removed meanwhile */
     if (completion->result < 0) { /* not pollable, no memory: arming again would not mend it; the owner will close */
-        *event = (struct mqd_poll_event){.token = watched->token, .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP | MQD_POLL_BROKEN, .result = completion->result};
+        *event =
+            (struct mqd_poll_event){.token = watched->token,
+                                    .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP | MQD_POLL_BROKEN,
+                                    .result = completion->result};
         return 1;
     }
     if (!(completion->flags & MQD_URING_CQE_MORE))
@@ -191,7 +201,8 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     return 1;
 }
 
-/* ---- files --------------------------------------------------------------------------------------------------------------- */
+/* ---- files
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static struct operation *take_operation(struct body *body, int fd, uint64_t token)
 {
@@ -227,7 +238,9 @@ static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token
 {
     struct body *body = poll->body;
     if (mqd_file_sync_delays())
-        return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
+        return mqd_pool_submit(
+            poll->pool,
+            &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
     struct operation *operation = take_operation(body, fd, token);
     if (!operation)
         return -1;
@@ -239,18 +252,21 @@ static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token
     submission->fd = fd;
     submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
     submission->user_data = operation_data(body, KIND_SYNC, operation);
-    mqd_file_sync_begin(fd); /* earlier than the kernel starts: what is written from here on is not counted as covered */
+    /* earlier than the kernel starts: what is written from here on is not counted as covered */
+    mqd_file_sync_begin(fd);
     body->under_way++;
     return 0;
 }
 
-/* Off this thread by force: a read that has to start I/O may block in the block layer even when it is asked not to. */
+/* Off this thread by force: a read that has to start I/O may block in the block layer even when it
+ * is asked not to. */
 static bool queue_read(struct body *body, struct operation *operation)
 {
     struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
     if (!submission)
         return false;
-    uint32_t pieces = operation->left_bytes / MQD_READ_AHEAD_STEP_BYTES + (operation->left_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
+    uint32_t pieces =
+        operation->left_bytes / MQD_READ_AHEAD_STEP_BYTES + (operation->left_bytes % MQD_READ_AHEAD_STEP_BYTES != 0);
     submission->opcode = MQD_URING_OP_READV;
     submission->flags = MQD_URING_SQE_ASYNC;
     submission->fd = operation->fd;
@@ -283,7 +299,8 @@ static int complete(struct body *body, struct operation *operation, int32_t resu
     return 1;
 }
 
-/* Pieces are whole steps, so more than was asked for may come; the range ends at the file's end or at an error. */
+/* Pieces are whole steps, so more than was asked for may come; the range ends at the file's end or
+ * at an error. */
 static int on_read(struct body *body, struct operation *operation, int32_t result, struct mqd_poll_event *event)
 {
     if (result == -EINTR || result == -EAGAIN)
@@ -303,13 +320,16 @@ static int on_read(struct body *body, struct operation *operation, int32_t resul
     return complete(body, operation, result, event);
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------------------------------- */
+/* ---- waiting
+ * --------------------------------------------------------------------------------------------------------------- */
 
-static int on_completion(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event, bool *woken)
+static int on_completion(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event,
+                         bool *woken)
 {
     uint32_t index = (uint32_t)completion->user_data;
     switch ((enum kind)(completion->user_data >> 56)) {
-    case KIND_POLL: return on_poll(body, completion, event);
+    case KIND_POLL:
+        return on_poll(body, completion, event);
     case KIND_WAKE:
         *woken = true;
         if (!(completion->flags & MQD_URING_CQE_MORE))
@@ -317,14 +337,18 @@ static int on_completion(struct body *body, const struct mqd_uring_completion *c
         return 0;
     case KIND_SYNC: {
         struct operation *operation = &body->operation[index];
-        return complete(body, operation, mqd_file_synced(operation->fd, operation->directory, completion->result), event);
+        return complete(body, operation, mqd_file_synced(operation->fd, operation->directory, completion->result),
+                        event);
     }
-    case KIND_READ: return on_read(body, &body->operation[index], completion->result, event);
-    default: return 0;
+    case KIND_READ:
+        return on_read(body, &body->operation[index], completion->result, event);
+    default:
+        return 0;
     }
 }
 
-/* A completion is copied and popped first: handling it may queue requests, which may enter the kernel. */
+/* A completion is copied and popped first: handling it may queue requests, which may enter the
+ * kernel. */
 static int reap(struct body *body, struct mqd_poll_event *events, int count_max, bool *woken)
 {
     int count = 0;
@@ -349,7 +373,8 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int
         return count;
     int result = mqd_uring_enter(&body->ring, block ? 1 : 0, timeout_ns);
     count += reap(body, events + count, count_max - count, &woken);
-    /* ETIME, EINTR: as it sounds. EAGAIN, EBUSY: no memory, or completions must be taken first; all are tried again */
+    /* ETIME, EINTR: as it sounds. EAGAIN, EBUSY: no memory, or completions must be taken first; all
+     * are tried again */
     if (result == 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || count)
         return count;
     return mqd_error_system(-result, result == -EEXIST ? "io_uring is used by two threads" : "io_uring_enter failed");
@@ -369,25 +394,34 @@ static int create_parts(struct body *body, uint32_t fd_count_max)
     return mqd_uring_open(&body->ring, mqd_poll_uring_submission_count, mqd_poll_uring_completion_count);
 }
 
-/* The caller's thread may have ended; then the kernel has finished or cancelled its requests and refuses to be entered. */
+/* The caller's thread may have ended; then the kernel has finished or cancelled its requests and
+ * refuses to be entered. */
 static void destroy(struct mqd_poll *poll)
 {
     struct body *body = poll->body;
     struct mqd_poll_event events[64];
     bool woken;
-    for (int result = 0; body->under_way && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
-        while (reap(body, events, 64, &woken) > 0) {}
+    for (int result = 0;
+         body->under_way && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
+        while (reap(body, events, 64, &woken) > 0) {
+        }
         result = body->under_way ? mqd_uring_enter(&body->ring, 1, -1) : 0;
     }
-    while (reap(body, events, 64, &woken) > 0) {}
+    while (reap(body, events, 64, &woken) > 0) {
+    }
     mqd_uring_close(&body->ring);
     free(body->scratch);
     free(body->watched);
     free(body);
 }
 
-static const struct mqd_poll_calls calls = {
-    .backend = MQD_BACKEND_IO_URING, .destroy = destroy, .add = add, .remove = remove_fd, .sync = sync_fd, .read_ahead = read_ahead, .wait = wait_events};
+static const struct mqd_poll_calls calls = {.backend = MQD_BACKEND_IO_URING,
+                                            .destroy = destroy,
+                                            .add = add,
+                                            .remove = remove_fd,
+                                            .sync = sync_fd,
+                                            .read_ahead = read_ahead,
+                                            .wait = wait_events};
 
 int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max)
 {

@@ -1,11 +1,15 @@
-/* A small pool of threads for what may block: flushes, reads of cold ranges, preallocation, snapshots.
+/* A small pool of threads for what may block: flushes, reads of cold ranges, preallocation,
+ * snapshots.
  *
- * Jobs lie in a fixed array. The caller's thread alone takes places from and gives them back to the free list; `queue` and `done`
- * lists are under the mutex. A place is given back when its event is collected (W2), so nothing can overflow.
+ * Jobs lie in a fixed array. The caller's thread alone takes places from and gives them back to the
+ * free list; `queue` and `done` lists are under the mutex. A place is given back when its event is
+ * collected (W2), so nothing can overflow.
  *
- * Fairness: jobs are grouped by the device of their file; arbitrary jobs of a device are a second group of it, those of none one more. A group has at
- * most MQD_POOL_THREADS_PER_GROUP_MAX threads at work, and the last idle thread is kept for a group that has none: a stalled disk, whose two groups are
- * at work then, holds up neither flushes nor arbitrary jobs of another, however many are queued. Within a group the order is that of submission.
+ * Fairness: jobs are grouped by the device of their file; arbitrary jobs of a device are a second
+ * group of it, those of none one more. A group has at most MQD_POOL_THREADS_PER_GROUP_MAX threads
+ * at work, and the last idle thread is kept for a group that has none: a stalled disk, whose two
+ * groups are at work then, holds up neither flushes nor arbitrary jobs of another, however many are
+ * queued. Within a group the order is that of submission.
  *
  * Threads are started when more jobs wait than threads are idle, and stay.
  */
@@ -47,7 +51,7 @@ struct mqd_pool {
     int event_fd;
     bool stopping;
     uint32_t thread_count;
-    uint32_t idle_count;  /* with those that were signalled and have not run yet */
+    uint32_t idle_count; /* with those that were signalled and have not run yet */
     uint32_t queue_count;
     uint32_t done_count; /* also read without the mutex */
     struct list queue;
@@ -78,7 +82,8 @@ static void list_unlink(struct mqd_pool *pool, struct list *list, uint32_t previ
         list->last = previous;
 }
 
-/* ---- the work -------------------------------------------------------------------------------------------------------- */
+/* ---- the work
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int32_t read_ahead(const struct mqd_pool_request *request)
 {
@@ -86,7 +91,8 @@ static int32_t read_ahead(const struct mqd_pool_request *request)
     uint32_t total = 0;
     while (total < request->size_bytes) {
         uint32_t left = request->size_bytes - total;
-        ssize_t count = pread(request->fd, scratch, left < sizeof scratch ? left : sizeof scratch, (off_t)(request->offset + total));
+        ssize_t count = pread(request->fd, scratch, left < sizeof scratch ? left : sizeof scratch,
+                              (off_t)(request->offset + total));
         if (count < 0 && errno == EINTR)
             continue;
         if (count < 0)
@@ -98,7 +104,8 @@ static int32_t read_ahead(const struct mqd_pool_request *request)
     return total > INT32_MAX ? INT32_MAX : (int32_t)total;
 }
 
-/* The journal of the file layer wants the file system's root by name; the descriptor is a log directory's. */
+/* The journal of the file layer wants the file system's root by name; the descriptor is a log
+ * directory's. */
 static int32_t sync_file_system(int fd)
 {
     char link[64], path[PATH_MAX];
@@ -111,14 +118,19 @@ static int32_t sync_file_system(int fd)
 static int32_t perform(const struct mqd_pool_request *request)
 {
     switch (request->kind) {
-    case MQD_POOL_SYNC: return mqd_file_sync(request->fd, request->directory) == 0 ? 0 : -errno;
-    case MQD_POOL_SYNCFS: return sync_file_system(request->fd);
-    case MQD_POOL_READ_AHEAD: return read_ahead(request);
-    default: return request->work(request->argument);
+    case MQD_POOL_SYNC:
+        return mqd_file_sync(request->fd, request->directory) == 0 ? 0 : -errno;
+    case MQD_POOL_SYNCFS:
+        return sync_file_system(request->fd);
+    case MQD_POOL_READ_AHEAD:
+        return read_ahead(request);
+    default:
+        return request->work(request->argument);
     }
 }
 
-/* ---- the threads ------------------------------------------------------------------------------------------------------ */
+/* ---- the threads
+ * ------------------------------------------------------------------------------------------------------ */
 
 static bool may_start(const struct mqd_pool *pool, uint64_t group)
 {
@@ -258,7 +270,8 @@ void mqd_pool_destroy(struct mqd_pool *pool)
     free(pool);
 }
 
-/* ---- the caller's side ------------------------------------------------------------------------------------------------- */
+/* ---- the caller's side
+ * ------------------------------------------------------------------------------------------------- */
 
 static uint64_t group_of(const struct mqd_pool_request *request)
 {
@@ -296,7 +309,8 @@ int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int c
         uint32_t index = pool->done.first;
         struct job *job = &pool->job[index];
         list_unlink(pool, &pool->done, NO_JOB, index);
-        events[count++] = (struct mqd_poll_event){.token = job->request.token, .flags = MQD_POLL_DONE, .result = job->result};
+        events[count++] =
+            (struct mqd_poll_event){.token = job->request.token, .flags = MQD_POLL_DONE, .result = job->result};
         job->next = pool->free_first;
         pool->free_first = index;
     }

@@ -1,8 +1,9 @@
 /* io_uring by raw system calls; see io/uring.h.
  *
- * The ring is made disabled and enabled by the thread that first enters: SINGLE_ISSUER binds it to that thread, not to the one that
- * called mqd_uring_open. DEFER_TASKRUN lets completions be posted only while that thread waits, so the reactor is not interrupted;
- * kernels without it fall back step by step.
+ * The ring is made disabled and enabled by the thread that first enters: SINGLE_ISSUER binds it to
+ * that thread, not to the one that called mqd_uring_open. DEFER_TASKRUN lets completions be posted
+ * only while that thread waits, so the reactor is not interrupted; kernels without it fall back
+ * step by step.
  */
 #include "io/uring.h"
 
@@ -45,22 +46,51 @@ enum { ENTER_GETEVENTS = 1u << 0, ENTER_EXT_ARG = 1u << 3, ENTER_NO_IOWAIT = 1u 
 enum { SQ_CQ_OVERFLOW = 1u << 1, SQ_TASKRUN = 1u << 2 };
 enum { REGISTER_PROBE = 8, REGISTER_ENABLE_RINGS = 12, REGISTER_IOWQ_MAX_WORKERS = 19 };
 enum { OFFSET_RINGS = 0, OFFSET_SUBMISSIONS = 0x10000000 };
-#define FEATURES_NEEDED ((uint32_t)(FEATURE_SINGLE_MMAP | FEATURE_NODROP | FEATURE_SUBMIT_STABLE | FEATURE_EXT_ARG | FEATURE_RSRC_TAGS | FEATURE_CQE_SKIP))
-#define BOUNDED_WORKER_COUNT 32 /* kernel threads for flushes and reads of one reactor: a stalled disk must leave some for the others */
+#define FEATURES_NEEDED                                                                                                \
+    ((uint32_t)(FEATURE_SINGLE_MMAP | FEATURE_NODROP | FEATURE_SUBMIT_STABLE | FEATURE_EXT_ARG | FEATURE_RSRC_TAGS |   \
+                FEATURE_CQE_SKIP))
+/* kernel threads for flushes and reads of one reactor: a stalled disk must leave some for the
+ * others */
+#define BOUNDED_WORKER_COUNT 32
 
-struct submission_offsets { uint32_t head, tail, ring_mask, ring_entries, flags, dropped, array, reserved; uint64_t user_address; };
-struct completion_offsets { uint32_t head, tail, ring_mask, ring_entries, overflow, completions, flags, reserved; uint64_t user_address; };
+struct submission_offsets {
+    uint32_t head, tail, ring_mask, ring_entries, flags, dropped, array, reserved;
+    uint64_t user_address;
+};
+struct completion_offsets {
+    uint32_t head, tail, ring_mask, ring_entries, overflow, completions, flags, reserved;
+    uint64_t user_address;
+};
 struct parameters {
-    uint32_t submission_entries, completion_entries, flags, thread_cpu, thread_idle, features, work_queue_fd, reserved[3];
+    uint32_t submission_entries, completion_entries, flags, thread_cpu, thread_idle, features, work_queue_fd,
+        reserved[3];
     struct submission_offsets submission;
     struct completion_offsets completion;
 };
 _Static_assert(sizeof(struct parameters) == 120, "as the kernel has it");
-struct probe { uint8_t last_op, op_count; uint16_t reserved; uint32_t reserved2[3]; struct { uint8_t op, reserved; uint16_t flags; uint32_t reserved2; } op[64]; };
-struct enter_argument { uint64_t signal_mask; uint32_t signal_mask_bytes; uint32_t min_wait_us; uint64_t timeout; };
-struct timespec_64 { int64_t seconds, nanoseconds; };
+struct probe {
+    uint8_t last_op, op_count;
+    uint16_t reserved;
+    uint32_t reserved2[3];
+    struct {
+        uint8_t op, reserved;
+        uint16_t flags;
+        uint32_t reserved2;
+    } op[64];
+};
+struct enter_argument {
+    uint64_t signal_mask;
+    uint32_t signal_mask_bytes;
+    uint32_t min_wait_us;
+    uint64_t timeout;
+};
+struct timespec_64 {
+    int64_t seconds, nanoseconds;
+};
 
-#define WAY_OUT "; set io.backend=epoll, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that permits it, a kernel of 5.17 or newer)"
+#define WAY_OUT                                                                                                        \
+    "; set io.backend=epoll, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that "      \
+    "permits it, a kernel of 5.17 or newer)"
 
 static int setup(struct parameters *parameters, uint32_t submission_count, uint32_t completion_count)
 {
@@ -71,7 +101,8 @@ static int setup(struct parameters *parameters, uint32_t submission_count, uint3
     };
     int fd = -1;
     for (size_t i = 0; i < sizeof flag_sets / sizeof flag_sets[0]; i++) {
-        *parameters = (struct parameters){.completion_entries = completion_count, .flags = SETUP_CQSIZE | SETUP_CLAMP | SETUP_R_DISABLED | flag_sets[i]};
+        *parameters = (struct parameters){.completion_entries = completion_count,
+                                          .flags = SETUP_CQSIZE | SETUP_CLAMP | SETUP_R_DISABLED | flag_sets[i]};
         fd = (int)syscall(SYS_io_uring_setup, submission_count, parameters);
         if (fd >= 0 || errno != EINVAL)
             break;
@@ -81,9 +112,11 @@ static int setup(struct parameters *parameters, uint32_t submission_count, uint3
 
 static int check_offer(int fd, uint32_t features)
 {
-    static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD, MQD_URING_OP_ASYNC_CANCEL};
+    static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD,
+                                     MQD_URING_OP_ASYNC_CANCEL};
     if ((features & FEATURES_NEEDED) != FEATURES_NEEDED)
-        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WAY_OUT, features & FEATURES_NEEDED, FEATURES_NEEDED);
+        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WAY_OUT,
+                             features & FEATURES_NEEDED, FEATURES_NEEDED);
     struct probe probe;
     memset(&probe, 0, sizeof probe);
     if (syscall(SYS_io_uring_register, fd, REGISTER_PROBE, &probe, 64) != 0)
@@ -100,8 +133,10 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     size_t completion_bytes = p->completion.completions + p->completion_entries * sizeof(struct mqd_uring_completion);
     ring->rings_bytes = submission_bytes > completion_bytes ? submission_bytes : completion_bytes;
     ring->submissions_bytes = p->submission_entries * sizeof(struct mqd_uring_submission);
-    ring->rings = mmap(NULL, ring->rings_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd, OFFSET_RINGS);
-    ring->submissions = mmap(NULL, ring->submissions_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd, OFFSET_SUBMISSIONS);
+    ring->rings =
+        mmap(NULL, ring->rings_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd, OFFSET_RINGS);
+    ring->submissions = mmap(NULL, ring->submissions_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd,
+                             OFFSET_SUBMISSIONS);
     if (ring->rings == MAP_FAILED || ring->submissions == MAP_FAILED)
         return mqd_error_system(errno, "cannot map the queues of io_uring" WAY_OUT);
     uint8_t *base = ring->rings;
@@ -174,7 +209,8 @@ int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout
     mqd_store_release(ring->submission_tail_word, ring->submission_tail);
     uint32_t queued = ring->submission_tail - mqd_load_acquire(ring->submission_head_word);
     struct timespec_64 timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-    struct enter_argument argument = {.signal_mask_bytes = 8, .timeout = wait_count && timeout_ns >= 0 ? (uintptr_t)&timeout : 0};
+    struct enter_argument argument = {.signal_mask_bytes = 8,
+                                      .timeout = wait_count && timeout_ns >= 0 ? (uintptr_t)&timeout : 0};
     uint32_t flags = ENTER_GETEVENTS | ENTER_EXT_ARG | (ring->features & FEATURE_NO_IOWAIT ? ENTER_NO_IOWAIT : 0u);
     long result = syscall(SYS_io_uring_enter, ring->fd, queued, wait_count, flags, &argument, sizeof argument);
     return result < 0 ? -errno : 0;
@@ -189,7 +225,8 @@ bool mqd_uring_has_work(const struct mqd_uring *ring)
 const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring)
 {
     uint32_t head = mqd_load_relaxed(ring->completion_head_word); /* ours */
-    return head == mqd_load_acquire(ring->completion_tail_word) ? NULL : &ring->completions[head & ring->completion_mask];
+    return head == mqd_load_acquire(ring->completion_tail_word) ? NULL
+                                                                : &ring->completions[head & ring->completion_mask];
 }
 
 void mqd_uring_pop(struct mqd_uring *ring)
@@ -232,5 +269,7 @@ int mqd_uring_probe(void)
     if (fd >= 0)
         close(fd);
     mqd_uring_close(&ring);
-    return result == 0 ? 0 : mqd_error_system(-result, "io_uring is there but does not do multishot polls with a time limit" WAY_OUT);
+    return result == 0 ? 0
+                       : mqd_error_system(
+                             -result, "io_uring is there but does not do multishot polls with a time limit" WAY_OUT);
 }

@@ -1,7 +1,9 @@
-/* A small io_uring: the two queues and three system calls, nothing else. Numbers and structures are the kernel's (io_uring(7), io_uring_setup(2),
- * io_uring_enter(2)), written down here because the headers of the build machine may be older than the kernel it runs on.
+/* A small io_uring: the two queues and three system calls, nothing else. Numbers and structures are
+ * the kernel's (io_uring(7), io_uring_setup(2), io_uring_enter(2)), written down here because the
+ * headers of the build machine may be older than the kernel it runs on.
  *
- * One thread submits and waits (the first that enters); creating and filling may happen before in another.
+ * One thread submits and waits (the first that enters); creating and filling may happen before in
+ * another.
  */
 #ifndef MQD_URING_H
 #define MQD_URING_H
@@ -39,7 +41,8 @@ struct mqd_uring_completion {
     int32_t result;
     uint32_t flags;
 };
-_Static_assert(sizeof(struct mqd_uring_submission) == 64 && sizeof(struct mqd_uring_completion) == 16, "as the kernel has them");
+_Static_assert(sizeof(struct mqd_uring_submission) == 64 && sizeof(struct mqd_uring_completion) == 16,
+               "as the kernel has them");
 
 struct mqd_uring {
     int fd;
@@ -70,7 +73,8 @@ int mqd_uring_probe(void);
 
 /* A zeroed entry to fill; NULL when the queue is full and the kernel takes nothing. */
 struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring);
-/* Submits what is queued, lets the kernel post completions, waits for wait_count of them. timeout_ns < 0: for ever. 0, or -errno (-ETIME, -EINTR...). */
+/* Submits what is queued, lets the kernel post completions, waits for wait_count of them.
+ * timeout_ns < 0: for ever. 0, or -errno (-ETIME, -EINTR...). */
 int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns);
 /* True when entering the kernel would bring something even without waiting. */
 bool mqd_uring_has_work(const struct mqd_uring *ring);

@@ -89,7 +89,8 @@ static int parse(struct mqd_epochs *epochs, const char *text)
     for (int64_t i = 0; i < count; i++) {
         if (!parse_number(&text, ' ', INT32_MAX, &epoch) || !parse_number(&text, '\n', INT64_MAX, &start_offset))
             return 0;
-        if (epochs->count && (epoch <= mqd_epochs_last(epochs) || start_offset <= epochs->entries[epochs->count - 1].start_offset))
+        if (epochs->count &&
+            (epoch <= mqd_epochs_last(epochs) || start_offset <= epochs->entries[epochs->count - 1].start_offset))
             return 0;
         if (push(epochs, (int32_t)epoch, start_offset) < 0)
             return -1;
@@ -158,7 +159,8 @@ int mqd_epochs_write(const struct mqd_epochs *epochs, const char *directory)
         return -1;
     int length = snprintf(text, capacity, "0\n%u\n", epochs->count);
     for (uint32_t i = 0; i < epochs->count; i++)
-        length += snprintf(text + length, capacity - (size_t)length, "%d %lld\n", epochs->entries[i].epoch, (long long)epochs->entries[i].start_offset);
+        length += snprintf(text + length, capacity - (size_t)length, "%d %lld\n", epochs->entries[i].epoch,
+                           (long long)epochs->entries[i].start_offset);
     int fd = mqd_file_open(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);
     int error = fd < 0 || write_whole(fd, text, (size_t)length) < 0 || mqd_file_rename(temporary, path) < 0 ? errno : 0;
     free(text);

@@ -44,11 +44,13 @@ void mqd_index_note_end(struct mqd_index *index, int64_t segment_base)
         return;
     if (index->time_pending_count == MQD_INDEX_PENDING_MAX)
         thin_out(index);
-    index->time_pending[index->time_pending_count++] = (struct mqd_time_index_entry){index->max_timestamp_ms, (uint32_t)(index->max_timestamp_offset - segment_base)};
+    index->time_pending[index->time_pending_count++] =
+        (struct mqd_time_index_entry){index->max_timestamp_ms, (uint32_t)(index->max_timestamp_offset - segment_base)};
     index->last_time_entry_ms = index->max_timestamp_ms;
 }
 
-int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interval_bytes, const struct mqd_batch *batch, uint32_t position)
+int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interval_bytes, const struct mqd_batch *batch,
+                  uint32_t position)
 {
     if (batch->max_timestamp_ms > index->max_timestamp_ms) {
         index->max_timestamp_ms = batch->max_timestamp_ms;
@@ -57,7 +59,8 @@ int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interva
     if (index->bytes_since_entry > interval_bytes) {
         if (pending_full(index))
             thin_out(index);
-        index->pending[index->pending_count++] = (struct mqd_index_entry){(uint32_t)(batch->base_offset - segment_base), position};
+        index->pending[index->pending_count++] =
+            (struct mqd_index_entry){(uint32_t)(batch->base_offset - segment_base), position};
         mqd_index_note_end(index, segment_base);
         index->bytes_since_entry = 0;
     }
@@ -69,7 +72,8 @@ int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interva
 bool mqd_index_full(const struct mqd_index *index, uint32_t more_count)
 {
     return index->file_bytes + (index->pending_count + more_count) * MQD_INDEX_ENTRY_BYTES > MQD_INDEX_FILE_BYTES_MAX ||
-           index->time_file_bytes + (index->time_pending_count + more_count + 1) * MQD_TIME_INDEX_ENTRY_BYTES > MQD_INDEX_FILE_BYTES_MAX;
+           index->time_file_bytes + (index->time_pending_count + more_count + 1) * MQD_TIME_INDEX_ENTRY_BYTES >
+               MQD_INDEX_FILE_BYTES_MAX;
 }
 
 /* A new fd of one index file, cut to whole entries that are known. */
@@ -133,7 +137,8 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
     uint8_t *at = bytes;
     for (uint16_t i = 0; i < index->time_pending_count; i++)
         at = mqd_time_index_entry_put(at, &index->time_pending[i]);
-    if (index->time_fd < 0 && (index->time_fd = open_file(directory, segment_base, MQD_FILE_TIME_INDEX, index->time_file_bytes)) < 0)
+    if (index->time_fd < 0 &&
+        (index->time_fd = open_file(directory, segment_base, MQD_FILE_TIME_INDEX, index->time_file_bytes)) < 0)
         return -1;
     if (append_whole(index->time_fd, bytes, size_bytes, index->time_file_bytes) < 0)
         return -1;
@@ -144,7 +149,8 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
 
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
-    /* Times first: who is killed in between leaves a .timeindex that is ahead, and mqd_index_load cuts it; one that lags could not be told. */
+    /* Times first: who is killed in between leaves a .timeindex that is ahead, and mqd_index_load
+     * cuts it; one that lags could not be told. */
     if (flush_times(index, directory, segment_base) == 0 && flush_offsets(index, directory, segment_base) == 0) {
         index->bytes_since_flush = 0;
         return 0;
@@ -163,8 +169,10 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
     return mqd_index_flush(index, directory, segment_base);
 }
 
-/* `sizes` NULL: every file; else those that are not of this size. Opens none of the others: there may be no descriptor left. */
-static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes), const int64_t *sizes)
+/* `sizes` NULL: every file; else those that are not of this size. Opens none of the others: there
+ * may be no descriptor left. */
+static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
+                     const int64_t *sizes)
 {
     for (int i = 0; i < 2; i++) {
         char path[PATH_MAX];
@@ -190,7 +198,8 @@ static int each_file(const char *directory, int64_t segment_base, int (*act)(int
 int mqd_index_cut_files(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     const int64_t sizes[] = {index->file_bytes, index->time_file_bytes};
-    if ((index->fd >= 0 && mqd_file_truncate(index->fd, sizes[0]) < 0) || (index->time_fd >= 0 && mqd_file_truncate(index->time_fd, sizes[1]) < 0))
+    if ((index->fd >= 0 && mqd_file_truncate(index->fd, sizes[0]) < 0) ||
+        (index->time_fd >= 0 && mqd_file_truncate(index->time_fd, sizes[1]) < 0))
         return -1;
     return each_file(directory, segment_base, mqd_file_truncate, sizes);
 }

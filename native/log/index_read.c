@@ -43,8 +43,10 @@ static int pread_whole(int fd, uint8_t *bytes, size_t size_bytes, int64_t positi
     return 0;
 }
 
-/* Opens one index file; *count = its whole entries, bounded. fd, or -1 with *count = 0 when it does not exist, or -2 when the disk failed. */
-static int open_for_reading(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes, uint32_t *count)
+/* Opens one index file; *count = its whole entries, bounded. fd, or -1 with *count = 0 when it does
+ * not exist, or -2 when the disk failed. */
+static int open_for_reading(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
+                            uint32_t *count)
 {
     char path[PATH_MAX];
     struct stat status;
@@ -64,8 +66,10 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
     return fd;
 }
 
-/* The whole file in memory; NULL with *count = 0 when there is none, NULL with *count = 1 when the disk failed. */
-static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes, uint32_t *count)
+/* The whole file in memory; NULL with *count = 0 when there is none, NULL with *count = 1 when the
+ * disk failed. */
+static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
+                          uint32_t *count)
 {
     int fd = open_for_reading(directory, segment_base, kind, entry_bytes, count);
     if (fd < 0 || *count == 0) {
@@ -88,7 +92,8 @@ static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_
     return bytes;
 }
 
-static int load_offsets(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes, int64_t offset_end, struct mqd_index_entry *last)
+static int load_offsets(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes,
+                        int64_t offset_end, struct mqd_index_entry *last)
 {
     uint32_t count, valid = 0;
     uint8_t *bytes = read_file(directory, segment_base, MQD_FILE_INDEX, MQD_INDEX_ENTRY_BYTES, &count);
@@ -96,8 +101,9 @@ static int load_offsets(struct mqd_index *index, const char *directory, int64_t 
         return count ? -1 : 0;
     for (; valid < count; valid++) {
         struct mqd_index_entry entry = decode_entry(bytes + (size_t)valid * MQD_INDEX_ENTRY_BYTES);
-        if (entry.relative_offset <= last->relative_offset || entry.position <= last->position || entry.position >= log_bytes ||
-            entry.relative_offset > INT32_MAX || segment_base + entry.relative_offset >= offset_end)
+        if (entry.relative_offset <= last->relative_offset || entry.position <= last->position ||
+            entry.position >= log_bytes || entry.relative_offset > INT32_MAX ||
+            segment_base + entry.relative_offset >= offset_end)
             break;
         *last = entry;
     }
@@ -106,7 +112,8 @@ static int load_offsets(struct mqd_index *index, const char *directory, int64_t 
     return 0;
 }
 
-static int load_times(struct mqd_index *index, const char *directory, int64_t segment_base, const struct mqd_index_entry *last)
+static int load_times(struct mqd_index *index, const char *directory, int64_t segment_base,
+                      const struct mqd_index_entry *last)
 {
     uint32_t count, valid = 0, offset = 0;
     uint8_t *bytes = read_file(directory, segment_base, MQD_FILE_TIME_INDEX, MQD_TIME_INDEX_ENTRY_BYTES, &count);
@@ -114,7 +121,8 @@ static int load_times(struct mqd_index *index, const char *directory, int64_t se
         return count ? -1 : 0;
     for (; valid < count; valid++) {
         struct mqd_time_index_entry entry = decode_time_entry(bytes + (size_t)valid * MQD_TIME_INDEX_ENTRY_BYTES);
-        if (entry.timestamp_ms <= index->last_time_entry_ms || entry.relative_offset < offset || entry.relative_offset >= last->relative_offset)
+        if (entry.timestamp_ms <= index->last_time_entry_ms || entry.relative_offset < offset ||
+            entry.relative_offset >= last->relative_offset)
             break;
         index->last_time_entry_ms = entry.timestamp_ms;
         offset = entry.relative_offset;
@@ -132,20 +140,24 @@ static void load_nothing(struct mqd_index *index, struct mqd_index_entry *last)
     *last = (struct mqd_index_entry){0, 0};
 }
 
-int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes, int64_t offset_end, bool intact, struct mqd_index_entry *last)
+int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes,
+                   int64_t offset_end, bool intact, struct mqd_index_entry *last)
 {
     load_nothing(index, last);
-    if (load_offsets(index, directory, segment_base, log_bytes, offset_end, last) < 0 || load_times(index, directory, segment_base, last) < 0)
+    if (load_offsets(index, directory, segment_base, log_bytes, offset_end, last) < 0 ||
+        load_times(index, directory, segment_base, last) < 0)
         return -1;
     if (!intact && index->time_file_bytes > 0) {
         int64_t known_end = index->max_timestamp_offset + 1;
         load_nothing(index, last);
-        if (load_offsets(index, directory, segment_base, log_bytes, known_end < offset_end ? known_end : offset_end, last) < 0 ||
+        if (load_offsets(index, directory, segment_base, log_bytes, known_end < offset_end ? known_end : offset_end,
+                         last) < 0 ||
             load_times(index, directory, segment_base, last) < 0)
             return -1;
     }
-    /* Two offset entries stand for at least one time entry before the last, unless no batch has a timestamp: so the time index was lost, and with it the
-     * largest timestamp; only a walk over the whole segment tells it. */
+    /* Two offset entries stand for at least one time entry before the last, unless no batch has a
+     * timestamp: so the time index was lost, and with it the largest timestamp; only a walk over
+     * the whole segment tells it. */
     if (index->file_bytes > (intact ? MQD_INDEX_ENTRY_BYTES : 0) && index->time_file_bytes == 0)
         load_nothing(index, last);
     return 0;
@@ -160,7 +172,8 @@ static int64_t file_size(const char *directory, int64_t segment_base, enum mqd_f
     return status.st_size;
 }
 
-/* The files hold what `index` would write already: time entries that were left out of the load only to be made anew. 1, 0, -1 the disk failed. */
+/* The files hold what `index` would write already: time entries that were left out of the load only
+ * to be made anew. 1, 0, -1 the disk failed. */
 static int settled(const struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     int64_t time_bytes = index->time_file_bytes + index->time_pending_count * (int64_t)MQD_TIME_INDEX_ENTRY_BYTES;
@@ -174,11 +187,15 @@ static int settled(const struct mqd_index *index, const char *directory, int64_t
     int fd = open_for_reading(directory, segment_base, MQD_FILE_TIME_INDEX, MQD_TIME_INDEX_ENTRY_BYTES, &count);
     if (fd < 0)
         return fd == -1 ? 0 : -1;
-    int result = pread_whole(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES, index->time_file_bytes) < 0 ? -1 : 1;
+    int result = pread_whole(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES,
+                             index->time_file_bytes) < 0
+                     ? -1
+                     : 1;
     close(fd);
     for (uint16_t i = 0; i < index->time_pending_count && result == 1; i++) {
         struct mqd_time_index_entry entry = decode_time_entry(bytes + i * MQD_TIME_INDEX_ENTRY_BYTES);
-        result = entry.timestamp_ms == index->time_pending[i].timestamp_ms && entry.relative_offset == index->time_pending[i].relative_offset;
+        result = entry.timestamp_ms == index->time_pending[i].timestamp_ms &&
+                 entry.relative_offset == index->time_pending[i].relative_offset;
     }
     return result;
 }
@@ -202,8 +219,10 @@ int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t seg
     return 1;
 }
 
-/* The last of `count` entries for which not_after() holds, by bisection with pread; its number, -1 none, -2 the disk failed. */
-static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t wanted, int64_t (*key_of)(const uint8_t *), uint8_t *entry)
+/* The last of `count` entries for which not_after() holds, by bisection with pread; its number, -1
+ * none, -2 the disk failed. */
+static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t wanted, int64_t (*key_of)(const uint8_t *),
+                      uint8_t *entry)
 {
     int64_t low = 0, high = count;
     while (low < high) {
@@ -230,7 +249,8 @@ static int64_t time_key(const uint8_t *bytes)
     return decode_time_entry(bytes).timestamp_ms;
 }
 
-static int lookup(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes, int64_t wanted, int64_t (*key_of)(const uint8_t *), uint8_t *entry)
+static int lookup(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
+                  int64_t wanted, int64_t (*key_of)(const uint8_t *), uint8_t *entry)
 {
     uint32_t count;
     int fd = open_for_reading(directory, segment_base, kind, entry_bytes, &count);
@@ -250,7 +270,8 @@ int mqd_index_lookup(const char *directory, int64_t segment_base, int64_t offset
     return found;
 }
 
-int mqd_time_index_lookup(const char *directory, int64_t segment_base, int64_t timestamp_ms, struct mqd_time_index_entry *out)
+int mqd_time_index_lookup(const char *directory, int64_t segment_base, int64_t timestamp_ms,
+                          struct mqd_time_index_entry *out)
 {
     uint8_t entry[MQD_TIME_INDEX_ENTRY_BYTES];
     int found = lookup(directory, segment_base, MQD_FILE_TIME_INDEX, sizeof entry, timestamp_ms, time_key, entry);

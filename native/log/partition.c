@@ -1,4 +1,5 @@
-/* Staging, positions, options, log start; see log/partition.h. Writing and rolling: log/partition_write.c; flushing and preallocation: log/partition_sync.c. */
+/* Staging, positions, options, log start; see log/partition.h. Writing and rolling:
+ * log/partition_write.c; flushing and preallocation: log/partition_sync.c. */
 #include <endian.h>
 #include <errno.h>
 #include <limits.h>
@@ -19,7 +20,8 @@
 #define AT_MAX_TIMESTAMP 35
 #define AT_PRODUCER_ID 43
 
-/* ---- staging area ------------------------------------------------------------------------------------------------- */
+/* ---- staging area
+ * ------------------------------------------------------------------------------------------------- */
 
 struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i)
 {
@@ -68,7 +70,8 @@ void mqd_partition_stage_free(struct mqd_partition *partition)
     partition->chunk_last = NULL;
 }
 
-/* ---- stage -------------------------------------------------------------------------------------------------------- */
+/* ---- stage
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* Later than `limit_ms` before/after? A difference that does not fit counts as too far. */
 static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
@@ -79,19 +82,22 @@ static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
     return __builtin_sub_overflow(later_ms, earlier_ms, &difference) ? later_ms > earlier_ms : difference > limit_ms;
 }
 
-/* CreateTime limits on the first and the largest timestamp: those that the header tells. -1 = the batch has none. They are there for what clients send: a coordinator's clock may be
- * another host's, and does not jump back with this one's; a transaction must end and a group must go on all the same. */
+/* CreateTime limits on the first and the largest timestamp: those that the header tells. -1 = the
+ * batch has none. They are there for what clients send: a coordinator's clock may be another
+ * host's, and does not jump back with this one's; a transaction must end and a group must go on all
+ * the same. */
 static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
 {
     const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
     for (int i = 0; i < 2; i++)
-        if (timestamps[i] != -1 &&
-            (too_far(now_ms, timestamps[i], options->timestamp_before_max_ms) || too_far(timestamps[i], now_ms, options->timestamp_after_max_ms)))
+        if (timestamps[i] != -1 && (too_far(now_ms, timestamps[i], options->timestamp_before_max_ms) ||
+                                    too_far(timestamps[i], now_ms, options->timestamp_after_max_ms)))
             return false;
     return true;
 }
 
-static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool coordinator, int64_t now_ms)
+static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool coordinator,
+                           int64_t now_ms)
 {
     const struct mqd_log_options *options = &partition->options;
     int64_t end_offset;
@@ -107,7 +113,8 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
         return MQD_KAFKA_INVALID_RECORD;
     if ((batch->attributes & (ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL)) && batch->producer_id < 0)
         return MQD_KAFKA_INVALID_RECORD;
-    if (batch->last_offset_delta < 0 || __builtin_add_overflow(partition->staged_end_offset, (int64_t)batch->last_offset_delta + 1, &end_offset))
+    if (batch->last_offset_delta < 0 ||
+        __builtin_add_overflow(partition->staged_end_offset, (int64_t)batch->last_offset_delta + 1, &end_offset))
         return MQD_KAFKA_INVALID_RECORD;
     if (batch->producer_id >= 0 && (batch->producer_epoch < 0 || (batch->base_sequence < 0 && !coordinator)))
         return MQD_KAFKA_INVALID_RECORD;
@@ -116,11 +123,13 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
     return 0;
 }
 
-/* The CRC begins behind itself and covers the header's rest and the records, which stay where they are. */
+/* The CRC begins behind itself and covers the header's rest and the records, which stay where they
+ * are. */
 static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     uint16_t attributes = htobe16((uint16_t)batch->attributes);
-    uint64_t timestamp = htobe64((uint64_t)batch->max_timestamp_ms), producer_id = htobe64((uint64_t)batch->producer_id);
+    uint64_t timestamp = htobe64((uint64_t)batch->max_timestamp_ms),
+             producer_id = htobe64((uint64_t)batch->producer_id);
     memcpy(header + AT_ATTRIBUTES, &attributes, sizeof attributes);
     memcpy(header + AT_MAX_TIMESTAMP, &timestamp, sizeof timestamp);
     memcpy(header + AT_PRODUCER_ID, &producer_id, sizeof producer_id);
@@ -148,7 +157,8 @@ static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool che
 }
 
 /* A transactional batch that would begin a transaction: does the coordinator know of it (KIP-890)? */
-static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t guard, int64_t now_ms, struct mqd_stage_result *result)
+static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t guard,
+                              int64_t now_ms, struct mqd_stage_result *result)
 {
     if (guard == 0) {
         result->guard = mqd_verifications_ask(&partition->verifications, batch, now_ms);
@@ -160,19 +170,22 @@ static int16_t check_verified(struct mqd_partition *partition, const struct mqd_
     return batch->base_sequence > verification->lowest_sequence ? MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER : 0;
 }
 
-static int16_t check_producer(struct mqd_partition *partition, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, int64_t guard, int64_t now_ms,
+static int16_t check_producer(struct mqd_partition *partition, const struct mqd_batch *batch,
+                              struct mqd_producer_batch_kind kind, int64_t guard, int64_t now_ms,
                               struct mqd_stage_result *result)
 {
     int16_t error = mqd_producers_check(&partition->producers, batch, kind, &result->duplicate, &result->base_offset);
-    if (__builtin_expect(kind.known, 0) && !error && !result->duplicate && !mqd_producers_sequenced(&partition->producers, batch))
+    if (__builtin_expect(kind.known, 0) && !error && !result->duplicate &&
+        !mqd_producers_sequenced(&partition->producers, batch))
         return MQD_STAGE_UNKNOWN;
-    if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) || !partition->options.transaction_verification ||
-        mqd_producers_ongoing(&partition->producers, batch))
+    if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) ||
+        !partition->options.transaction_verification || mqd_producers_ongoing(&partition->producers, batch))
         return error;
     return check_verified(partition, batch, guard, now_ms, result);
 }
 
-int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms)
+int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged,
+                                 const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms)
 {
     staged->undo.index = MQD_PRODUCER_NONE;
     staged->aborted.producer_id = -1;
@@ -186,15 +199,17 @@ int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_sta
         mqd_verifications_forget(&partition->verifications, batch->producer_id);
     if (marker && !marker->commit && staged->undo.change == MQD_TRANSACTION_ENDED) {
         int64_t ongoing = mqd_transactions_first_ongoing(transactions);
-        staged->aborted = (struct mqd_aborted){batch->producer_id, mqd_transaction_first_offset(transactions, staged->undo.transaction), offset,
-                                               ongoing <= offset ? ongoing : offset + 1};
+        staged->aborted = (struct mqd_aborted){batch->producer_id,
+                                               mqd_transaction_first_offset(transactions, staged->undo.transaction),
+                                               offset, ongoing <= offset ? ongoing : offset + 1};
         partition->staged_abort_count++;
     }
     return 0;
 }
 
-int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
-                            int64_t now_ms, struct mqd_stage_result *result)
+int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes,
+                            bool patch_in_place, uint32_t flags, int64_t guard, int64_t now_ms,
+                            struct mqd_stage_result *result)
 {
     bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
     struct mqd_marker marker, *is_marker = NULL;
@@ -207,7 +222,10 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         error = mqd_marker_parse(bytes, batch, &marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
     }
     if (error == 0 && batch->producer_id >= 0)
-        error = check_producer(partition, batch, (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0, (flags & MQD_STAGE_KNOWN) != 0},
+        error = check_producer(partition, batch,
+                               (struct mqd_producer_batch_kind){is_marker, coordinator,
+                                                                (flags & MQD_STAGE_MARKER_BUMPED) != 0,
+                                                                (flags & MQD_STAGE_KNOWN) != 0},
                                guard, now_ms, result);
     if (error || result->duplicate)
         return error;
@@ -234,11 +252,14 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition)
     return partition->staged_count;
 }
 
-/* ---- retired (server/redirect.h) -------------------------------------------------------------------------------------- */
+/* ---- retired (server/redirect.h)
+ * -------------------------------------------------------------------------------------- */
 
-int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset)
+int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate,
+                           int64_t *base_offset)
 {
-    return mqd_producers_check(&partition->producers, batch, (struct mqd_producer_batch_kind){0}, duplicate, base_offset);
+    return mqd_producers_check(&partition->producers, batch, (struct mqd_producer_batch_kind){0}, duplicate,
+                               base_offset);
 }
 
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms)
@@ -249,7 +270,9 @@ void mqd_partition_note_refused(struct mqd_partition *partition, const struct mq
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
 {
     const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
-    return refused && batch->base_sequence > refused->lowest_sequence && !mqd_producers_sequenced(&partition->producers, batch); /* else its state tells what is next */
+    /* else its state tells what is next */
+    return refused && batch->base_sequence > refused->lowest_sequence &&
+           !mqd_producers_sequenced(&partition->producers, batch);
 }
 
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id)
@@ -262,11 +285,13 @@ int64_t mqd_partition_staged_end(const struct mqd_partition *partition)
     return partition->staged_end_offset;
 }
 
-/* ---- positions ---------------------------------------------------------------------------------------------------- */
+/* ---- positions
+ * ---------------------------------------------------------------------------------------------------- */
 
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition)
 {
-    return (struct mqd_mark){partition->log_end_offset, partition->active.base_offset, (uint32_t)partition->active.size_bytes, partition->written_bytes};
+    return (struct mqd_mark){partition->log_end_offset, partition->active.base_offset,
+                             (uint32_t)partition->active.size_bytes, partition->written_bytes};
 }
 
 void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark)
@@ -282,7 +307,8 @@ void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct 
 
 void mqd_partition_advance_marks(struct mqd_partition *partition)
 {
-    struct mqd_mark candidate = partition->options.flush_on_ack ? partition->durable : mqd_partition_end_mark(partition);
+    struct mqd_mark candidate =
+        partition->options.flush_on_ack ? partition->durable : mqd_partition_end_mark(partition);
     if (partition->replicated)
         mqd_partition_note_mark(partition);
     else if (candidate.offset > partition->high_watermark.offset)
@@ -334,7 +360,8 @@ bool mqd_partition_take_created(struct mqd_partition *partition)
     return created;
 }
 
-/* ---- segments and log start --------------------------------------------------------------------------------------- */
+/* ---- segments and log start
+ * --------------------------------------------------------------------------------------- */
 
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset)
 {
@@ -364,19 +391,22 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
     if (dropped == 0)
         return 0;
     partition->segment_count -= dropped;
-    memmove(partition->segments, partition->segments + dropped, partition->segment_count * sizeof partition->segments[0]);
+    memmove(partition->segments, partition->segments + dropped,
+            partition->segment_count * sizeof partition->segments[0]);
     mqd_partition_advance_marks(partition);
     return 1;
 }
 
-/* ---- options and the rest ----------------------------------------------------------------------------------------- */
+/* ---- options and the rest
+ * ----------------------------------------------------------------------------------------- */
 
 static int64_t at_least(int64_t value, int64_t least)
 {
     return value < least ? least : value;
 }
 
-/* Values that would make the arithmetic elsewhere wrong are brought into range; what is sensible is the configuration's business. */
+/* Values that would make the arithmetic elsewhere wrong are brought into range; what is sensible is
+ * the configuration's business. */
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options)
 {
     struct mqd_log_options *own = &partition->options;
@@ -384,7 +414,8 @@ void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd
     if (own->segment_bytes <= 0 || own->segment_bytes > MQD_SEGMENT_BYTES_MAX)
         own->segment_bytes = MQD_SEGMENT_BYTES_MAX;
     own->segment_ms = own->segment_ms <= 0 ? INT64_MAX : own->segment_ms;
-    own->segment_jitter_ms = own->segment_jitter_ms >= own->segment_ms ? own->segment_ms - 1 : at_least(own->segment_jitter_ms, 0);
+    own->segment_jitter_ms =
+        own->segment_jitter_ms >= own->segment_ms ? own->segment_ms - 1 : at_least(own->segment_jitter_ms, 0);
     own->index_interval_bytes = (int32_t)at_least(own->index_interval_bytes, 0);
     own->preallocate_bytes_max = at_least(own->preallocate_bytes_max, 0);
     own->preallocate_bytes_min = at_least(own->preallocate_bytes_min, 4096);
@@ -427,13 +458,15 @@ void mqd_partition_fence(struct mqd_partition *partition)
 void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t offset)
 {
     char path[PATH_MAX];
-    if (partition->snapshot_previous >= 0 && mqd_segment_path(path, sizeof path, partition->path, partition->snapshot_previous, MQD_FILE_SNAPSHOT) == 0)
+    if (partition->snapshot_previous >= 0 &&
+        mqd_segment_path(path, sizeof path, partition->path, partition->snapshot_previous, MQD_FILE_SNAPSHOT) == 0)
         mqd_file_unlink(path);
     partition->snapshot_previous = partition->snapshot_offset;
     partition->snapshot_offset = offset;
 }
 
-/* A snapshot is due when producers changed, or when a segment was sealed since: an empty one spares recovery the walk over everything before it. */
+/* A snapshot is due when producers changed, or when a segment was sealed since: an empty one spares
+ * recovery the walk over everything before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
     bool changed = partition->producers.changes != partition->snapshot_changes;

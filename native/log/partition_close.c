@@ -33,7 +33,8 @@ static int flush_all(struct mqd_partition *partition)
         if (mqd_file_sync(partition->sync_queue[i].fd, false) < 0)
             return mqd_error_system(errno, "%s: cannot flush a sealed segment", partition->path);
     if (mqd_file_sync(partition->active.fd, false) < 0)
-        return mqd_error_system(errno, "%s: cannot flush segment %lld", partition->path, (long long)partition->active.base_offset);
+        return mqd_error_system(errno, "%s: cannot flush segment %lld", partition->path,
+                                (long long)partition->active.base_offset);
     if (mqd_index_sync(partition->path, partition->active.base_offset) < 0)
         return -1;
     return partition->directory_dirty ? mqd_file_sync_directory(partition->path) : 0;
@@ -60,11 +61,13 @@ static int write_snapshot(struct mqd_partition *partition)
 static int close_clean(struct mqd_partition *partition)
 {
     if (partition->fenced)
-        return mqd_error_set(EIO, "%s: fenced after an earlier failure; it will be checked when it is opened again", partition->path);
+        return mqd_error_set(EIO, "%s: fenced after an earlier failure; it will be checked when it is opened again",
+                             partition->path);
     mqd_partition_unstage(partition);
     mqd_partition_trim(partition);
     if (mqd_index_seal(&partition->active.index, partition->path, partition->active.base_offset) < 0)
-        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path, (long long)partition->active.base_offset);
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
+                                (long long)partition->active.base_offset);
     if (partition->written_bytes > 0 && flush_all(partition) < 0)
         return -1;
     return write_snapshot(partition);

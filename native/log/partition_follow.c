@@ -1,4 +1,5 @@
-/* Appending what a leader sent: see log/partition_follow.h. Its cuts: log/recovery/truncation.c; its high watermark: log/partition_marks.c. */
+/* Appending what a leader sent: see log/partition_follow.h. Its cuts: log/recovery/truncation.c;
+ * its high watermark: log/partition_marks.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -20,15 +21,19 @@ static int refuse(struct mqd_follow *out, int error, const char *reason)
     return error;
 }
 
-/* Does the batch go on where the log ends? A gap is remembered by a file before the first one is in the log: recovery must not take it for damage. The topic's policy says nothing of whether
- * there may be one, for the log may have been compacted under another: but whatever compaction leaves lies below the high watermark. */
-static int check_place(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below, struct mqd_follow *out)
+/* Does the batch go on where the log ends? A gap is remembered by a file before the first one is in
+ * the log: recovery must not take it for damage. The topic's policy says nothing of whether there
+ * may be one, for the log may have been compacted under another: but whatever compaction leaves
+ * lies below the high watermark. */
+static int check_place(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
+                       struct mqd_follow *out)
 {
     int64_t end = partition->staged_end_offset;
     if (batch->base_offset == end)
         return MQD_FOLLOW_OK;
     if (batch->base_offset < end) {
-        bool empty = partition->staged_count == 0 && partition->log_start_offset == partition->log_end_offset && partition->active.size_bytes == 0;
+        bool empty = partition->staged_count == 0 && partition->log_start_offset == partition->log_end_offset &&
+                     partition->active.size_bytes == 0;
         if (empty && batch->base_offset == partition->active.base_offset && mqd_batch_end_offset(batch) > end)
             return MQD_FOLLOW_OK; /* the log was begun anew for it */
         out->next_offset = batch->base_offset;
@@ -44,7 +49,8 @@ static int check_place(struct mqd_partition *partition, const struct mqd_batch *
     return MQD_FOLLOW_OK;
 }
 
-/* `left` bytes: is there a whole batch, and is it one? 1 yes; 0: only its beginning is there; -1: *error, out->reason. */
+/* `left` bytes: is there a whole batch, and is it one? 1 yes; 0: only its beginning is there; -1:
+ * *error, out->reason. */
 static int take_batch(const uint8_t *bytes, uint64_t left, struct mqd_batch *batch, struct mqd_follow *out)
 {
     if (left < MQD_BATCH_HEADER_BYTES)
@@ -58,13 +64,15 @@ static int take_batch(const uint8_t *bytes, uint64_t left, struct mqd_batch *bat
     return 1;
 }
 
-static int stage(struct mqd_partition *partition, const struct mqd_batch *batch, const uint8_t *bytes, int64_t now_ms, struct mqd_follow *out)
+static int stage(struct mqd_partition *partition, const struct mqd_batch *batch, const uint8_t *bytes, int64_t now_ms,
+                 struct mqd_follow *out)
 {
     struct mqd_marker marker, *is_marker = NULL;
     int64_t end = partition->staged_end_offset;
     if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
         return MQD_FOLLOW_FULL;
-    if (batch->attributes & ATTRIBUTE_CONTROL && batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(bytes, batch, &marker) == 0)
+    if (batch->attributes & ATTRIBUTE_CONTROL && batch->size_bytes <= MQD_MARKER_BYTES_MAX &&
+        mqd_marker_parse(bytes, batch, &marker) == 0)
         is_marker = &marker;
     struct mqd_staged *staged = mqd_partition_stage_next(partition);
     if (!staged)
@@ -72,7 +80,8 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     partition->staged_end_offset = batch->base_offset;
     staged->undo.index = MQD_PRODUCER_NONE;
     staged->aborted.producer_id = -1;
-    /* A control batch that is no marker concerns no producer; recovery goes over it in the same way. */
+    /* A control batch that is no marker concerns no producer; recovery goes over it in the same
+     * way. */
     bool of_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || is_marker);
     if (of_producer && mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0) {
         partition->staged_end_offset = end;
@@ -86,11 +95,13 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     return MQD_FOLLOW_OK;
 }
 
-int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow *out)
+int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes,
+                         int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow *out)
 {
     struct mqd_batch batch;
     int error = partition->fenced ? MQD_FOLLOW_FAILED : MQD_FOLLOW_OK;
-    *out = (struct mqd_follow){.next_offset = partition->staged_end_offset, .reason = error ? "the partition is fenced after an earlier failure" : NULL};
+    *out = (struct mqd_follow){.next_offset = partition->staged_end_offset,
+                               .reason = error ? "the partition is fenced after an earlier failure" : NULL};
     while (error == MQD_FOLLOW_OK && out->taken_bytes < size_bytes) {
         int whole = take_batch(bytes + out->taken_bytes, size_bytes - out->taken_bytes, &batch, out);
         if (whole == 0)
@@ -113,7 +124,8 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
     return error;
 }
 
-/* ---- epochs and places -------------------------------------------------------------------------------------------- */
+/* ---- epochs and places
+ * -------------------------------------------------------------------------------------------- */
 
 const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partition, uint32_t *count)
 {
@@ -123,7 +135,8 @@ const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partiti
 
 void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoch, int32_t *found, int64_t *end_offset)
 {
-    mqd_replica_epoch_end(partition->epochs.entries, partition->epochs.count, partition->log_end_offset, epoch, found, end_offset);
+    mqd_replica_epoch_end(partition->epochs.entries, partition->epochs.count, partition->log_end_offset, epoch, found,
+                          end_offset);
 }
 
 /* Walks from the index entry before `offset` to the first batch that reaches beyond it. */
@@ -135,7 +148,8 @@ static int walk_to(const struct mqd_partition *partition, int64_t segment, int64
     struct mqd_walk walk;
     char path[PATH_MAX];
     int64_t position;
-    if (mqd_segment_path(path, sizeof path, partition->path, segment, MQD_FILE_LOG) < 0 || mqd_index_lookup(partition->path, segment, offset, &entry) < 0)
+    if (mqd_segment_path(path, sizeof path, partition->path, segment, MQD_FILE_LOG) < 0 ||
+        mqd_index_lookup(partition->path, segment, offset, &entry) < 0)
         return -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status) < 0) {
@@ -145,9 +159,11 @@ static int walk_to(const struct mqd_partition *partition, int64_t segment, int64
         return mqd_error_system(error, "cannot read %s", path);
     }
     *out = (struct mqd_mark){segment + entry.relative_offset, segment, entry.position, 0};
-    int more = mqd_walk_begin(&walk, fd, segment, entry.position, segment + entry.relative_offset, status.st_size, INT64_MAX);
+    int more =
+        mqd_walk_begin(&walk, fd, segment, entry.position, segment + entry.relative_offset, status.st_size, INT64_MAX);
     walk.gaps_allowed = true;
-    while (more == 0 && (more = mqd_walk_next(&walk, &batch, &position)) == 1 && mqd_batch_end_offset(&batch) <= offset) {
+    while (more == 0 && (more = mqd_walk_next(&walk, &batch, &position)) == 1 &&
+           mqd_batch_end_offset(&batch) <= offset) {
         *out = (struct mqd_mark){mqd_batch_end_offset(&batch), segment, (uint32_t)(position + batch.size_bytes), 0};
         more = 0;
     }

@@ -1,7 +1,9 @@
-/* The high watermark of a partition with several replicas: an offset from mqd_replica becomes a place in the log. See log/partition_follow.h.
+/* The high watermark of a partition with several replicas: an offset from mqd_replica becomes a
+ * place in the log. See log/partition_follow.h.
  *
- * Followers fetch at most to the end of a write, but may stop before it; the high watermark moves by ends of writes alone, whose places were noted when they were written. It is
- * never above what it was told, and reaches it when the followers have reached the end of the log at the latest.
+ * Followers fetch at most to the end of a write, but may stop before it; the high watermark moves
+ * by ends of writes alone, whose places were noted when they were written. It is never above what
+ * it was told, and reaches it when the followers have reached the end of the log at the latest.
  */
 #include <stdlib.h>
 
@@ -13,7 +15,8 @@ static struct mqd_mark *mark_at(struct mqd_marks *marks, uint32_t i)
     return &marks->ring[(marks->head + i) & (marks->capacity - 1)];
 }
 
-/* Keeps every second one: the high watermark moves in larger steps while the followers are that far behind. */
+/* Keeps every second one: the high watermark moves in larger steps while the followers are that far
+ * behind. */
 static void thin(struct mqd_marks *marks)
 {
     uint32_t kept = 0;
@@ -27,7 +30,8 @@ static bool grow(struct mqd_partition *partition)
 {
     struct mqd_marks *old = partition->marks;
     uint32_t capacity = !old ? MQD_MARK_COUNT_MIN : old->capacity * 2;
-    struct mqd_marks *marks = capacity <= MQD_MARK_COUNT_MAX ? malloc(sizeof *marks + capacity * sizeof *marks->ring) : NULL;
+    struct mqd_marks *marks =
+        capacity <= MQD_MARK_COUNT_MAX ? malloc(sizeof *marks + capacity * sizeof *marks->ring) : NULL;
     if (!marks) {
         if (old)
             thin(old);
@@ -45,7 +49,8 @@ void mqd_partition_note_mark(struct mqd_partition *partition)
 {
     struct mqd_marks *marks = partition->marks;
     struct mqd_mark end = mqd_partition_end_mark(partition);
-    if (partition->writing || end.offset <= (marks && marks->count ? mark_at(marks, marks->count - 1)->offset : partition->high_watermark.offset))
+    if (partition->writing || end.offset <= (marks && marks->count ? mark_at(marks, marks->count - 1)->offset
+                                                                   : partition->high_watermark.offset))
         return;
     if ((!marks || marks->count == marks->capacity) && !grow(partition))
         return;
@@ -119,6 +124,7 @@ void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const 
 {
     if (partition->marks)
         partition->marks->count = 0;
-    partition->high_watermark = known ? *known : (struct mqd_mark){partition->log_start_offset, partition->segments[0], 0, 0};
+    partition->high_watermark =
+        known ? *known : (struct mqd_mark){partition->log_start_offset, partition->segments[0], 0, 0};
     mqd_partition_note_mark(partition);
 }

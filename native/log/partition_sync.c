@@ -1,7 +1,9 @@
-/* Flushing, preallocation and what an idle partition gives back; see log/partition.h, invariants P3 and P4.
+/* Flushing, preallocation and what an idle partition gives back; see log/partition.h, invariants P3
+ * and P4.
  *
- * A sync covers, in this order, up to three files: sealed ones that wait (S3), then the active .log; and the directory when a name in it is new. It moves
- * durable to the last mark that it covered; what is left keeps the partition dirty, and the caller begins again.
+ * A sync covers, in this order, up to three files: sealed ones that wait (S3), then the active
+ * .log; and the directory when a name in it is new. It moves durable to the last mark that it
+ * covered; what is left keeps the partition dirty, and the caller begins again.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,14 +14,15 @@
 #include "base/file.h"
 #include "log/partition_state.h"
 
-#define IDLE_MS 10000               /* without a write: reserved blocks and index descriptors are given back */
-#define PREALLOCATE_FAST_MS 1000    /* a step that was used up within: the next is twice as large */
-#define PREALLOCATE_SLOW_MS 10000   /* ... not within: half as large */
+#define IDLE_MS 10000                     /* without a write: reserved blocks and index descriptors are given back */
+#define PREALLOCATE_FAST_MS 1000          /* a step that was used up within: the next is twice as large */
+#define PREALLOCATE_SLOW_MS 10000         /* ... not within: half as large */
 #define PREALLOCATE_PAUSE_BYTES (1 << 20) /* after a full disk, not before this much more was written */
 #define BLOCK_BYTES 4096
-#define VERIFICATION_MS 60000       /* no coordinator takes longer to answer */
+#define VERIFICATION_MS 60000 /* no coordinator takes longer to answer */
 
-/* ---- sync --------------------------------------------------------------------------------------------------------- */
+/* ---- sync
+ * --------------------------------------------------------------------------------------------------------- */
 
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark)
 {
@@ -30,8 +33,9 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
             item->mark = *mark;
         return 0;
     }
-    /* Nobody syncs as fast as segments are sealed: this one is flushed here, and its mark holds once the ones before it are durable. The last item is never
-     * part of the sync under way, which covers three at most. */
+    /* Nobody syncs as fast as segments are sealed: this one is flushed here, and its mark holds
+     * once the ones before it are durable. The last item is never part of the sync under way, which
+     * covers three at most. */
     int error = mqd_file_sync(fd, false) < 0 ? errno : 0;
     mqd_file_close(fd);
     struct mqd_sync_item *last = &partition->sync_queue[MQD_SYNC_QUEUE_MAX - 1];
@@ -47,7 +51,8 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
 
 bool mqd_partition_dirty(const struct mqd_partition *partition)
 {
-    return !partition->fenced && (partition->sync_queue_count > 0 || partition->durable.offset < partition->log_end_offset);
+    return !partition->fenced &&
+           (partition->sync_queue_count > 0 || partition->durable.offset < partition->log_end_offset);
 }
 
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition)
@@ -84,7 +89,8 @@ int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd
         if (partition->sync_directory_fd < 0) {
             int error = errno;
             mqd_error_system(error, "%s: cannot open the directory to flush it", partition->path);
-            if (error != EMFILE && error != ENFILE && error != ENOMEM) /* these pass: still dirty, the next call tries again */
+            /* these pass: still dirty, the next call tries again */
+            if (error != EMFILE && error != ENFILE && error != ENOMEM)
                 mqd_partition_fence(partition);
             return 0;
         }
@@ -123,26 +129,31 @@ void mqd_partition_sync_done(struct mqd_partition *partition, int error)
     for (uint32_t i = 0; i < partition->sync_item_count; i++)
         mqd_file_close(partition->sync_queue[i].fd);
     partition->sync_queue_count -= partition->sync_item_count;
-    memmove(partition->sync_queue, partition->sync_queue + partition->sync_item_count, partition->sync_queue_count * sizeof partition->sync_queue[0]);
+    memmove(partition->sync_queue, partition->sync_queue + partition->sync_item_count,
+            partition->sync_queue_count * sizeof partition->sync_queue[0]);
     partition->sync_item_count = 0;
     if (partition->sync_mark.offset > partition->durable.offset)
         partition->durable = partition->sync_mark;
     mqd_partition_advance_marks(partition);
 }
 
-/* ---- preallocation ------------------------------------------------------------------------------------------------ */
+/* ---- preallocation
+ * ------------------------------------------------------------------------------------------------ */
 
 static int64_t round_up(int64_t value, int64_t unit)
 {
     return unit <= 1 ? value : (value + unit - 1) / unit * unit;
 }
 
-/* A quiet partition gets its first blocks only once it is written to; a busy one runs ahead by half a step. */
+/* A quiet partition gets its first blocks only once it is written to; a busy one runs ahead by half
+ * a step. */
 static bool preallocation_wanted(const struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
-    return !partition->preallocating && !partition->preallocate_refused && !partition->fenced && partition->options.preallocate_bytes_max > 0 &&
-           active->size_bytes > 0 && partition->written_bytes > partition->preallocate_not_before && active->allocated_bytes < partition->options.segment_bytes &&
+    return !partition->preallocating && !partition->preallocate_refused && !partition->fenced &&
+           partition->options.preallocate_bytes_max > 0 && active->size_bytes > 0 &&
+           partition->written_bytes > partition->preallocate_not_before &&
+           active->allocated_bytes < partition->options.segment_bytes &&
            active->allocated_bytes - active->size_bytes <= partition->preallocate_step / 2;
 }
 
@@ -166,8 +177,10 @@ bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd
     if (!preallocation_wanted(partition))
         return false;
     struct mqd_active *active = &partition->active;
-    int64_t step = next_step(partition), unit = partition->options.stripe_bytes > BLOCK_BYTES ? partition->options.stripe_bytes : BLOCK_BYTES;
-    int64_t limit = round_up(partition->options.segment_bytes, BLOCK_BYTES), end = round_up(active->allocated_bytes + step, unit);
+    int64_t step = next_step(partition),
+            unit = partition->options.stripe_bytes > BLOCK_BYTES ? partition->options.stripe_bytes : BLOCK_BYTES;
+    int64_t limit = round_up(partition->options.segment_bytes, BLOCK_BYTES),
+            end = round_up(active->allocated_bytes + step, unit);
     if (end > limit)
         end = limit;
     if (end <= active->allocated_bytes)
@@ -185,7 +198,8 @@ bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd
     return true;
 }
 
-/* A segment that was sealed meanwhile gives its blocks back here. A failure costs speed alone: the next write allocates for itself. */
+/* A segment that was sealed meanwhile gives its blocks back here. A failure costs speed alone: the
+ * next write allocates for itself. */
 void mqd_partition_preallocate_done(struct mqd_partition *partition, int error)
 {
     if (!partition->preallocating)
@@ -212,11 +226,13 @@ void mqd_partition_trim(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
     bool allocating = partition->preallocating && partition->preallocate_base == active->base_offset;
-    if (active->allocated_bytes > active->size_bytes && !allocating && mqd_file_truncate(active->fd, active->size_bytes) == 0)
+    if (active->allocated_bytes > active->size_bytes && !allocating &&
+        mqd_file_truncate(active->fd, active->size_bytes) == 0)
         active->allocated_bytes = active->size_bytes;
 }
 
-/* ---- now and then ------------------------------------------------------------------------------------------------- */
+/* ---- now and then
+ * ------------------------------------------------------------------------------------------------- */
 
 static void give_back(struct mqd_partition *partition)
 {
@@ -236,8 +252,8 @@ uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t
     if (partition->verifications.entries)
         mqd_verifications_expire(&partition->verifications, now_ms - VERIFICATION_MS);
     mqd_partition_give_back_marks(partition);
-    bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 ||
-                 partition->active.txn_index.fd >= 0 || partition->chunks;
+    bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 ||
+                 partition->active.index.time_fd >= 0 || partition->active.txn_index.fd >= 0 || partition->chunks;
     if (holds && partition->staged_count == 0 && !partition->fenced && now_ms - partition->last_write_ms > IDLE_MS)
         give_back(partition);
     return partition->producers.count;

@@ -1,8 +1,10 @@
-/* Writing what is staged, rolling, and undoing both when the disk refuses; see log/partition.h, invariant P2.
+/* Writing what is staged, rolling, and undoing both when the disk refuses; see log/partition.h,
+ * invariant P2.
  *
- * mqd_partition_write, in order:  the new leader epoch, if any, into its checkpoint  ->  per segment: roll, one pwritev, aborted transactions into the .txnindex,
- * index entries in memory  ->  commit.
- * All staged batches succeed or none does: when a later step fails, segments begun by this write are deleted, the old one is cut back and its state restored.
+ * mqd_partition_write, in order:  the new leader epoch, if any, into its checkpoint  ->  per segment: roll, one
+ * pwritev, aborted transactions into the .txnindex, index entries in memory  ->  commit. All staged batches succeed or
+ * none does: when a later step fails, segments begun by this write are deleted, the old one is cut back and its state
+ * restored.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +29,8 @@ struct checkpoint {
     struct mqd_mark durable, high_watermark;
 };
 
-/* ---- rolling ------------------------------------------------------------------------------------------------------ */
+/* ---- rolling
+ * ------------------------------------------------------------------------------------------------------ */
 
 int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base_offset)
 {
@@ -39,8 +42,9 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
     return mqd_file_open(path, O_RDWR | O_CREAT | O_TRUNC, 0644);
 }
 
-/* The index file's descriptor for the flush, also when it was closed since its last write. -1: there is no such file, or it cannot be opened: then it is
- * not flushed, and recovery after a loss of power, which checks every index, makes what is missing anew. */
+/* The index file's descriptor for the flush, also when it was closed since its last write. -1:
+ * there is no such file, or it cannot be opened: then it is not flushed, and recovery after a loss
+ * of power, which checks every index, makes what is missing anew. */
 static int index_fd(struct mqd_partition *partition, int *fd, uint32_t file_bytes, enum mqd_file_kind kind)
 {
     char path[PATH_MAX];
@@ -65,7 +69,8 @@ static int queue_file(struct mqd_partition *partition, int fd, enum mqd_file_kin
     return result;
 }
 
-/* The files of the segment that was sealed wait for the next sync; the indexes first, so that a durable segment has durable indexes (S3). */
+/* The files of the segment that was sealed wait for the next sync; the indexes first, so that a
+ * durable segment has durable indexes (S3). */
 static int queue_sealed(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
@@ -101,7 +106,11 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
     mqd_index_close_files(&active->index);   /* these two when a flush has failed: it did not come to them */
     mqd_file_close(active->fd);
-    *active = (struct mqd_active){.fd = fd, .base_offset = partition->log_end_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = MQD_TXN_INDEX_CLOSED};
+    *active = (struct mqd_active){.fd = fd,
+                                  .base_offset = partition->log_end_offset,
+                                  .first_timestamp_ms = -1,
+                                  .first_append_ms = -1,
+                                  .txn_index = MQD_TXN_INDEX_CLOSED};
     mqd_index_init(&active->index);
     mqd_partition_advance_marks(partition);
     errno = error;
@@ -112,7 +121,8 @@ int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms)
 {
     if (partition->fenced) {
         errno = EIO;
-        return mqd_error_set(EIO, "%s: fenced after an earlier failure; restart the worker once the disk is well", partition->path);
+        return mqd_error_set(EIO, "%s: fenced after an earlier failure; restart the worker once the disk is well",
+                             partition->path);
     }
     if (mqd_partition_roll_active(partition) == 0)
         return 0;
@@ -133,8 +143,10 @@ static int64_t jitter_of(const struct mqd_partition *partition, int64_t base_off
     return (int64_t)((hash >> 17) % (uint64_t)partition->options.segment_jitter_ms);
 }
 
-/* As Kafka: by the records' time while they have one, and by the clock, so that old records do not keep a segment open. */
-static bool too_old(const struct mqd_partition *partition, const struct mqd_active *segment, int64_t timestamp_ms, int64_t now_ms)
+/* As Kafka: by the records' time while they have one, and by the clock, so that old records do not
+ * keep a segment open. */
+static bool too_old(const struct mqd_partition *partition, const struct mqd_active *segment, int64_t timestamp_ms,
+                    int64_t now_ms)
 {
     int64_t age;
     int64_t limit = partition->options.segment_ms;
@@ -148,24 +160,29 @@ static bool too_old(const struct mqd_partition *partition, const struct mqd_acti
     return __builtin_sub_overflow(timestamp_ms, segment->first_timestamp_ms, &age) || age > limit;
 }
 
-static bool must_roll(const struct mqd_partition *partition, const struct mqd_active *segment, const struct mqd_batch *batch, int64_t now_ms)
+static bool must_roll(const struct mqd_partition *partition, const struct mqd_active *segment,
+                      const struct mqd_batch *batch, int64_t now_ms)
 {
-    return segment->size_bytes > 0 &&
-           (segment->size_bytes + batch->size_bytes > partition->options.segment_bytes ||
-            mqd_batch_end_offset(batch) - 1 - segment->base_offset > INT32_MAX || too_old(partition, segment, batch->max_timestamp_ms, now_ms));
+    return segment->size_bytes > 0 && (segment->size_bytes + batch->size_bytes > partition->options.segment_bytes ||
+                                       mqd_batch_end_offset(batch) - 1 - segment->base_offset > INT32_MAX ||
+                                       too_old(partition, segment, batch->max_timestamp_ms, now_ms));
 }
 
-/* ---- one segment's share ------------------------------------------------------------------------------------------ */
+/* ---- one segment's share
+ * ------------------------------------------------------------------------------------------ */
 
-/* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow` plays the segment's growth (its index is not used). */
+/* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow` plays
+ * the segment's growth (its index is not used). */
 static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_t now_ms, bool *roll)
 {
     struct mqd_active shadow;
     memcpy(&shadow, &partition->active, offsetof(struct mqd_active, index));
     const struct mqd_batch *batch = &mqd_partition_staged_at(partition, first)->batch;
-    *roll = must_roll(partition, &shadow, batch, now_ms) || (shadow.size_bytes > 0 && mqd_index_full(&partition->active.index, MQD_STAGE_COUNT_MAX));
+    *roll = must_roll(partition, &shadow, batch, now_ms) ||
+            (shadow.size_bytes > 0 && mqd_index_full(&partition->active.index, MQD_STAGE_COUNT_MAX));
     if (*roll)
-        shadow = (struct mqd_active){.base_offset = batch->base_offset, .first_timestamp_ms = -1, .first_append_ms = -1};
+        shadow =
+            (struct mqd_active){.base_offset = batch->base_offset, .first_timestamp_ms = -1, .first_append_ms = -1};
     uint32_t count = 0;
     for (; first + count < partition->staged_count; count++) {
         batch = &mqd_partition_staged_at(partition, first + count)->batch;
@@ -225,8 +242,9 @@ static int write_all(struct mqd_partition *partition, struct iovec *iov, int cou
     return -1;
 }
 
-/* The iovecs of one write. An iovec costs the kernel about half a microsecond, more than copying a small batch: so neighbours up to GATHER_BATCH_BYTES are joined in
- * a buffer on the stack while it has room. What lies in memory as it shall lie in the file, a follower's batches, needs neither. */
+/* The iovecs of one write. An iovec costs the kernel about half a microsecond, more than copying a
+ * small batch: so neighbours up to GATHER_BATCH_BYTES are joined in a buffer on the stack while it
+ * has room. What lies in memory as it shall lie in the file, a follower's batches, needs neither. */
 struct gather {
     struct iovec iov[2 * MQD_STAGE_COUNT_MAX];
     int count;
@@ -252,7 +270,8 @@ static void gather_add(struct gather *gather, const void *bytes, size_t size_byt
 }
 
 /* `staged` and the one behind it, or before it, are one piece of memory. */
-static bool adjoins(struct mqd_partition *partition, const struct gather *gather, const struct mqd_staged *staged, uint32_t i, uint32_t end)
+static bool adjoins(struct mqd_partition *partition, const struct gather *gather, const struct mqd_staged *staged,
+                    uint32_t i, uint32_t end)
 {
     const struct iovec *last = gather->count ? &gather->iov[gather->count - 1] : NULL;
     if (staged->header_bytes)
@@ -261,7 +280,8 @@ static bool adjoins(struct mqd_partition *partition, const struct gather *gather
         return true;
     if (i + 1 == end)
         return false;
-    const struct mqd_staged *next = (i + 1) % MQD_STAGE_CHUNK_COUNT ? staged + 1 : mqd_partition_staged_at(partition, i + 1);
+    const struct mqd_staged *next =
+        (i + 1) % MQD_STAGE_CHUNK_COUNT ? staged + 1 : mqd_partition_staged_at(partition, i + 1);
     return next->header_bytes == 0 && next->bytes == staged->bytes + staged->batch.size_bytes;
 }
 
@@ -273,7 +293,8 @@ static int write_run(struct mqd_partition *partition, uint32_t first, uint32_t c
     for (uint32_t i = first; i < first + count; i++) {
         struct mqd_staged *staged = mqd_partition_staged_at(partition, i);
         uint32_t size_bytes = (uint32_t)staged->batch.size_bytes;
-        bool copy = size_bytes <= GATHER_BATCH_BYTES && size_bytes <= GATHER_BYTES - gather.used_bytes && !adjoins(partition, &gather, staged, i, first + count);
+        bool copy = size_bytes <= GATHER_BATCH_BYTES && size_bytes <= GATHER_BYTES - gather.used_bytes &&
+                    !adjoins(partition, &gather, staged, i, first + count);
         gather_add(&gather, staged->header, staged->header_bytes, copy);
         gather_add(&gather, staged->bytes + staged->header_bytes, size_bytes - staged->header_bytes, copy);
     }
@@ -285,13 +306,15 @@ static int queue_txn_index(struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
     for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
-        if (partition->sync_queue[i].kind == MQD_FILE_TXN_INDEX && partition->sync_queue[i].segment == active->base_offset)
+        if (partition->sync_queue[i].kind == MQD_FILE_TXN_INDEX &&
+            partition->sync_queue[i].segment == active->base_offset)
             return 0;
     int fd = fcntl(active->txn_index.fd, F_DUPFD_CLOEXEC, 0);
     return fd < 0 ? -1 : queue_file(partition, fd, MQD_FILE_TXN_INDEX, NULL);
 }
 
-/* Whoever reads up to the last stable offset that these markers allow finds the transactions in the file. */
+/* Whoever reads up to the last stable offset that these markers allow finds the transactions in the
+ * file. */
 static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32_t count)
 {
     struct mqd_active *active = &partition->active;
@@ -312,7 +335,8 @@ static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32
     return queue_txn_index(partition);
 }
 
-/* The bytes are in the file: positions and index entries follow. -1 with errno: an index file failed for another reason than space. */
+/* The bytes are in the file: positions and index entries follow. -1 with errno: an index file
+ * failed for another reason than space. */
 static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t count, int64_t now_ms)
 {
     struct mqd_active *active = &partition->active;
@@ -323,7 +347,8 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
             active->first_timestamp_ms = batch->max_timestamp_ms;
             active->first_append_ms = now_ms;
         }
-        if (mqd_index_add(&active->index, active->base_offset, partition->options.index_interval_bytes, batch, (uint32_t)active->size_bytes) &&
+        if (mqd_index_add(&active->index, active->base_offset, partition->options.index_interval_bytes, batch,
+                          (uint32_t)active->size_bytes) &&
             mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !mqd_error_passes(errno))
             error = errno;
         active->size_bytes += batch->size_bytes;
@@ -336,7 +361,8 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
     return error ? -1 : 0;
 }
 
-/* ---- undo --------------------------------------------------------------------------------------------------------- */
+/* ---- undo
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void checkpoint_take(const struct mqd_partition *partition, struct checkpoint *out)
 {
@@ -358,13 +384,15 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
     char path[PATH_MAX];
     int error = 0;
     for (int kind = MQD_FILE_LOG; kind <= MQD_FILE_TXN_SUM; kind++)
-        if (mqd_segment_path(path, sizeof path, partition->path, base_offset, (enum mqd_file_kind)kind) == 0 && mqd_file_unlink(path) < 0 && mqd_error_code() != ENOENT)
+        if (mqd_segment_path(path, sizeof path, partition->path, base_offset, (enum mqd_file_kind)kind) == 0 &&
+            mqd_file_unlink(path) < 0 && mqd_error_code() != ENOENT)
             error = mqd_error_code();
     return error;
 }
 
-/* What this write queued is closed, but for the old segment's: a flush of its .log may be under way, which must not meet another file under that number, and a full
- * disk must not need descriptors that have run out. */
+/* What this write queued is closed, but for the old segment's: a flush of its .log may be under
+ * way, which must not meet another file under that number, and a full disk must not need
+ * descriptors that have run out. */
 static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {
@@ -393,8 +421,9 @@ static int reopen_log(struct mqd_partition *partition)
     return active->fd < 0 ? -1 : 0;
 }
 
-/* Back to the checkpoint. -1 with errno: the old segment could not be restored, or one that this write began could not be deleted: what is appended beside it a clean start would take for
- * sealed, and the log for ended where that one begins (the caller fences). */
+/* Back to the checkpoint. -1 with errno: the old segment could not be restored, or one that this
+ * write began could not be deleted: what is appended beside it a clean start would take for sealed,
+ * and the log for ended where that one begins (the caller fences). */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;
@@ -443,14 +472,17 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
     }
     mqd_partition_drop_epochs(partition);
     mqd_partition_unstage(partition);
-    mqd_error_system(error, "%s: cannot append to segment %lld", partition->path, (long long)partition->active.base_offset);
+    mqd_error_system(error, "%s: cannot append to segment %lld", partition->path,
+                     (long long)partition->active.base_offset);
     errno = error;
     return -1;
 }
 
-/* ---- the write ---------------------------------------------------------------------------------------------------- */
+/* ---- the write
+ * ---------------------------------------------------------------------------------------------------- */
 
-/* The one that waits is replaced already: a disk that refuses the batches behind it again and again does not fill the queue. */
+/* The one that waits is replaced already: a disk that refuses the batches behind it again and again
+ * does not fill the queue. */
 static int queue_epochs(struct mqd_partition *partition, int fd)
 {
     uint32_t count = partition->sync_queue_count;
@@ -528,9 +560,11 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
     mqd_partition_advance_marks(partition);
     if (!index_error)
         return 0;
-    /* The batches are in the log, but the disk is failing: nothing more is promised about this partition. */
+    /* The batches are in the log, but the disk is failing: nothing more is promised about this
+     * partition. */
     mqd_partition_fence(partition);
-    mqd_error_system(index_error, "%s: cannot write the index of segment %lld", partition->path, (long long)partition->active.base_offset);
+    mqd_error_system(index_error, "%s: cannot write the index of segment %lld", partition->path,
+                     (long long)partition->active.base_offset);
     errno = index_error;
     return -1;
 }

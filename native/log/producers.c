@@ -20,7 +20,8 @@ void mqd_producers_free(struct mqd_producers *producers)
     memset(producers, 0, sizeof *producers);
 }
 
-/* ---- table -------------------------------------------------------------------------------------------------------- */
+/* ---- table
+ * -------------------------------------------------------------------------------------------------------- */
 
 static uint32_t bucket_of(const struct mqd_producers *producers, int64_t producer_id)
 {
@@ -31,7 +32,8 @@ uint32_t mqd_producers_find(const struct mqd_producers *producers, int64_t produ
 {
     if (producers->capacity == 0)
         return MQD_PRODUCER_NONE;
-    for (uint32_t link = producers->buckets[bucket_of(producers, producer_id)]; link; link = producers->entries[link - 1].hash_next)
+    for (uint32_t link = producers->buckets[bucket_of(producers, producer_id)]; link;
+         link = producers->entries[link - 1].hash_next)
         if (producers->entries[link - 1].producer_id == producer_id)
             return link - 1;
     return MQD_PRODUCER_NONE;
@@ -56,7 +58,8 @@ static int grow(struct mqd_producers *producers)
 {
     uint32_t capacity = producers->capacity ? producers->capacity * 2 : CAPACITY_MIN;
     if (capacity > CAPACITY_MAX)
-        return mqd_error_set(MQD_E_FULL, "more than %u producer ids in one partition; lower producer.id.expiration.ms", CAPACITY_MAX);
+        return mqd_error_set(MQD_E_FULL, "more than %u producer ids in one partition; lower producer.id.expiration.ms",
+                             CAPACITY_MAX);
     struct mqd_producer *entries = realloc(producers->entries, capacity * sizeof *entries);
     if (entries)
         producers->entries = entries;
@@ -89,7 +92,8 @@ uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_
     }
     struct mqd_producer *entry = &producers->entries[index];
     uint32_t bucket = bucket_of(producers, producer_id);
-    *entry = (struct mqd_producer){.producer_id = producer_id, .epoch = -1, .coordinator_epoch = -1, .hash_next = producers->buckets[bucket]};
+    *entry = (struct mqd_producer){
+        .producer_id = producer_id, .epoch = -1, .coordinator_epoch = -1, .hash_next = producers->buckets[bucket]};
     producers->buckets[bucket] = index + 1;
     link_newest(producers, index);
     producers->count++;
@@ -111,7 +115,8 @@ static void erase(struct mqd_producers *producers, uint32_t index)
     producers->changes++;
 }
 
-/* ---- rules -------------------------------------------------------------------------------------------------------- */
+/* ---- rules
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int32_t sequence_after(int32_t sequence, int32_t count)
 {
@@ -132,7 +137,8 @@ static bool sequence_before(int32_t sequence, int32_t other)
 }
 
 /* Of a data batch in the entry's epoch. */
-static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset)
+static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd_batch *batch, bool *duplicate,
+                              int64_t *base_offset)
 {
     if (entry->count == 0)
         return entry->any_sequence || batch->base_sequence == 0 ? 0 : 45;
@@ -155,8 +161,8 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
     return forgotten && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }
 
-int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, bool *duplicate,
-                            int64_t *base_offset)
+int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
+                            struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset)
 {
     *duplicate = false;
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
@@ -183,13 +189,15 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
 bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch)
 {
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
-    return index != MQD_PRODUCER_NONE && producers->entries[index].transaction && producers->entries[index].epoch == batch->producer_epoch;
+    return index != MQD_PRODUCER_NONE && producers->entries[index].transaction &&
+           producers->entries[index].epoch == batch->producer_epoch;
 }
 
 bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch)
 {
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
-    return index != MQD_PRODUCER_NONE && producers->entries[index].epoch == batch->producer_epoch && producers->entries[index].count > 0;
+    return index != MQD_PRODUCER_NONE && producers->entries[index].epoch == batch->producer_epoch &&
+           producers->entries[index].count > 0;
 }
 
 bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id)
@@ -226,23 +234,34 @@ static void note_batch(struct mqd_producer *entry, const struct mqd_batch *batch
     if (entry->ended)
         entry->count = entry->ended = 0;
     entry->any_sequence = 0;
-    entry->batches[entry->head] = (struct mqd_producer_batch){batch->base_sequence, sequence_after(batch->base_sequence, batch->last_offset_delta), base_offset};
+    entry->batches[entry->head] = (struct mqd_producer_batch){
+        batch->base_sequence, sequence_after(batch->base_sequence, batch->last_offset_delta), base_offset};
     entry->head = (uint8_t)((entry->head + 1) % MQD_PRODUCER_BATCH_COUNT) & 15;
     entry->count += entry->count < MQD_PRODUCER_BATCH_COUNT;
 }
 
-int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t base_offset, int64_t now_ms,
-                      struct mqd_producer_undo *undo)
+int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *batch, const struct mqd_marker *marker,
+                      int64_t base_offset, int64_t now_ms, struct mqd_producer_undo *undo)
 {
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     bool created = index == MQD_PRODUCER_NONE;
     if (created && (index = mqd_producers_insert(producers, batch->producer_id)) == MQD_PRODUCER_NONE)
         return -1;
     struct mqd_producer *entry = &producers->entries[index];
-    *undo = (struct mqd_producer_undo){.index = index, .transaction = entry->transaction, .coordinator_epoch = entry->coordinator_epoch, .epoch = entry->epoch,
-                                       .count = entry->count, .head = entry->head, .any_sequence = entry->any_sequence, .ended = entry->ended, .created = created,
-                                       .last_append_ms = entry->last_append_ms, .overwritten = entry->batches[entry->head]};
-    bool begins = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) && !(batch->attributes & CONTROL_BIT) && batch->record_count > 0; /* R4 */
+    *undo = (struct mqd_producer_undo){.index = index,
+                                       .transaction = entry->transaction,
+                                       .coordinator_epoch = entry->coordinator_epoch,
+                                       .epoch = entry->epoch,
+                                       .count = entry->count,
+                                       .head = entry->head,
+                                       .any_sequence = entry->any_sequence,
+                                       .ended = entry->ended,
+                                       .created = created,
+                                       .last_append_ms = entry->last_append_ms,
+                                       .overwritten = entry->batches[entry->head]};
+    /* R4 */
+    bool begins = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) &&
+                  !(batch->attributes & CONTROL_BIT) && batch->record_count > 0;
     if (begins) {
         if (mqd_producers_begin(producers, index, base_offset) < 0) {
             if (created)
@@ -308,23 +327,31 @@ void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms)
         erase(producers, producers->oldest - 1);
 }
 
-static void view_one(const struct mqd_producers *producers, const struct mqd_producer *entry, struct mqd_producer_view *out)
+static void view_one(const struct mqd_producers *producers, const struct mqd_producer *entry,
+                     struct mqd_producer_view *out)
 {
-    *out = (struct mqd_producer_view){.producer_id = entry->producer_id, .last_timestamp_ms = entry->last_append_ms,
-                                      .transaction_first_offset = mqd_transaction_first_offset(&producers->transactions, entry->transaction),
-                                      .last_offset = -1, .last_sequence = -1, .coordinator_epoch = entry->coordinator_epoch, .producer_epoch = entry->epoch};
+    *out = (struct mqd_producer_view){.producer_id = entry->producer_id,
+                                      .last_timestamp_ms = entry->last_append_ms,
+                                      .transaction_first_offset =
+                                          mqd_transaction_first_offset(&producers->transactions, entry->transaction),
+                                      .last_offset = -1,
+                                      .last_sequence = -1,
+                                      .coordinator_epoch = entry->coordinator_epoch,
+                                      .producer_epoch = entry->epoch};
     if (entry->count == 0)
         return;
     const struct mqd_producer_batch *last = batch_at(entry, entry->count - 1u);
     out->last_sequence = last->last_sequence;
-    out->last_offset = last->base_offset + (uint32_t)(((uint32_t)last->last_sequence - (uint32_t)last->first_sequence) & INT32_MAX);
+    out->last_offset =
+        last->base_offset + (uint32_t)(((uint32_t)last->last_sequence - (uint32_t)last->first_sequence) & INT32_MAX);
 }
 
 uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_producer_view *out, uint32_t capacity)
 {
     uint32_t count = 0;
     for (uint32_t bucket = 0; bucket < producers->capacity && count < capacity; bucket++)
-        for (uint32_t link = producers->buckets[bucket]; link && count < capacity; link = producers->entries[link - 1].hash_next)
+        for (uint32_t link = producers->buckets[bucket]; link && count < capacity;
+             link = producers->entries[link - 1].hash_next)
             view_one(producers, &producers->entries[link - 1], &out[count++]);
     return producers->count;
 }

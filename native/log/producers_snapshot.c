@@ -26,7 +26,8 @@ static uint8_t *encode_producer(uint8_t *at, const struct mqd_producers *produce
     at = mqd_put_be32(at, (uint32_t)entry->coordinator_epoch);
     at = mqd_put_be64(at, (uint64_t)mqd_transaction_first_offset(&producers->transactions, entry->transaction));
     for (uint32_t i = 0; i < entry->count; i++) {
-        const struct mqd_producer_batch *batch = &entry->batches[(entry->head + MQD_PRODUCER_BATCH_COUNT - entry->count + i) % MQD_PRODUCER_BATCH_COUNT];
+        const struct mqd_producer_batch *batch =
+            &entry->batches[(entry->head + MQD_PRODUCER_BATCH_COUNT - entry->count + i) % MQD_PRODUCER_BATCH_COUNT];
         at = mqd_put_be32(at, (uint32_t)batch->first_sequence);
         at = mqd_put_be32(at, (uint32_t)batch->last_sequence);
         at = mqd_put_be64(at, (uint64_t)batch->base_offset);
@@ -36,7 +37,8 @@ static uint8_t *encode_producer(uint8_t *at, const struct mqd_producers *produce
 
 uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t offset, size_t *size_bytes)
 {
-    size_t capacity = HEADER_BYTES + producers->count * (size_t)(PRODUCER_BYTES + MQD_PRODUCER_BATCH_COUNT * BATCH_BYTES);
+    size_t capacity =
+        HEADER_BYTES + producers->count * (size_t)(PRODUCER_BYTES + MQD_PRODUCER_BATCH_COUNT * BATCH_BYTES);
     uint8_t *bytes = malloc(capacity);
     if (!bytes) {
         mqd_error_set(ENOMEM, "no memory for a snapshot of %u producers", producers->count);
@@ -53,16 +55,20 @@ uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t off
     const struct mqd_transactions *transactions = &producers->transactions;
     for (uint32_t link = transactions->oldest; link; link = transactions->entries[link - 1].newer)
         if (transactions->entries[link - 1].last_offset < 0)
-            at = encode_producer(at, producers, &producers->entries[mqd_producers_find(producers, transactions->entries[link - 1].producer_id)]);
+            at = encode_producer(
+                at, producers,
+                &producers->entries[mqd_producers_find(producers, transactions->entries[link - 1].producer_id)]);
     *size_bytes = (size_t)(at - bytes);
     mqd_put_be32(bytes + 8, mqd_crc32c(0, bytes + 12, *size_bytes - 12));
     return bytes;
 }
 
-static const uint8_t *decode_producer(struct mqd_producers *producers, const uint8_t *at, const uint8_t *end, int version)
+static const uint8_t *decode_producer(struct mqd_producers *producers, const uint8_t *at, const uint8_t *end,
+                                      int version)
 {
     const int producer_bytes = version == 1 ? PRODUCER_BYTES_VERSION_1 : PRODUCER_BYTES;
-    if (end - at < producer_bytes || at[18] > MQD_PRODUCER_BATCH_COUNT || end - at < producer_bytes + at[18] * BATCH_BYTES)
+    if (end - at < producer_bytes || at[18] > MQD_PRODUCER_BATCH_COUNT ||
+        end - at < producer_bytes + at[18] * BATCH_BYTES)
         return NULL;
     int64_t producer_id = (int64_t)mqd_get_be64(at);
     if (producer_id < 0 || mqd_producers_find(producers, producer_id) != MQD_PRODUCER_NONE)
@@ -83,7 +89,8 @@ static const uint8_t *decode_producer(struct mqd_producers *producers, const uin
         return NULL;
     at += producer_bytes;
     for (uint32_t i = 0; i < entry->count; i++, at += BATCH_BYTES)
-        entry->batches[i] = (struct mqd_producer_batch){(int32_t)mqd_get_be32(at), (int32_t)mqd_get_be32(at + 4), (int64_t)mqd_get_be64(at + 8)};
+        entry->batches[i] = (struct mqd_producer_batch){(int32_t)mqd_get_be32(at), (int32_t)mqd_get_be32(at + 4),
+                                                        (int64_t)mqd_get_be64(at + 8)};
     return at;
 }
 

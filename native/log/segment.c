@@ -11,7 +11,8 @@
 
 #include "base/error.h"
 
-/* In header-only walks a read covers this much: reading on costs less than a call per batch when batches are small. */
+/* In header-only walks a read covers this much: reading on costs less than a call per batch when
+ * batches are small. */
 #define SMALL_BATCH_BYTES 8192
 #define HEADER_READ_BYTES 4096
 #define SPAN_READ_BYTES (256 * 1024)
@@ -29,17 +30,24 @@ int64_t mqd_segment_offset_of(const char *name, enum mqd_file_kind kind)
 {
     int64_t offset = 0;
     for (int i = 0; i < 20; i++) {
-        if (name[i] < '0' || name[i] > '9' || __builtin_mul_overflow(offset, 10, &offset) || __builtin_add_overflow(offset, name[i] - '0', &offset))
+        if (name[i] < '0' || name[i] > '9' || __builtin_mul_overflow(offset, 10, &offset) ||
+            __builtin_add_overflow(offset, name[i] - '0', &offset))
             return -1;
     }
     return strcmp(name + 20, suffixes[kind]) == 0 ? offset : -1;
 }
 
-int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset, int64_t end_position, int64_t crc_from_offset)
+int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset,
+                   int64_t end_position, int64_t crc_from_offset)
 {
-    *walk = (struct mqd_walk){.fd = fd, .base_offset = base_offset, .end_position = end_position, .position = position, .next_offset = next_offset,
+    *walk = (struct mqd_walk){.fd = fd,
+                              .base_offset = base_offset,
+                              .end_position = end_position,
+                              .position = position,
+                              .next_offset = next_offset,
                               .crc_from_offset = crc_from_offset};
-    int64_t most = crc_from_offset == INT64_MAX ? SPAN_READ_BYTES : MQD_WALK_BUFFER_BYTES, left = end_position - position;
+    int64_t most = crc_from_offset == INT64_MAX ? SPAN_READ_BYTES : MQD_WALK_BUFFER_BYTES,
+            left = end_position - position;
     walk->capacity_bytes = left > most ? most : left > HEADER_READ_BYTES ? left : HEADER_READ_BYTES;
     walk->buffer = malloc((size_t)walk->capacity_bytes);
     return walk->buffer ? 0 : mqd_error_set(ENOMEM, "no memory to read a segment");
@@ -51,7 +59,8 @@ void mqd_walk_end(struct mqd_walk *walk)
     walk->buffer = NULL;
 }
 
-/* Makes [position, position + need) of the file readable in the buffer; reads up to `want`. Returns the bytes there, or NULL (mqd_error set). */
+/* Makes [position, position + need) of the file readable in the buffer; reads up to `want`. Returns
+ * the bytes there, or NULL (mqd_error set). */
 static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t need, int64_t want)
 {
     if (position >= walk->buffer_position && position + need <= walk->buffer_position + walk->buffer_bytes)
@@ -65,11 +74,13 @@ static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t
     walk->buffer_position = position;
     walk->buffer_bytes = 0;
     while (walk->buffer_bytes < need) {
-        ssize_t got = pread(walk->fd, walk->buffer + walk->buffer_bytes, (size_t)(want - walk->buffer_bytes), position + walk->buffer_bytes);
+        ssize_t got = pread(walk->fd, walk->buffer + walk->buffer_bytes, (size_t)(want - walk->buffer_bytes),
+                            position + walk->buffer_bytes);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
-            mqd_error_system(got < 0 ? errno : EIO, "cannot read segment %lld at position %lld", (long long)walk->base_offset, (long long)(position + walk->buffer_bytes));
+            mqd_error_system(got < 0 ? errno : EIO, "cannot read segment %lld at position %lld",
+                             (long long)walk->base_offset, (long long)(position + walk->buffer_bytes));
             return NULL;
         }
         walk->buffer_bytes += got;
@@ -113,11 +124,14 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
     if (left < MQD_BATCH_HEADER_BYTES)
         return walk_stop(walk, "the file ends inside a batch header");
     bool checks = walk->crc_from_offset != INT64_MAX;
-    int64_t span = checks ? MQD_WALK_BUFFER_BYTES : walk->last_batch_bytes > SMALL_BATCH_BYTES ? HEADER_READ_BYTES : SPAN_READ_BYTES;
+    int64_t span = checks                                       ? MQD_WALK_BUFFER_BYTES
+                   : walk->last_batch_bytes > SMALL_BATCH_BYTES ? HEADER_READ_BYTES
+                                                                : SPAN_READ_BYTES;
     const uint8_t *bytes = walk_read(walk, at, MQD_BATCH_HEADER_BYTES, span);
     if (!bytes)
         return -1;
-    if (mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, batch) < 0 || batch->size_bytes < MQD_BATCH_HEADER_BYTES || batch->last_offset_delta < 0)
+    if (mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, batch) < 0 || batch->size_bytes < MQD_BATCH_HEADER_BYTES ||
+        batch->last_offset_delta < 0)
         return walk_stop(walk, "not a record batch header of magic 2");
     if (batch->size_bytes > left)
         return walk_stop(walk, "the file ends inside a batch");
@@ -193,7 +207,8 @@ static int scan_walk(struct mqd_walk *walk, struct mqd_scan_result *out)
     return more;
 }
 
-int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc, struct mqd_scan_result *out)
+int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_position, int check_crc,
+                     struct mqd_scan_result *out)
 {
     *out = (struct mqd_scan_result){.next_offset = base_offset, .max_timestamp_ms = -1, .last_leader_epoch = -1};
     int fd = open(log_path, O_RDONLY | O_CLOEXEC);
@@ -205,8 +220,10 @@ int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_pos
     if (fstat(fd, &status) < 0)
         mqd_error_system(errno, "cannot stat %s", log_path);
     else if (from_position < 0 || from_position > status.st_size)
-        mqd_error_set(MQD_E_INVALID, "%s holds %lld bytes; a scan cannot begin at %lld", log_path, (long long)status.st_size, (long long)from_position);
-    else if (mqd_walk_begin(&walk, fd, base_offset, from_position, base_offset, status.st_size, check_crc ? 0 : INT64_MAX) == 0) {
+        mqd_error_set(MQD_E_INVALID, "%s holds %lld bytes; a scan cannot begin at %lld", log_path,
+                      (long long)status.st_size, (long long)from_position);
+    else if (mqd_walk_begin(&walk, fd, base_offset, from_position, base_offset, status.st_size,
+                            check_crc ? 0 : INT64_MAX) == 0) {
         walk.gaps_allowed = true;
         result = scan_walk(&walk, out);
         mqd_walk_end(&walk);

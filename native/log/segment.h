@@ -1,12 +1,15 @@
 /* One segment's files: their names, and a forward walk over the record batches of a .log.
  *
- * Validity of a batch at position p (what recovery keeps): 61 bytes of header are there and decode; the whole batch is there; its base offset is the one that
- * follows the batch before (or the segment's base), or higher where gaps are allowed; its last offset is within int32 of the segment's base; and, where asked, its
- * CRC32C holds. The base offset lies outside the CRC: without gaps its order is its check.
- * The walk stops at the first byte where this fails; an all-zero tail fails at its first byte (batch length 0).
+ * Validity of a batch at position p (what recovery keeps): 61 bytes of header are there and decode;
+ * the whole batch is there; its base offset is the one that follows the batch before (or the
+ * segment's base), or higher where gaps are allowed; its last offset is within int32 of the
+ * segment's base; and, where asked, its CRC32C holds. The base offset lies outside the CRC: without
+ * gaps its order is its check. The walk stops at the first byte where this fails; an all-zero tail
+ * fails at its first byte (batch length 0).
  *
- * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces. Reads by pread only: an I/O error is a value, never SIGBUS.
- * Concurrency: none; several walks of one file may run at once.
+ * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
+ * Reads by pread only: an I/O error is a value, never SIGBUS. Concurrency: none; several walks of
+ * one file may run at once.
  */
 #ifndef MQD_SEGMENT_H
 #define MQD_SEGMENT_H
@@ -16,7 +19,14 @@
 #define MQD_WALK_BUFFER_BYTES (1 << 20)
 #define MQD_SEGMENT_SUFFIX_BYTES_MAX 16
 
-enum mqd_file_kind { MQD_FILE_LOG, MQD_FILE_INDEX, MQD_FILE_TIME_INDEX, MQD_FILE_TXN_INDEX, MQD_FILE_TXN_SUM, MQD_FILE_SNAPSHOT };
+enum mqd_file_kind {
+    MQD_FILE_LOG,
+    MQD_FILE_INDEX,
+    MQD_FILE_TIME_INDEX,
+    MQD_FILE_TXN_INDEX,
+    MQD_FILE_TXN_SUM,
+    MQD_FILE_SNAPSHOT
+};
 
 /* DIRECTORY/%020d.log and so on; -1 ENAMETOOLONG (mqd_error set). */
 int mqd_segment_path(char *out, size_t capacity, const char *directory, int64_t base_offset, enum mqd_file_kind kind);
@@ -36,17 +46,20 @@ struct mqd_walk {
     int64_t capacity_bytes;
     int64_t buffer_position; /* file position of buffer[0] */
     int64_t buffer_bytes;
-    int64_t read_bytes;      /* total, for the recovery's figures */
+    int64_t read_bytes; /* total, for the recovery's figures */
     int64_t last_batch_bytes;
 };
 
-int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset, int64_t end_position, int64_t crc_from_offset);
-/* 1: *batch begins at *position, walk->position is behind it. 0: the end, or the first invalid byte (walk->reason). -1: the disk failed (mqd_error set). */
+int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset,
+                   int64_t end_position, int64_t crc_from_offset);
+/* 1: *batch begins at *position, walk->position is behind it. 0: the end, or the first invalid byte
+ * (walk->reason). -1: the disk failed (mqd_error set). */
 int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *position);
 /* The CRC of a batch that the walk went over: 1 right, 0 wrong, -1 the disk failed. */
 int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position);
-/* From walk->position (invalid) on, finds the next position at which a batch with base_offset >= next_offset and a valid CRC begins, and sets the walk there.
- * 1 found, 0 not, -1 the disk failed. For damage in bytes that are trusted to have been whole. */
+/* From walk->position (invalid) on, finds the next position at which a batch with base_offset >=
+ * next_offset and a valid CRC begins, and sets the walk there. 1 found, 0 not, -1 the disk failed.
+ * For damage in bytes that are trusted to have been whole. */
 int mqd_walk_resync(struct mqd_walk *walk);
 void mqd_walk_end(struct mqd_walk *walk);
 

@@ -18,15 +18,17 @@
 #define TYPE_ABORT 0
 #define TYPE_COMMIT 1
 
-/* ---- markers ------------------------------------------------------------------------------------------------------ */
+/* ---- markers
+ * ------------------------------------------------------------------------------------------------------ */
 
-/* record: length | attributes | timestamp delta | offset delta | key length, key: version i16, type i16 | value length, value: version i16, coordinator epoch i32 | headers.
- * Later versions may append to key and value (KIP-98). */
+/* record: length | attributes | timestamp delta | offset delta | key length, key: version i16, type
+ * i16 | value length, value: version i16, coordinator epoch i32 | headers. Later versions may
+ * append to key and value (KIP-98). */
 int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct mqd_marker *out)
 {
     int64_t length, number, key_bytes, value_bytes;
-    if ((batch->attributes & (COMPRESSION_MASK | TRANSACTIONAL_BIT)) != TRANSACTIONAL_BIT || batch->record_count != 1 || batch->size_bytes < MQD_BATCH_HEADER_BYTES ||
-        batch->size_bytes > MQD_MARKER_BYTES_MAX)
+    if ((batch->attributes & (COMPRESSION_MASK | TRANSACTIONAL_BIT)) != TRANSACTIONAL_BIT || batch->record_count != 1 ||
+        batch->size_bytes < MQD_BATCH_HEADER_BYTES || batch->size_bytes > MQD_MARKER_BYTES_MAX)
         return -1;
     const uint8_t *end = bytes + batch->size_bytes, *at = mqd_varint(bytes + MQD_BATCH_HEADER_BYTES, end, &length);
     if (!at || length < 1 || length > end - at)
@@ -45,7 +47,8 @@ int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct
     return 0;
 }
 
-/* ---- transactions ------------------------------------------------------------------------------------------------- */
+/* ---- transactions
+ * ------------------------------------------------------------------------------------------------- */
 
 void mqd_transactions_free(struct mqd_transactions *transactions)
 {
@@ -62,7 +65,8 @@ static uint32_t take_entry(struct mqd_transactions *transactions)
     }
     if (transactions->used == transactions->capacity) {
         uint32_t capacity = transactions->capacity ? transactions->capacity * 2 : CAPACITY_MIN;
-        struct mqd_transaction *entries = capacity > CAPACITY_MAX ? NULL : realloc(transactions->entries, capacity * sizeof *entries);
+        struct mqd_transaction *entries =
+            capacity > CAPACITY_MAX ? NULL : realloc(transactions->entries, capacity * sizeof *entries);
         if (!entries) {
             mqd_error_set(ENOMEM, "no memory for %u transactions of one partition", capacity);
             return 0;
@@ -78,11 +82,13 @@ uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t p
     uint32_t link = take_entry(transactions);
     if (!link)
         return 0;
-    uint32_t older = transactions->newest; /* offsets rise: nearly always the last; a snapshot may list them otherwise */
+    /* offsets rise: nearly always the last; a snapshot may list them otherwise */
+    uint32_t older = transactions->newest;
     while (older && transactions->entries[older - 1].first_offset > first_offset)
         older = transactions->entries[older - 1].older;
     uint32_t newer = older ? transactions->entries[older - 1].newer : transactions->oldest;
-    transactions->entries[link - 1] = (struct mqd_transaction){.producer_id = producer_id, .first_offset = first_offset, .last_offset = -1, .older = older, .newer = newer};
+    transactions->entries[link - 1] = (struct mqd_transaction){
+        .producer_id = producer_id, .first_offset = first_offset, .last_offset = -1, .older = older, .newer = newer};
     *(older ? &transactions->entries[older - 1].newer : &transactions->oldest) = link;
     *(newer ? &transactions->entries[newer - 1].older : &transactions->newest) = link;
     return link;
@@ -94,15 +100,18 @@ void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, 
     entry->last_offset = last_offset;
     entry->ended_before = transactions->ended_last;
     entry->ended_after = 0;
-    *(transactions->ended_last ? &transactions->entries[transactions->ended_last - 1].ended_after : &transactions->ended_first) = link;
+    *(transactions->ended_last ? &transactions->entries[transactions->ended_last - 1].ended_after
+                               : &transactions->ended_first) = link;
     transactions->ended_last = link;
 }
 
 void mqd_transactions_resume(struct mqd_transactions *transactions, uint32_t link)
 {
     struct mqd_transaction *entry = &transactions->entries[link - 1];
-    *(entry->ended_before ? &transactions->entries[entry->ended_before - 1].ended_after : &transactions->ended_first) = entry->ended_after;
-    *(entry->ended_after ? &transactions->entries[entry->ended_after - 1].ended_before : &transactions->ended_last) = entry->ended_before;
+    *(entry->ended_before ? &transactions->entries[entry->ended_before - 1].ended_after : &transactions->ended_first) =
+        entry->ended_after;
+    *(entry->ended_after ? &transactions->entries[entry->ended_after - 1].ended_before : &transactions->ended_last) =
+        entry->ended_before;
     entry->last_offset = -1;
     entry->ended_before = entry->ended_after = 0;
 }
@@ -138,7 +147,8 @@ int64_t mqd_transactions_first_ongoing(const struct mqd_transactions *transactio
     return INT64_MAX;
 }
 
-/* ---- verification ------------------------------------------------------------------------------------------------- */
+/* ---- verification
+ * ------------------------------------------------------------------------------------------------- */
 
 void mqd_verifications_free(struct mqd_verifications *verifications)
 {
@@ -158,7 +168,8 @@ static uint32_t *bucket_of(const struct mqd_verifications *verifications, int64_
     return &verifications->buckets[mix((uint64_t)producer_id) % MQD_VERIFICATION_COUNT_MAX];
 }
 
-/* The seed is random, so that a guard of a partition that was opened anew is none of the last one's. */
+/* The seed is random, so that a guard of a partition that was opened anew is none of the last
+ * one's. */
 static int start(struct mqd_verifications *verifications)
 {
     void *memory = calloc(MQD_VERIFICATION_COUNT_MAX, sizeof *verifications->entries + sizeof *verifications->buckets);
@@ -166,7 +177,8 @@ static int start(struct mqd_verifications *verifications)
         return -1;
     verifications->entries = memory;
     verifications->buckets = (uint32_t *)(verifications->entries + MQD_VERIFICATION_COUNT_MAX);
-    if (getrandom(&verifications->seed, sizeof verifications->seed, GRND_NONBLOCK) != (ssize_t)sizeof verifications->seed) {
+    if (getrandom(&verifications->seed, sizeof verifications->seed, GRND_NONBLOCK) !=
+        (ssize_t)sizeof verifications->seed) {
         struct timespec now;
         clock_gettime(CLOCK_REALTIME, &now);
         verifications->seed = mix((uint64_t)now.tv_sec << 30 ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)memory);
@@ -178,7 +190,8 @@ static struct mqd_verification *entry_of(const struct mqd_verifications *verific
 {
     if (!verifications->count)
         return NULL;
-    for (uint32_t link = *bucket_of(verifications, producer_id); link; link = verifications->entries[link - 1].hash_next)
+    for (uint32_t link = *bucket_of(verifications, producer_id); link;
+         link = verifications->entries[link - 1].hash_next)
         if (verifications->entries[link - 1].producer_id == producer_id)
             return &verifications->entries[link - 1];
     return NULL;
@@ -213,20 +226,26 @@ int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const str
         release(verifications, entry);
     uint32_t *bucket = bucket_of(verifications, batch->producer_id);
     int64_t guard = (int64_t)(mix(verifications->seed += 0x9e3779b97f4a7c15ull) >> 1);
-    *entry = (struct mqd_verification){.producer_id = batch->producer_id, .guard = guard ? guard : 1, .asked_ms = now_ms, .lowest_sequence = batch->base_sequence,
-                                       .epoch = batch->producer_epoch, .hash_next = *bucket};
+    *entry = (struct mqd_verification){.producer_id = batch->producer_id,
+                                       .guard = guard ? guard : 1,
+                                       .asked_ms = now_ms,
+                                       .lowest_sequence = batch->base_sequence,
+                                       .epoch = batch->producer_epoch,
+                                       .hash_next = *bucket};
     *bucket = (uint32_t)(entry - verifications->entries) + 1;
     verifications->count++;
     return entry->guard;
 }
 
-const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t guard)
+const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
+                                                      const struct mqd_batch *batch, int64_t guard)
 {
     const struct mqd_verification *entry = entry_of(verifications, batch->producer_id);
     return entry && entry->guard == guard && entry->epoch == batch->producer_epoch ? entry : NULL;
 }
 
-const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications, const struct mqd_batch *batch)
+const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications,
+                                                    const struct mqd_batch *batch)
 {
     const struct mqd_verification *entry = entry_of(verifications, batch->producer_id);
     return entry && entry->epoch == batch->producer_epoch ? entry : NULL;

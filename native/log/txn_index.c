@@ -27,7 +27,8 @@ void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry)
 
 static struct mqd_aborted decode(const uint8_t *at)
 {
-    return (struct mqd_aborted){(int64_t)mqd_get_be64(at + 2), (int64_t)mqd_get_be64(at + 10), (int64_t)mqd_get_be64(at + 18), (int64_t)mqd_get_be64(at + 26)};
+    return (struct mqd_aborted){(int64_t)mqd_get_be64(at + 2), (int64_t)mqd_get_be64(at + 10),
+                                (int64_t)mqd_get_be64(at + 18), (int64_t)mqd_get_be64(at + 26)};
 }
 
 int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *entry)
@@ -54,7 +55,8 @@ uint32_t mqd_txn_index_link(uint32_t before, int64_t segment_base, const uint8_t
     return mqd_crc32c(before, bytes, sizeof bytes);
 }
 
-/* ---- the active segment's ----------------------------------------------------------------------------------------- */
+/* ---- the active segment's
+ * ----------------------------------------------------------------------------------------- */
 
 /* One of the two files with exactly this size. -1 with errno. */
 static int open_sized(const char *directory, int64_t segment_base, enum mqd_file_kind kind, int64_t size_bytes)
@@ -91,7 +93,8 @@ static int open_active(struct mqd_txn_index *index, const char *directory, int64
     index->sum_fd = open_sized(directory, segment_base, MQD_FILE_TXN_SUM, sum_bytes); /* cut first */
     if (index->sum_fd >= 0)
         index->fd = open_sized(directory, segment_base, MQD_FILE_TXN_INDEX, index->file_bytes);
-    if (index->fd >= 0 && (sum_bytes == 0 || pread(index->sum_fd, last, sizeof last, sum_bytes - MQD_TXN_SUM_BYTES) == (ssize_t)sizeof last)) {
+    if (index->fd >= 0 && (sum_bytes == 0 || pread(index->sum_fd, last, sizeof last, sum_bytes - MQD_TXN_SUM_BYTES) ==
+                                                 (ssize_t)sizeof last)) {
         index->sum = mqd_get_be32(last);
         return 0;
     }
@@ -109,7 +112,8 @@ static int write_at(int fd, const uint8_t *bytes, size_t size_bytes, int64_t pos
     return written == (ssize_t)size_bytes ? 0 : -1;
 }
 
-static int append_chunk(struct mqd_txn_index *index, int64_t segment_base, const struct mqd_aborted *entries, uint32_t count)
+static int append_chunk(struct mqd_txn_index *index, int64_t segment_base, const struct mqd_aborted *entries,
+                        uint32_t count)
 {
     uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES], sums[CHUNK_COUNT * MQD_TXN_SUM_BYTES];
     uint32_t sum = index->sum;
@@ -126,7 +130,8 @@ static int append_chunk(struct mqd_txn_index *index, int64_t segment_base, const
     return 0;
 }
 
-int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base, const struct mqd_aborted *entries, uint32_t count)
+int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base,
+                         const struct mqd_aborted *entries, uint32_t count)
 {
     if (open_active(index, directory, segment_base) < 0)
         return -1;
@@ -136,7 +141,8 @@ int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int
         if (append_chunk(index, segment_base, entries, part) < 0) {
             int error = errno;
             *index = old;
-            if (mqd_file_truncate(index->sum_fd, sum_bytes_of(old.file_bytes)) < 0 || mqd_file_truncate(index->fd, old.file_bytes) < 0)
+            if (mqd_file_truncate(index->sum_fd, sum_bytes_of(old.file_bytes)) < 0 ||
+                mqd_file_truncate(index->fd, old.file_bytes) < 0)
                 error = errno;
             errno = error;
             return -1;
@@ -176,7 +182,8 @@ void mqd_txn_index_close(struct mqd_txn_index *index)
     index->fd = index->sum_fd = -1;
 }
 
-/* ---- whole files -------------------------------------------------------------------------------------------------- */
+/* ---- whole files
+ * -------------------------------------------------------------------------------------------------- */
 
 struct files { /* open for reading; -1 = there is none */
     int fd, sum_fd;
@@ -194,7 +201,8 @@ static void files_close(struct files *files)
     errno = error;
 }
 
-static int open_for_reading(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t item_bytes, uint32_t *count)
+static int open_for_reading(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t item_bytes,
+                            uint32_t *count)
 {
     char path[PATH_MAX];
     struct stat status;
@@ -223,7 +231,8 @@ static int files_open(struct files *files, const char *directory, int64_t segmen
     files->sum_fd = open_for_reading(directory, segment_base, MQD_FILE_TXN_SUM, MQD_TXN_SUM_BYTES, &files->count);
     if (files->sum_fd < 0 && errno != ENOENT)
         return -1;
-    files->fd = open_for_reading(directory, segment_base, MQD_FILE_TXN_INDEX, MQD_TXN_INDEX_ENTRY_BYTES, &files->entry_count);
+    files->fd =
+        open_for_reading(directory, segment_base, MQD_FILE_TXN_INDEX, MQD_TXN_INDEX_ENTRY_BYTES, &files->entry_count);
     if (files->fd >= 0 || errno == ENOENT)
         return 0;
     files_close(files);
@@ -247,7 +256,8 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
     return (int)(have / item_bytes);
 }
 
-/* Proven entries from number `first` on into the chunk, 0 at the end. -1 with errno; EBADMSG: one is not proven. */
+/* Proven entries from number `first` on into the chunk, 0 at the end. -1 with errno; EBADMSG: one
+ * is not proven. */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
@@ -257,12 +267,15 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
     if (count > files->count - first)
         count = files->count - first;
     int got = files->fd < 0 ? 0 : read_items(files->fd, MQD_TXN_INDEX_ENTRY_BYTES, first, count, bytes);
-    int got_sums = got < 0 ? -1 : read_items(files->sum_fd, MQD_TXN_SUM_BYTES, first - before, count + before, before ? sums : sums + MQD_TXN_SUM_BYTES);
+    int got_sums = got < 0 ? -1
+                           : read_items(files->sum_fd, MQD_TXN_SUM_BYTES, first - before, count + before,
+                                        before ? sums : sums + MQD_TXN_SUM_BYTES);
     if (got_sums < 0)
         return -1;
     bool whole = got == (int)count && got_sums == (int)(count + before);
     for (uint32_t i = 0; whole && i < count; i++)
-        whole = mqd_txn_index_link(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base, bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
+        whole = mqd_txn_index_link(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
+                                   bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
                 mqd_get_be32(sums + (i + 1) * MQD_TXN_SUM_BYTES);
     if (whole)
         return (int)count;
@@ -270,7 +283,8 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
     return -1;
 }
 
-/* Entries that no number proves are the beginning of an append that nobody counts on yet, or damage. 1, 0, -1 with errno. */
+/* Entries that no number proves are the beginning of an append that nobody counts on yet, or
+ * damage. 1, 0, -1 with errno. */
 static int extra_may_be(const struct files *files, int64_t sound_below)
 {
     uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
@@ -285,21 +299,27 @@ int mqd_txn_index_proves(const char *directory, int64_t segment_base, int64_t so
     uint8_t bytes[CHUNK_COUNT * MQD_TXN_INDEX_ENTRY_BYTES];
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)
-        return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory, (long long)segment_base);
+        return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
+                                (long long)segment_base);
     int result = extra_may_be(&files, sound_below);
     for (uint32_t at = 0; result == 1 && at < files.count; at += CHUNK_COUNT)
         if (read_chunk(&files, at, CHUNK_COUNT, bytes) < 0)
             result = errno == EBADMSG ? 0 : -1;
     files_close(&files);
-    return result < 0 ? mqd_error_system(errno, "%s: cannot read the .txnindex of segment %lld", directory, (long long)segment_base) : result;
+    return result < 0 ? mqd_error_system(errno, "%s: cannot read the .txnindex of segment %lld", directory,
+                                         (long long)segment_base)
+                      : result;
 }
 
-static bool sound(const uint8_t *at, const struct mqd_aborted *entry, const struct mqd_aborted *before, int64_t segment_base, int64_t offset_end)
+static bool sound(const uint8_t *at, const struct mqd_aborted *entry, const struct mqd_aborted *before,
+                  int64_t segment_base, int64_t offset_end)
 {
-    return at[0] == 0 && at[1] == 0 && entry->producer_id >= 0 && entry->first_offset >= 0 && entry->first_offset < entry->last_offset &&
-           entry->last_offset >= segment_base && entry->last_offset < offset_end && entry->last_stable_offset >= 0 &&
+    return at[0] == 0 && at[1] == 0 && entry->producer_id >= 0 && entry->first_offset >= 0 &&
+           entry->first_offset < entry->last_offset && entry->last_offset >= segment_base &&
+           entry->last_offset < offset_end && entry->last_stable_offset >= 0 &&
            entry->last_stable_offset <= entry->last_offset + 1 &&
-           (!before || (entry->last_offset > before->last_offset && entry->last_stable_offset >= before->last_stable_offset));
+           (!before ||
+            (entry->last_offset > before->last_offset && entry->last_stable_offset >= before->last_stable_offset));
 }
 
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out)
@@ -309,7 +329,8 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
     int count = 0, result = 0;
     out->count = 0;
     if (files_open(&files, directory, segment_base) < 0)
-        return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory, (long long)segment_base);
+        return mqd_error_system(errno, "%s: cannot open the .txnindex of segment %lld", directory,
+                                (long long)segment_base);
     bool more = true;
     while (result == 0 && more) {
         count = read_chunk(&files, out->count, CHUNK_COUNT, bytes);
@@ -325,7 +346,8 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
         }
     }
     if (result == 0 && count < 0 && errno != EBADMSG)
-        result = mqd_error_system(errno, "%s: cannot read the .txnindex of segment %lld", directory, (long long)segment_base);
+        result = mqd_error_system(errno, "%s: cannot read the .txnindex of segment %lld", directory,
+                                  (long long)segment_base);
     files_close(&files);
     return result;
 }
@@ -345,8 +367,11 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
     if (mqd_segment_path(path, sizeof path, directory, segment_base, MQD_FILE_TXN_INDEX) < 0)
         return -1;
     if (list->count == 0)
-        return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0 ? -1 : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
-    /* The same inodes: no reader is there while this is called, and a crash half-way leaves entries that are not proven. Opening an index of 0 bytes cuts both. */
+        return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
+                   ? -1
+                   : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
+    /* The same inodes: no reader is there while this is called, and a crash half-way leaves entries
+     * that are not proven. Opening an index of 0 bytes cuts both. */
     int result = open_active(&index, directory, segment_base);
     if (result == 0)
         result = mqd_txn_index_append(&index, directory, segment_base, list->entries, list->count);
@@ -381,10 +406,13 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
         free(entries.entries);
         return result;
     }
-    return flush_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0 ? -1 : flush_kind(directory, segment_base, MQD_FILE_TXN_SUM);
+    return flush_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
+               ? -1
+               : flush_kind(directory, segment_base, MQD_FILE_TXN_SUM);
 }
 
-/* ---- look-up ------------------------------------------------------------------------------------------------------ */
+/* ---- look-up
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Number of the first entry whose marker is at or behind `offset`; -1 with errno. */
 static int64_t first_behind(const struct files *files, int64_t offset)
@@ -421,7 +449,8 @@ static int collect(const struct files *files, int64_t from_offset, int64_t to_of
     return count;
 }
 
-int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t from_offset, int64_t to_offset, int64_t stable_offset, struct mqd_aborted_list *out)
+int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t from_offset, int64_t to_offset,
+                          int64_t stable_offset, struct mqd_aborted_list *out)
 {
     struct files files;
     if (files_open(&files, directory, segment_base) < 0)

@@ -24,7 +24,8 @@ static uint32_t count_up_to(const struct mqd_epoch *epochs, uint32_t epoch_count
     return low;
 }
 
-void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t epoch, int32_t *found, int64_t *end_offset)
+void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t epoch,
+                           int32_t *found, int64_t *end_offset)
 {
     uint32_t count = epoch < 0 ? 0 : count_up_to(epochs, epoch_count, epoch);
     *found = -1;
@@ -35,28 +36,35 @@ void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count,
     *end_offset = count == epoch_count ? log_end : epochs[count].start_offset;
 }
 
-int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t diverging_epoch, int64_t diverging_end)
+int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end,
+                               int32_t diverging_epoch, int64_t diverging_end)
 {
     int32_t found;
     int64_t end_offset;
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
     if (found < 0) /* nothing here is of a later epoch than the leader speaks of */
         return least(diverging_end, log_end);
-    if (found != diverging_epoch) /* that epoch is not known here: to the end of the one before; the next answer says more */
+    /* that epoch is not known here: to the end of the one before; the next answer says more */
+    if (found != diverging_epoch)
         return least(end_offset, log_end);
     return least(least(end_offset, diverging_end), log_end);
 }
 
 /* ---- fetching ---- */
 
-int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_fetch *out)
+int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_epoch *epochs, uint32_t epoch_count,
+                           struct mqd_replica_fetch *out)
 {
     if (replica->role != MQD_REPLICA_FOLLOWER)
         return 0;
-    if (replica->flush_on_ack && replica->durable < replica->log_end && !(replica->mutants & MQD_REPLICA_MUTANT_COUNT_UNFLUSHED))
+    if (replica->flush_on_ack && replica->durable < replica->log_end &&
+        !(replica->mutants & MQD_REPLICA_MUTANT_COUNT_UNFLUSHED))
         return 0;
-    *out = (struct mqd_replica_fetch){.node_id = replica->node_id, .broker_epoch = replica->broker_epoch, .current_leader_epoch = replica->leader_epoch,
-                                      .last_fetched_epoch = epoch_count ? epochs[epoch_count - 1].epoch : -1, .fetch_offset = replica->log_end};
+    *out = (struct mqd_replica_fetch){.node_id = replica->node_id,
+                                      .broker_epoch = replica->broker_epoch,
+                                      .current_leader_epoch = replica->leader_epoch,
+                                      .last_fetched_epoch = epoch_count ? epochs[epoch_count - 1].epoch : -1,
+                                      .fetch_offset = replica->log_end};
     return 1;
 }
 
@@ -69,10 +77,12 @@ static struct mqd_replica_step out_of_range(const struct mqd_replica *replica, c
     return (struct mqd_replica_step){MQD_REPLICA_LATER, -1};
 }
 
-void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_replica_answer *answer, const struct mqd_epoch *epochs,
-                      uint32_t epoch_count, struct mqd_replica_step *out)
+void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                      const struct mqd_replica_answer *answer, const struct mqd_epoch *epochs, uint32_t epoch_count,
+                      struct mqd_replica_step *out)
 {
-    bool current = fetch->current_leader_epoch == replica->leader_epoch || (replica->mutants & MQD_REPLICA_MUTANT_FETCH_EPOCH);
+    bool current =
+        fetch->current_leader_epoch == replica->leader_epoch || (replica->mutants & MQD_REPLICA_MUTANT_FETCH_EPOCH);
     if (replica->role != MQD_REPLICA_FOLLOWER || !current || fetch->fetch_offset != replica->log_end)
         *out = (struct mqd_replica_step){MQD_REPLICA_IGNORE, -1};
     else if (answer->error == OFFSET_OUT_OF_RANGE)
@@ -80,7 +90,9 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
     else if (answer->error)
         *out = (struct mqd_replica_step){MQD_REPLICA_LATER, -1};
     else if (answer->diverging_epoch >= 0)
-        *out = (struct mqd_replica_step){MQD_REPLICA_TRUNCATE, mqd_replica_truncation(epochs, epoch_count, replica->log_end, answer->diverging_epoch, answer->diverging_end)};
+        *out = (struct mqd_replica_step){MQD_REPLICA_TRUNCATE,
+                                         mqd_replica_truncation(epochs, epoch_count, replica->log_end,
+                                                                answer->diverging_epoch, answer->diverging_end)};
     else
         *out = (struct mqd_replica_step){MQD_REPLICA_APPEND, fetch->fetch_offset};
 }
@@ -88,7 +100,8 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
 int mqd_replica_followed(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
 {
     int64_t known = least(high_watermark, replica->log_end);
-    if (replica->role != MQD_REPLICA_FOLLOWER || leader_epoch != replica->leader_epoch || known <= replica->high_watermark)
+    if (replica->role != MQD_REPLICA_FOLLOWER || leader_epoch != replica->leader_epoch ||
+        known <= replica->high_watermark)
         return 0;
     replica->high_watermark = known;
     return MQD_REPLICA_CHANGED_HIGH_WATERMARK;

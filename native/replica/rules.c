@@ -1,4 +1,5 @@
-/* The leader's side: what it knows of its followers, the high watermark, proposals of the in-sync set. See replica/rules.h. */
+/* The leader's side: what it knows of its followers, the high watermark, proposals of the in-sync
+ * set. See replica/rules.h. */
 #include <string.h>
 
 #include "replica/rules.h"
@@ -52,18 +53,21 @@ void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
 /* */
 static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_replica_follower *follower)
 {
-    return follower->member.in_sync || (replica->proposing && follower->proposed && !mutant(replica, MQD_REPLICA_MUTANT_COMMITTED_ONLY));
+    return follower->member.in_sync ||
+           (replica->proposing && follower->proposed && !mutant(replica, MQD_REPLICA_MUTANT_COMMITTED_ONLY));
 }
 
 /* */
 static int raise_high_watermark(struct mqd_replica *replica)
 {
-    if (replica->role != MQD_REPLICA_LEADER || (replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_HW_BELOW_MIN)))
+    if (replica->role != MQD_REPLICA_LEADER ||
+        (replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_HW_BELOW_MIN)))
         return 0;
     int64_t least = counts_durable(replica) ? replica->durable : replica->log_end;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         const struct mqd_replica_follower *follower = &replica->followers[i];
-        if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) && follower->position < least)
+        if (follower->member.node_id != replica->node_id && in_maximal_set(replica, follower) &&
+            follower->position < least)
             least = follower->position; /* -1: it has not been heard of in this epoch */
     }
     if (least <= replica->high_watermark)
@@ -77,7 +81,8 @@ static int raise_high_watermark(struct mqd_replica *replica)
 /* Who was not heard of in this epoch may have everything: only its time counts. */
 static void note_behind(const struct mqd_replica *replica, struct mqd_replica_follower *follower, int64_t now_ms)
 {
-    bool behind = replica->lag_records_max >= 0 && follower->position >= 0 && replica->log_end - follower->position > replica->lag_records_max;
+    bool behind = replica->lag_records_max >= 0 && follower->position >= 0 &&
+                  replica->log_end - follower->position > replica->lag_records_max;
     follower->behind_ms = !behind ? INT64_MAX : follower->behind_ms < now_ms ? follower->behind_ms : now_ms;
 }
 
@@ -123,10 +128,12 @@ static struct mqd_replica_follower *follower_of(struct mqd_replica *replica, int
 
 static bool valid(const struct mqd_replica_assignment *assignment)
 {
-    if (assignment->member_count > MQD_REPLICA_COUNT_MAX || assignment->leader_epoch < 0 || assignment->partition_epoch < 0)
+    if (assignment->member_count > MQD_REPLICA_COUNT_MAX || assignment->leader_epoch < 0 ||
+        assignment->partition_epoch < 0)
         return false;
     for (uint32_t i = 0; i < assignment->member_count; i++)
-        if (assignment->members[i].node_id < 0 || member_of(assignment, assignment->members[i].node_id) != &assignment->members[i])
+        if (assignment->members[i].node_id < 0 ||
+            member_of(assignment, assignment->members[i].node_id) != &assignment->members[i])
             return false;
     return true;
 }
@@ -143,9 +150,15 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
 }
 
 /* `known` is what was known of it in this leader epoch; NULL = nothing. */
-static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member, const struct mqd_replica_follower *known, int64_t now_ms)
+static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member,
+                                                 const struct mqd_replica_follower *known, int64_t now_ms)
 {
-    struct mqd_replica_follower follower = {.position = -1, .fetched_broker_epoch = -1, .caught_up_ms = NEVER, .fetched_ms = NEVER, .behind_ms = INT64_MAX, .proposed_broker_epoch = -1};
+    struct mqd_replica_follower follower = {.position = -1,
+                                            .fetched_broker_epoch = -1,
+                                            .caught_up_ms = NEVER,
+                                            .fetched_ms = NEVER,
+                                            .behind_ms = INT64_MAX,
+                                            .proposed_broker_epoch = -1};
     if (known)
         follower = *known;
     follower.member = *member;
@@ -154,12 +167,14 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
     return follower;
 }
 
-static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep, int64_t now_ms)
+static void take_members(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, bool keep,
+                         int64_t now_ms)
 {
     struct mqd_replica_follower followers[MQD_REPLICA_COUNT_MAX];
     replica->in_sync_count = 0;
     for (uint32_t i = 0; i < assignment->member_count; i++) {
-        followers[i] = follower_from(&assignment->members[i], keep ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
+        followers[i] = follower_from(&assignment->members[i],
+                                     keep ? follower_of(replica, assignment->members[i].node_id) : NULL, now_ms);
         replica->in_sync_count += followers[i].member.in_sync != 0;
     }
     memcpy(replica->followers, followers, sizeof *followers * assignment->member_count);
@@ -170,7 +185,8 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
 {
     if (!valid(assignment))
         return -1;
-    if (assignment->leader_epoch < replica->leader_epoch || assignment->partition_epoch < replica->partition_epoch || assignment->broker_epoch < replica->broker_epoch)
+    if (assignment->leader_epoch < replica->leader_epoch || assignment->partition_epoch < replica->partition_epoch ||
+        assignment->broker_epoch < replica->broker_epoch)
         return MQD_REPLICA_CHANGED_STALE;
     bool new_epoch = assignment->leader_epoch > replica->leader_epoch;
     uint8_t role = role_in(replica, assignment);
@@ -189,7 +205,9 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     replica->lag_ms_max = assignment->lag_ms_max;
     replica->lag_records_max = assignment->lag_records_max;
     replica->flush_on_ack = assignment->flush_on_ack;
-    replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count ? assignment->min_insync : (int32_t)assignment->member_count;
+    replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count
+                              ? assignment->min_insync
+                              : (int32_t)assignment->member_count;
     replica->role = role;
     take_members(replica, assignment, !fresh || mutant(replica, MQD_REPLICA_MUTANT_KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
@@ -209,7 +227,8 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
 
 int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
 {
-    if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !mutant(replica, MQD_REPLICA_MUTANT_LEASE)))
+    if (replica->role != MQD_REPLICA_LEADER ||
+        (now_ns >= lease_deadline_ns && !mutant(replica, MQD_REPLICA_MUTANT_LEASE)))
         return NOT_LEADER_OR_FOLLOWER;
     if (acks_all && replica->in_sync_count < replica->min_insync && !mutant(replica, MQD_REPLICA_MUTANT_ACK_BELOW_MIN))
         return NOT_ENOUGH_REPLICAS;
@@ -220,13 +239,16 @@ int mqd_replica_latest(const struct mqd_replica *replica)
 {
     if (replica->role != MQD_REPLICA_LEADER)
         return NOT_LEADER_OR_FOLLOWER;
-    return replica->high_watermark < replica->epoch_start && !mutant(replica, MQD_REPLICA_MUTANT_LATEST_EARLY) ? OFFSET_NOT_AVAILABLE : 0;
+    return replica->high_watermark < replica->epoch_start && !mutant(replica, MQD_REPLICA_MUTANT_LATEST_EARLY)
+               ? OFFSET_NOT_AVAILABLE
+               : 0;
 }
 
 /* ---- fetches of followers ---- */
 
 /* Whom it is from and in which epoch. */
-static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_replica_follower *follower)
+static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                           const struct mqd_replica_follower *follower)
 {
     if (replica->role != MQD_REPLICA_LEADER)
         return NOT_LEADER_OR_FOLLOWER;
@@ -234,13 +256,16 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
         return REPLICA_NOT_AVAILABLE;
     if (fetch->current_leader_epoch != replica->leader_epoch && !mutant(replica, MQD_REPLICA_MUTANT_FETCH_EPOCH))
         return fetch->current_leader_epoch < replica->leader_epoch ? FENCED_LEADER_EPOCH : UNKNOWN_LEADER_EPOCH;
-    if ((fetch->broker_epoch < follower->fetched_broker_epoch || fetch->broker_epoch < follower->member.broker_epoch) && !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
+    if ((fetch->broker_epoch < follower->fetched_broker_epoch || fetch->broker_epoch < follower->member.broker_epoch) &&
+        !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
         return STALE_BROKER_EPOCH;
     return 0;
 }
 
-/* R2: is the follower's log a prefix of this one? This leader epoch begins at epoch_start, whether it has records yet or not. */
-static void compare(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_answer *answer)
+/* R2: is the follower's log a prefix of this one? This leader epoch begins at epoch_start, whether
+ * it has records yet or not. */
+static void compare(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                    const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_answer *answer)
 {
     int32_t found;
     int64_t end_offset;
@@ -257,11 +282,13 @@ static void compare(const struct mqd_replica *replica, const struct mqd_replica_
     }
 }
 
-static void note_position(struct mqd_replica *replica, struct mqd_replica_follower *follower, const struct mqd_replica_fetch *fetch, int64_t now_ms)
+static void note_position(struct mqd_replica *replica, struct mqd_replica_follower *follower,
+                          const struct mqd_replica_fetch *fetch, int64_t now_ms)
 {
     if (fetch->fetch_offset >= replica->log_end && follower->caught_up_ms < now_ms)
         follower->caught_up_ms = now_ms;
-    else if (follower->fetched_ms != NEVER && fetch->fetch_offset >= follower->fetched_log_end && follower->caught_up_ms < follower->fetched_ms)
+    else if (follower->fetched_ms != NEVER && fetch->fetch_offset >= follower->fetched_log_end &&
+             follower->caught_up_ms < follower->fetched_ms)
         follower->caught_up_ms = follower->fetched_ms; /* all that there was then */
     follower->position = fetch->fetch_offset;
     follower->fetched_broker_epoch = fetch->broker_epoch;
@@ -270,12 +297,18 @@ static void note_position(struct mqd_replica *replica, struct mqd_replica_follow
     note_behind(replica, follower, now_ms);
 }
 
-void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch, const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
+void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                       const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
                        struct mqd_replica_answer *answer)
 {
     struct mqd_replica_follower *follower = follower_of(replica, fetch->node_id);
-    *answer = (struct mqd_replica_answer){.error = fetch_error(replica, fetch, follower), .leader_epoch = replica->leader_epoch, .diverging_epoch = -1, .diverging_end = -1, .read_end = -1,
-                                          .high_watermark = -1, .log_start = -1};
+    *answer = (struct mqd_replica_answer){.error = fetch_error(replica, fetch, follower),
+                                          .leader_epoch = replica->leader_epoch,
+                                          .diverging_epoch = -1,
+                                          .diverging_end = -1,
+                                          .read_end = -1,
+                                          .high_watermark = -1,
+                                          .log_start = -1};
     if (answer->error)
         return;
     answer->read_end = replica->log_end;
@@ -295,10 +328,13 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
 
 /* ---- proposals ---- */
 
-/* Kafka's rule: a follower has caught up as of a fetch when its next one begins where the log ended then, so one that takes a burst at full speed stays. */
-static bool caught_up_within(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms, int64_t ms)
+/* Kafka's rule: a follower has caught up as of a fetch when its next one begins where the log ended
+ * then, so one that takes a burst at full speed stays. */
+static bool caught_up_within(const struct mqd_replica *replica, const struct mqd_replica_follower *follower,
+                             int64_t now_ms, int64_t ms)
 {
-    return follower->position == replica->log_end || (follower->caught_up_ms != NEVER && now_ms - follower->caught_up_ms <= ms);
+    return follower->position == replica->log_end ||
+           (follower->caught_up_ms != NEVER && now_ms - follower->caught_up_ms <= ms);
 }
 
 static bool lags(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
@@ -308,15 +344,20 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
     return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
 }
 
-/* R-4. While the set is below min_insync the high watermark stands still, so that having it says little: a follower that joined by it alone, long behind the log's
- * end, would be proposed away at once. Half the time that it is given to lag keeps the set from flapping. */
+/* R-4. While the set is below min_insync the high watermark stands still, so that having it says
+ * little: a follower that joined by it alone, long behind the log's end, would be proposed away at
+ * once. Half the time that it is given to lag keeps the set from flapping. */
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
-    if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark || follower->behind_ms != INT64_MAX)
+    if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
+        follower->behind_ms != INT64_MAX)
         return false;
-    if (follower->fetched_broker_epoch != follower->member.broker_epoch && !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
+    if (follower->fetched_broker_epoch != follower->member.broker_epoch &&
+        !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
         return false;
-    return (follower->position >= replica->epoch_start && caught_up_within(replica, follower, now_ms, replica->lag_ms_max / 2)) || mutant(replica, MQD_REPLICA_MUTANT_EXPAND_EARLY);
+    return (follower->position >= replica->epoch_start &&
+            caught_up_within(replica, follower, now_ms, replica->lag_ms_max / 2)) ||
+           mutant(replica, MQD_REPLICA_MUTANT_EXPAND_EARLY);
 }
 
 /* Marks who is to be in sync. False: that is the committed set, or a set that would be refused. */
@@ -338,7 +379,9 @@ static bool choose(struct mqd_replica *replica, int64_t now_ms)
 
 static void fill(const struct mqd_replica *replica, struct mqd_replica_proposal *out)
 {
-    *out = (struct mqd_replica_proposal){.sequence = replica->proposal_sequence, .broker_epoch = replica->broker_epoch, .leader_epoch = replica->leader_epoch,
+    *out = (struct mqd_replica_proposal){.sequence = replica->proposal_sequence,
+                                         .broker_epoch = replica->broker_epoch,
+                                         .leader_epoch = replica->leader_epoch,
                                          .partition_epoch = replica->partition_epoch};
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         const struct mqd_replica_follower *follower = &replica->followers[i];
@@ -349,7 +392,8 @@ static void fill(const struct mqd_replica *replica, struct mqd_replica_proposal 
     }
 }
 
-int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms, struct mqd_replica_proposal *out)
+int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
+                        struct mqd_replica_proposal *out)
 {
     if (replica->role != MQD_REPLICA_LEADER || now_ms < replica->proposal_ms)
         return 0;
@@ -364,7 +408,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
     return 1;
 }
 
-int mqd_replica_answered(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error, int64_t now_ms, int64_t again_ms)
+int mqd_replica_answered(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
+                         int64_t now_ms, int64_t again_ms)
 {
     (void)now_ms;
     if (!replica->proposing || sequence != replica->proposal_sequence || leader_epoch != replica->leader_epoch)

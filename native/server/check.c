@@ -1,25 +1,34 @@
 /* Checks: what the acceptor is asked before a batch may be written, and what waits for the answer.
  *
- *   of a transaction   The owner does not know an ongoing transaction of this producer (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
- *                      (KIP-890). One CHECK for all partitions of a request that need it; each append is then sent again with the guard that its owner gave.
- *   of records         A compressed batch for a compacted topic: the acceptor looks whether every record has a key; with record.validation=all, whether any other can be
+ *   of a transaction   The owner does not know an ongoing transaction of this producer
+ *                      (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
+ *                      (KIP-890). One CHECK for all partitions of a request that need it; each
+ *                      append is then sent again with the guard that its owner gave.
+ *   of records         A compressed batch for a compacted topic: the acceptor looks whether every
+ *                      record has a key; with record.validation=all, whether any other can be
  *                      parsed. Uncompressed ones are walked here.
  *
- * A request is `undecided` as long as one of its appends that need order (transactional, or parked for a look at its records) is neither staged by its owner
- * nor refused. Its connection, and no other, is not read meanwhile, so that a later batch of the same producer cannot overtake it.
+ * A request is `undecided` as long as one of its appends that need order (transactional, or parked
+ * for a look at its records) is neither staged by its owner nor refused. Its connection, and no
+ * other, is not read meanwhile, so that a later batch of the same producer cannot overtake it.
  *
  *   routed -> undecided -+-> staged, or refused                                        decided
- *                        +-> awaits_verification, until no other is undecided -> parked on a check -> sent again with its guard -> decided
- *                        +-> parked on a check of records -> sent on -> (as above)
+ *                        +-> awaits_verification, until no other is undecided -> parked on a check
+ *                        -> sent again with its guard -> decided +-> parked on a check of records
+ *                        -> sent on -> (as above)
  *
- * What is parked must not hold the receive window, which everybody shares: batches of up to COPY_BYTES_MAX are copied into the control arena beside the payload
- * (from where a remote owner can read them too); what is larger has come in a run of extents of its own and stays there.
+ * What is parked must not hold the receive window, which everybody shares: batches of up to
+ * COPY_BYTES_MAX are copied into the control arena beside the payload (from where a remote owner
+ * can read them too); what is larger has come in a run of extents of its own and stays there.
  *
  * Invariants
- *   C1  connection->blocked counts its requests that are undecided after their routing; it is not read while that is not 0.
+ *   C1  connection->blocked counts its requests that are undecided after their routing; it is not
+ *       read while that is not 0.
  *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
- *   C3  what has waited for MQD_CHECK_MS_MAX, or the client's time-out, is refused with a code that its client tries again; nothing of it is written later.
- * Bounds: those of server/check_table.c. Beyond, and when the ring stays full until the time-out: refused as in C3. Nothing here blocks.
+ *   C3  what has waited for MQD_CHECK_MS_MAX, or the client's time-out, is refused with a code that
+ *       its client tries again; nothing of it is written later.
+ * Bounds: those of server/check_table.c. Beyond, and when the ring stays full until the time-out:
+ * refused as in C3. Nothing here blocks.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +47,9 @@ static uint8_t *bytes_of(const struct mqd_reactor *r, const struct mqd_append *a
 
 static void park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
-    memset(bytes_of(r, append), 0, 8); /* the owner's to write; what the client put there must not make the header look impossible when it is read again */
+    /* the owner's to write; what the client put there must not make the header look impossible when
+     * it is read again */
+    memset(bytes_of(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
     mqd_list_append(&check->parked, &append->node);
@@ -83,10 +94,14 @@ static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t e
 
 /* ---- which topic an append is for: looked up anew, it may be gone ---- */
 
-struct topic_walk { uint32_t topic, end; }; /* end: index behind the topic's last append */
+struct topic_walk {
+    uint32_t topic, end;
+}; /* end: index behind the topic's last append */
 
-/* `append` must not lie before the one that was asked for last. NULL: the partition is not there any more. */
-static struct mqd_topic *topic_of(struct mqd_reactor *r, struct mqd_request *request, struct topic_walk *walk, const struct mqd_append *append)
+/* `append` must not lie before the one that was asked for last. NULL: the partition is not there
+ * any more. */
+static struct mqd_topic *topic_of(struct mqd_reactor *r, struct mqd_request *request, struct topic_walk *walk,
+                                  const struct mqd_append *append)
 {
     uint32_t index = (uint32_t)(append - request->appends);
     if (walk->end == 0)
@@ -97,7 +112,8 @@ static struct mqd_topic *topic_of(struct mqd_reactor *r, struct mqd_request *req
     if (!entry->key.by_id)
         entry->key.name.bytes = entry->name;
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
-    bool same = topic && (uint32_t)append->partition_index < topic->partition_count && topic->slots[append->partition_index] == append->slot;
+    bool same = topic && (uint32_t)append->partition_index < topic->partition_count &&
+                topic->slots[append->partition_index] == append->slot;
     return same ? topic : NULL;
 }
 
@@ -114,7 +130,10 @@ static void know_order(struct mqd_reactor *r, struct mqd_request *request)
     if (request->order_known)
         return;
     request->order_known = 1;
-    request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms, .required_acks = produce->required_acks, .answer_by_ms = INT64_MAX, .producer_id = -1,
+    request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms,
+                                                .required_acks = produce->required_acks,
+                                                .answer_by_ms = INT64_MAX,
+                                                .producer_id = -1,
                                                 .transactional_id = produce->transactional_id};
     if (produce->required_acks == -1)
         request->order.answer_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
@@ -196,8 +215,10 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 
 /* ---- transactions ---- */
 
-/* As Kafka: a transactional batch needs the request's transactional id (which is what authorises it), and all of a request are of one producer. */
-int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch, const char **message)
+/* As Kafka: a transactional batch needs the request's transactional id (which is what authorises
+ * it), and all of a request are of one producer. */
+int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
+                              const char **message)
 {
     know_order(r, request);
     if (request->order.transactional_id.size_bytes < 0) {
@@ -207,7 +228,8 @@ int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request
     if (request->order.producer_id < 0) {
         request->order.producer_id = batch->producer_id;
         request->order.producer_epoch = batch->producer_epoch;
-    } else if (request->order.producer_id != batch->producer_id || request->order.producer_epoch != batch->producer_epoch) {
+    } else if (request->order.producer_id != batch->producer_id ||
+               request->order.producer_epoch != batch->producer_epoch) {
         *message = "transactional batches of more than one producer id or epoch in one request";
         return MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING;
     }
@@ -218,9 +240,11 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 {
     struct mqd_request *request = append->request;
     if (append->handed_on)
-        mqd_redirect_take_back(append); /* with its guard it goes the same way again: the owner of the retired partition first */
+        /* with its guard it goes the same way again: the owner of the retired partition first */
+        mqd_redirect_take_back(append);
     if (append->guard || !append->ordered || !request->connection) {
-        append->message = "the partition's transaction changed while it was verified; the client may send the batch again";
+        append->message =
+            "the partition's transaction changed while it was verified; the client may send the batch again";
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
@@ -256,7 +280,8 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     uint64_t batch_bytes = collect(request, &parked, &count);
     bool copy = batch_bytes <= COPY_BYTES_MAX;
     uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
-    uint64_t payload_bytes = sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
+    uint64_t payload_bytes =
+        sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
     struct mqd_check *check = mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy ? 0 : batch_bytes);
     if (!check) {
         refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, crowded);
@@ -265,8 +290,13 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     check->kind = MQD_CHECK_TRANSACTION;
     check->size_bytes = (uint32_t)payload_bytes;
     uint8_t *at = r->options.arenas[r->options.self] + check->offset;
-    struct mqd_check_transaction head = {.producer_id = request->order.producer_id, .producer_epoch = request->order.producer_epoch, .version = request->version, .acks = request->order.required_acks,
-                                         .id_bytes = (uint16_t)id_bytes, .partition_count = count, .timeout_ms = request->order.timeout_ms};
+    struct mqd_check_transaction head = {.producer_id = request->order.producer_id,
+                                         .producer_epoch = request->order.producer_epoch,
+                                         .version = request->version,
+                                         .acks = request->order.required_acks,
+                                         .id_bytes = (uint16_t)id_bytes,
+                                         .partition_count = count,
+                                         .timeout_ms = request->order.timeout_ms};
     memcpy(at, &head, sizeof head);
     at += sizeof head;
     memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->order.transactional_id.bytes, id_bytes);
@@ -296,7 +326,9 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16
 {
     struct mqd_request *request = append->request;
     bool copy = append->size_bytes <= COPY_BYTES_MAX;
-    struct mqd_check *check = keep_transactional_id(r, request) ? mqd_check_take(r, copy ? append->size_bytes : 0, copy ? 0 : append->size_bytes) : NULL;
+    struct mqd_check *check = keep_transactional_id(r, request)
+                                  ? mqd_check_take(r, copy ? append->size_bytes : 0, copy ? 0 : append->size_bytes)
+                                  : NULL;
     if (!check) {
         append->message = crowded;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
@@ -316,7 +348,8 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16
 
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append)
 {
-    struct mqd_refusal *refusal = mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
+    struct mqd_refusal *refusal =
+        mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
     append->refusal = refusal;
     append->message = "records were refused";
     if (refusal) {
@@ -326,7 +359,8 @@ struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *ap
     return refusal;
 }
 
-static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count)
+static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed,
+                           uint32_t index_count, uint32_t unkeyed_count)
 {
     struct mqd_refusal *refusal = mqd_refusal_new(r, append);
     struct topic_walk walk = {0};
@@ -334,9 +368,12 @@ static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, con
         const struct mqd_topic *topic = topic_of(r, append->request, &walk, append);
         refusal->index_count = index_count;
         memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
-        snprintf(refusal->message, sizeof refusal->message, "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record", unkeyed_count);
-        snprintf(refusal->record_message, sizeof refusal->record_message, "Compacted topic cannot accept message without key in topic partition %s-%d.", topic ? topic->name : "?",
-                 append->partition_index);
+        snprintf(refusal->message, sizeof refusal->message,
+                 "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record",
+                 unkeyed_count);
+        snprintf(refusal->record_message, sizeof refusal->record_message,
+                 "Compacted topic cannot accept message without key in topic partition %s-%d.",
+                 topic ? topic->name : "?", append->partition_index);
     }
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
@@ -348,7 +385,8 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
     if (refusal) {
         refusal->index_count = 1;
         refusal->index[0] = index;
-        snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index, reason);
+        snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index,
+                 reason);
         snprintf(refusal->record_message, sizeof refusal->record_message, "%s", reason);
         append->message = refusal->message;
     }
@@ -371,15 +409,18 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     }
     if (!compacted && validation == MQD_VALIDATION_NONE)
         return true;
-    int32_t count = mqd_records_unkeyed(bytes_of(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES, batch->record_count, unkeyed,
-                                        MQD_RECORD_ERROR_COUNT_MAX, &reason);
+    int32_t count =
+        mqd_records_unkeyed(bytes_of(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES,
+                            batch->record_count, unkeyed, MQD_RECORD_ERROR_COUNT_MAX, &reason);
     if (count == 0 || (count > 0 && !compacted))
         return true;
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
     if (count < 0)
         refuse_malformed(r, append, -1 - count, reason);
     else
-        refuse_records(r, append, unkeyed, count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX, (uint32_t)count);
+        refuse_records(r, append, unkeyed,
+                       count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX,
+                       (uint32_t)count);
     return false;
 }
 
@@ -400,18 +441,22 @@ static void resume(struct mqd_reactor *r, struct mqd_append *append, struct topi
 static void refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t error)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-    append->message = error == MQD_KAFKA_INVALID_TXN_STATE     ? "Partition was not added to the transaction"
-                      : error == MQD_KAFKA_NOT_ENOUGH_REPLICAS ? "Unable to verify the partition has been added to the transaction; its coordinator is not there now"
-                                                               : NULL;
+    append->message =
+        error == MQD_KAFKA_INVALID_TXN_STATE ? "Partition was not added to the transaction"
+        : error == MQD_KAFKA_NOT_ENOUGH_REPLICAS
+            ? "Unable to verify the partition has been added to the transaction; its coordinator is not there now"
+            : NULL;
     mqd_append_done(r, append, error);
 }
 
-static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload, uint32_t size_bytes)
+static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,
+                           uint32_t size_bytes)
 {
     struct topic_walk walk = {0};
     struct mqd_node *node;
     if (error == 0 && size_bytes != check->count * sizeof(int16_t)) {
-        mqd_log(r, 3, check->connection, UINT32_MAX, "the acceptor answered a check of %u partitions with %u bytes", check->count, size_bytes);
+        mqd_log(r, 3, check->connection, UINT32_MAX, "the acceptor answered a check of %u partitions with %u bytes",
+                check->count, size_bytes);
         error = MQD_KAFKA_NOT_ENOUGH_REPLICAS;
     }
     while ((node = mqd_list_pop(&check->parked))) {
@@ -426,7 +471,8 @@ static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32
     }
 }
 
-static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t error, const uint8_t *payload, uint32_t size_bytes)
+static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t error, const uint8_t *payload,
+                       uint32_t size_bytes)
 {
     struct topic_walk walk = {0};
     struct mqd_check_refusal head;
@@ -439,7 +485,8 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
     bool whole = size_bytes >= sizeof head;
     if (whole)
         memcpy(&head, payload, sizeof head);
-    whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX && size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
+    whole = whole && head.index_count <= MQD_RECORD_ERROR_COUNT_MAX &&
+            size_bytes == sizeof head + head.index_count * sizeof *unkeyed + head.message_bytes;
     if (!whole) {
         append->message = "the batch's records could not be looked at";
         mqd_append_done(r, append, (int16_t)error);
@@ -449,7 +496,8 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
     } else {
         struct mqd_refusal *refusal = mqd_refusal_new(r, append);
         if (refusal)
-            memcpy(refusal->message, payload + sizeof head, head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
+            memcpy(refusal->message, payload + sizeof head,
+                   head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
         mqd_append_done(r, append, (int16_t)error);
     }
 }
@@ -460,7 +508,8 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
         return;
     struct mqd_check *check = mqd_check_of(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
     const uint8_t *payload = inside && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
     uint32_t size_bytes = inside ? descriptor->size_bytes : 0;
     if (check && check->sent) {
@@ -472,7 +521,8 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
         mqd_check_end(r, check);
     }
     if (descriptor->size_bytes) {
-        struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+        struct mqd_descriptor release = {
+            .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
         mqd_forward_send(r, from, &release);
     }
 }

@@ -1,10 +1,14 @@
-/* The table of checks under way: what their payloads hold of the arenas, the queue to the acceptor, its death. Their meaning: server/check.c.
+/* The table of checks under way: what their payloads hold of the arenas, the queue to the acceptor,
+ * its death. Their meaning: server/check.c.
  *
  * Invariants
- *   T1  a payload is lent from the moment it is sent until CHECKED, or the acceptor's death; its appends may end before (time-out, client gone).
- *   T2  checks are idempotent: after the acceptor's death they are asked again, under another token; what nobody waits for is not.
+ *   T1  a payload is lent from the moment it is sent until CHECKED, or the acceptor's death; its
+ *       appends may end before (time-out, client gone).
+ *   T2  checks are idempotent: after the acceptor's death they are asked again, under another
+ *       token; what nobody waits for is not.
  *   T3  a token is the index and the entry's sequence: a late answer finds another sequence.
- * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for batches that stay where they are (a single one may be larger).
+ * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
+ * batches that stay where they are (a single one may be larger).
  */
 #include "server/check.h"
 
@@ -22,10 +26,13 @@ struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)
 
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes)
 {
-    control_bytes = (control_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES * MQD_CONTROL_EXTENT_BYTES;
-    uint64_t control_max = (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE;
+    control_bytes =
+        (control_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES * MQD_CONTROL_EXTENT_BYTES;
+    uint64_t control_max =
+        (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE;
     uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE;
-    if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) || r->check_control_bytes + control_bytes > control_max ||
+    if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) ||
+        r->check_control_bytes + control_bytes > control_max ||
         (frame_bytes && r->check_frame_bytes && r->check_frame_bytes + frame_bytes > frame_max))
         return NULL;
     int64_t offset = control_bytes ? mqd_arena_allocate(r->control_arena, control_bytes) : 0;
@@ -39,7 +46,10 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
         r->checks[index].sequence = (uint32_t)(r->generation << 20);
     }
     struct mqd_check *check = &r->checks[index];
-    *check = (struct mqd_check){.sequence = check->sequence, .used = 1, .offset = r->control_arena_base + (uint64_t)offset, .control_bytes = (uint32_t)control_bytes,
+    *check = (struct mqd_check){.sequence = check->sequence,
+                                .used = 1,
+                                .offset = r->control_arena_base + (uint64_t)offset,
+                                .control_bytes = (uint32_t)control_bytes,
                                 .frame_bytes = (uint32_t)frame_bytes};
     mqd_list_init(&check->node);
     mqd_list_init(&check->parked);
@@ -67,12 +77,19 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    uint64_t generation = mqd_load_acquire(&slot->generation); /* before the state: its successor drops what was sent to it */
+    /* before the state: its successor drops what was sent to it */
+    uint64_t generation = mqd_load_acquire(&slot->generation);
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor])
         return false;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_CHECK, .flags = check->kind, .slot = check->slot, .token = (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks),
-                                 .offset = check->offset, .size_bytes = check->size_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = check->version,
+    struct mqd_descriptor ask = {.kind = MQD_LINK_CHECK,
+                                 .flags = check->kind,
+                                 .slot = check->slot,
+                                 .token = (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks),
+                                 .offset = check->offset,
+                                 .size_bytes = check->size_bytes,
+                                 .error = (int32_t)(generation & 0x7fffffff),
+                                 .a = check->version,
                                  .b = (int64_t)check->connection};
     mqd_forward_send(r, acceptor, &ask);
     check->sent = 1;
@@ -92,7 +109,9 @@ void mqd_check_send_queued(struct mqd_reactor *r)
 
 void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
 {
-    int64_t timeout_ms = request->order.timeout_ms, limit_ms = timeout_ms < 1 ? 1 : timeout_ms > MQD_CHECK_MS_MAX ? MQD_CHECK_MS_MAX : timeout_ms;
+    int64_t timeout_ms = request->order.timeout_ms, limit_ms = timeout_ms < 1                  ? 1
+                                                               : timeout_ms > MQD_CHECK_MS_MAX ? MQD_CHECK_MS_MAX
+                                                                                               : timeout_ms;
     if (!request->timer_armed || r->now_ms + limit_ms < request->deadline_ms)
         mqd_timer_arm(r, request, r->now_ms + limit_ms);
     check->version = request->version;
@@ -103,7 +122,8 @@ void mqd_check_ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_re
 
 void mqd_check_acceptor_died(struct mqd_reactor *r)
 {
-    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    uint64_t generation = mqd_load_acquire(
+        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t index = 0; index < r->check_used; index++) {
         struct mqd_check *check = &r->checks[index];
         if (!check->used || !check->sent || check->acceptor_generation == generation)

@@ -1,6 +1,8 @@
-/* Commands of the worker's main thread, events back to it: the only state of the reactor that two threads touch, under one mutex held for a few stores.
+/* Commands of the worker's main thread, events back to it: the only state of the reactor that two
+ * threads touch, under one mutex held for a few stores.
  *
- * A command is answered by exactly one MQD_EVENT_DONE with its token, also when the reactor has been stopped: then the caller's thread carries it out.
+ * A command is answered by exactly one MQD_EVENT_DONE with its token, also when the reactor has
+ * been stopped: then the caller's thread carries it out.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,19 +18,28 @@
 /* ---- events ---- */
 
 #define NEWS_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* of what answers no command */
-#define LAST_NEWS_COUNT 1024                                         /* places that are left to what nobody tells again and nobody finds out */
+/* places that are left to what nobody tells again and nobody finds out */
+#define LAST_NEWS_COUNT 1024
 
-/* How many may wait before this one is dropped. A command's answer never is: no more than MQD_COMMAND_COUNT_MAX are taken before their answers are. First to give way are log lines, news
- * that retention finds out by itself, and what is told again: proposals, and where a leader's log starts. Last are ends of connections to other hosts, which would never be dialled again, and
- * of log directories: there are few of these. */
+/* How many may wait before this one is dropped. A command's answer never is: no more than
+ * MQD_COMMAND_COUNT_MAX are taken before their answers are. First to give way are log lines, news
+ * that retention finds out by itself, and what is told again: proposals, and where a leader's log
+ * starts. Last are ends of connections to other hosts, which would never be dialled again, and of
+ * log directories: there are few of these. */
 static uint32_t places_for(const struct mqd_event *event)
 {
     switch (event->kind) {
     case MQD_EVENT_DONE:
         return MQD_EVENT_COUNT_MAX;
-    case MQD_EVENT_LOG: case MQD_EVENT_ROLLED: case MQD_EVENT_PROPOSE_IN_SYNC: case MQD_EVENT_LOG_START:
+    case MQD_EVENT_LOG:
+    case MQD_EVENT_ROLLED:
+    case MQD_EVENT_PROPOSE_IN_SYNC:
+    case MQD_EVENT_LOG_START:
         return NEWS_COUNT_MAX / 4;
-    case MQD_EVENT_FETCHER_ENDED: case MQD_EVENT_RELAY_ENDED: case MQD_EVENT_LOG_DIR_FAILED: case MQD_EVENT_LOG_DIR_FULL:
+    case MQD_EVENT_FETCHER_ENDED:
+    case MQD_EVENT_RELAY_ENDED:
+    case MQD_EVENT_LOG_DIR_FAILED:
+    case MQD_EVENT_LOG_DIR_FULL:
         return NEWS_COUNT_MAX;
     default:
         return NEWS_COUNT_MAX - LAST_NEWS_COUNT;
@@ -73,9 +84,11 @@ int mqd_reactor_next_event(struct mqd_reactor *r, struct mqd_event *out)
     return got;
 }
 
-void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset, struct mqd_partition *partition, const char *text)
+void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset,
+                      struct mqd_partition *partition, const char *text)
 {
-    struct mqd_event event = {.kind = MQD_EVENT_DONE, .slot = slot, .token = token, .error = error, .offset = offset, .partition = partition};
+    struct mqd_event event = {
+        .kind = MQD_EVENT_DONE, .slot = slot, .token = token, .error = error, .offset = offset, .partition = partition};
     snprintf(event.text, sizeof event.text, "%s", text ? text : "");
     mqd_reactor_emit(r, &event);
 }
@@ -98,7 +111,8 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
 {
     struct mqd_owned *owned = r->owned[command->slot] ? NULL : calloc(1, sizeof *owned);
     if (!owned) {
-        mqd_command_done(r, command->token, r->owned[command->slot] ? EEXIST : ENOMEM, command->slot, 0, command->partition, "the slot is already served by this worker");
+        mqd_command_done(r, command->token, r->owned[command->slot] ? EEXIST : ENOMEM, command->slot, 0,
+                         command->partition, "the slot is already served by this worker");
         return;
     }
     owned->partition = command->partition;
@@ -154,22 +168,26 @@ static void look_anew(struct mqd_reactor *r, uint32_t number)
     mqd_fetch_add(&slot->segments_generation, 1);
     mqd_fetch_add(&r->header->segments_generation, 1);
     for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
-        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number}; /* wakes it: it drops descriptors of deleted segments */
+        /* wakes it: it drops descriptors of deleted segments */
+        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number};
         if (worker != r->options.self)
             mqd_forward_send(r, worker, &note);
     }
 }
 
-/* Compaction: the files are in place (offset == last_offset: those of the segments that went are deleted). */
+/* Compaction: the files are in place (offset == last_offset: those of the segments that went are
+ * deleted). */
 static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     int gone = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
     if (gone >= 0)
         look_anew(r, command->slot);
-    mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL, gone < 0 ? mqd_error_message() : "");
+    mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL,
+                     gone < 0 ? mqd_error_message() : "");
 }
 
-/* Compaction: from here on no cut begins, or cuts may begin again. A cut that was under way is over, for commands wait for it. */
+/* Compaction: from here on no cut begins, or cuts may begin again. A cut that was under way is
+ * over, for commands wait for it. */
 static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (command->offset >= 0)
@@ -183,8 +201,10 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
 {
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
-    int64_t offset = command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    bool again = offset == positions.log_start_offset; /* the files are gone now: descriptors that readers kept, or opened meanwhile, go too */
+    int64_t offset =
+        command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
+    /* the files are gone now: descriptors that readers kept, or opened meanwhile, go too */
+    bool again = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
     if (dropped > 0 || again)
@@ -193,7 +213,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
 }
 
-/* A failure that fences came after the new segment was begun: readers list the segments again in either case. */
+/* A failure that fences came after the new segment was begun: readers list the segments again in
+ * either case. */
 static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     mqd_owner_write_all(r);
@@ -216,7 +237,8 @@ static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mq
             mqd_flush_want(r, owned);
         mqd_snapshot_maybe(r, owned);
     }
-    mqd_command_done(r, command->token, error, command->slot, positions.log_end_segment, NULL, error ? strerror(error) : "");
+    mqd_command_done(r, command->token, error, command->slot, positions.log_end_segment, NULL,
+                     error ? strerror(error) : "");
 }
 
 static void endpoint_died(struct mqd_reactor *r, const struct mqd_command *command)
@@ -256,9 +278,12 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);
-        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->compacted, command->options.compacted);
-        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->validation, command->options.validation);
-        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->flush_on_ack, command->options.flush_on_ack);
+        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->compacted,
+                          command->options.compacted);
+        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->validation,
+                          command->options.validation);
+        mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->flush_on_ack,
+                          command->options.flush_on_ack);
         mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
         mqd_look_ups_tell(r, command->slot);
         if (mqd_partition_dirty(owned->partition))
@@ -313,13 +338,17 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     }
 }
 
-/* A partition at rest is touched by nobody but its truncation; what is wanted of it meanwhile waits, in order. true: it waits. */
+/* A partition at rest is touched by nobody but its truncation; what is wanted of it meanwhile
+ * waits, in order. true: it waits. */
 static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
 {
-    bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL && command->kind != MQD_COMMAND_TOPIC_PUT &&
-                        command->kind != MQD_COMMAND_TOPIC_REMOVE && command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED && command->kind < MQD_COMMAND_FETCHER_PUT;
+    bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL &&
+                        command->kind != MQD_COMMAND_TOPIC_PUT && command->kind != MQD_COMMAND_TOPIC_REMOVE &&
+                        command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED &&
+                        command->kind < MQD_COMMAND_FETCHER_PUT;
     struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
-    if (owned && owned->held && owned->resting == MQD_REST_DUE && (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
+    if (owned && owned->held && owned->resting == MQD_REST_DUE &&
+        (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
         return false; /* the cut waits for these */
     struct mqd_command *kept = owned && owned->resting ? malloc(sizeof *kept) : NULL;
     if (!kept) {
@@ -416,7 +445,9 @@ int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command)
 
 static int check_slot(uint32_t slot)
 {
-    return slot < MQD_PARTITION_SLOT_COUNT ? 0 : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+    return slot < MQD_PARTITION_SLOT_COUNT
+               ? 0
+               : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
 }
 
 static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint32_t slot, int64_t offset)
@@ -430,7 +461,8 @@ int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir,
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
     struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR, .token = token, .number = log_dir, .text = strdup(path)};
-    return command.text ? mqd_command_post(r, &command) : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
+    return command.text ? mqd_command_post(r, &command)
+                        : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
 }
 
 int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
@@ -441,9 +473,11 @@ int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint32_t log_dir, struct mqd_partition *partition)
+int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint32_t log_dir,
+                               struct mqd_partition *partition)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_PARTITION_OPEN, .token = token, .slot = slot, .number = log_dir, .partition = partition};
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_PARTITION_OPEN, .token = token, .slot = slot, .number = log_dir, .partition = partition};
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
@@ -472,7 +506,8 @@ int mqd_reactor_roll(struct mqd_reactor *r, uint64_t token, uint32_t slot)
 
 int mqd_reactor_segments_replaced(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t first, int64_t last)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 

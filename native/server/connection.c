@@ -1,10 +1,13 @@
 /* Connections: reading frames, closing. How they come: server/handoff.c.
  *
- * Receiving. Bytes are received into the window, one hot extent of the arena that all connections share within a turn; whole frames are handled where they lie.
- * What is left of a frame that is not whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a quiet client.
+ * Receiving. Bytes are received into the window, one hot extent of the arena that all connections
+ * share within a turn; whole frames are handled where they lie. What is left of a frame that is not
+ * whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a
+ * quiet client.
  *
- * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent
- * bytes, heap_bytes_max for everything on the heap. At a bound a connection is not read.
+ * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies
+ * (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything
+ * on the heap. At a bound a connection is not read.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -19,13 +22,13 @@
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
 #define PARTIAL_BYTES_MIN 64
-#define EVICT_MS 200       /* while others wait for room in the arena, or for memory */
+#define EVICT_MS 200 /* while others wait for room in the arena, or for memory */
 #define RELIEVE_MS 10
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-#define GONE_MS 2000       /* a stop of those who answer that is shorter costs nothing that was sent */
-#define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
+#define GONE_MS 2000      /* a stop of those who answer that is shorter costs nothing that was sent */
+#define WINDOW_SHARE 16   /* this part of the arena is not for large frames */
 #define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
 
 /* ---- closing ---- */
@@ -84,14 +87,17 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
+    if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
+        !mqd_output_has_room(r, c))
         return false;
-    return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r)); /* its own answers make it readable again */
+    /* its own answers make it readable again */
+    return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r));
 }
 
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (c->readable && !mqd_list_linked(&c->ready_node) && !mqd_list_linked(&c->stall_node) && mqd_connection_may_read(r, c))
+    if (c->readable && !mqd_list_linked(&c->ready_node) && !mqd_list_linked(&c->stall_node) &&
+        mqd_connection_may_read(r, c))
         mqd_list_append(&r->ready, &c->ready_node);
 }
 
@@ -115,27 +121,34 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
         return true;
     char reason[160];
     if ((int32_t)length < 0 || length < FRAME_BYTES_MIN)
-        snprintf(reason, sizeof reason, "a frame says it has %d bytes: not the Kafka protocol (TLS against a plain port?)", (int32_t)length);
+        snprintf(reason, sizeof reason,
+                 "a frame says it has %d bytes: not the Kafka protocol (TLS against a plain port?)", (int32_t)length);
     else
-        snprintf(reason, sizeof reason, "a frame of %u bytes is larger than socket.request.max.bytes=%u", length, r->options.request_bytes_max);
+        snprintf(reason, sizeof reason, "a frame of %u bytes is larger than socket.request.max.bytes=%u", length,
+                 r->options.request_bytes_max);
     mqd_connection_fail(r, c, reason);
     return false;
 }
 
-/* A quarter of the heap is for requests that are whole: those who send halves and leave it at that must not take what everybody else's answers need. */
+/* A quarter of the heap is for requests that are whole: those who send halves and leave it at that
+ * must not take what everybody else's answers need. */
 static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
 {
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
-/* The rest of a request that it has begun is awaited for so long. Not who is not read, or has more in its socket: its rest may be there. */
+/* The rest of a request that it has begun is awaited for so long. Not who is not read, or has more
+ * in its socket: its rest may be there. */
 static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node) ? r->now_ms - c->last_active_ms : 0;
+    return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node)
+               ? r->now_ms - c->last_active_ms
+               : 0;
 }
 
-/* Halves hold all that is theirs, and another comes, perhaps of a request whose rest is a moment behind: those that are awaited longest leave, about in that
- * order, but nobody who has sent something just now. */
+/* Halves hold all that is theirs, and another comes, perhaps of a request whose rest is a moment
+ * behind: those that are awaited longest leave, about in that order, but nobody who has sent
+ * something just now. */
 static void shed_halves(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
@@ -148,11 +161,13 @@ static void shed_halves(struct mqd_reactor *r, uint32_t capacity)
             if (partials_have_room(r, capacity))
                 return;
             if (awaited_ms(r, r->connections[i]) >= age_ms)
-                mqd_connection_fail(r, r->connections[i], "others need the memory of its half-received request (queued.max.request.bytes)");
+                mqd_connection_fail(r, r->connections[i],
+                                    "others need the memory of its half-received request (queued.max.request.bytes)");
         }
 }
 
-static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
+static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes,
+                         uint32_t capacity)
 {
     if (c->partial_capacity < capacity) {
         partial_drop(r, c);
@@ -173,7 +188,8 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
     return true;
 }
 
-/* Some extents stay for windows: large frames that do not end must not stop the small ones. -1: none now. */
+/* Some extents stay for windows: large frames that do not end must not stop the small ones. -1:
+ * none now. */
 static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
 {
     if (r->run_first && r->run_first != c)
@@ -184,8 +200,10 @@ static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *
     return mqd_arena_allocate(r->arena, total);
 }
 
-/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. */
-static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
+/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it
+ * moves in. */
+static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes,
+                      uint32_t size_bytes)
 {
     int64_t offset = run_allocate(r, c, total);
     if (offset < 0)
@@ -199,15 +217,17 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     return true;
 }
 
-/* Others wait for room: large frames that have had their time move from the arena to the heap with what they have. By their age, for a client that sends a
- * byte now and then is never idle. Where the heap is full too, the active ones stay and the idle ones go. */
+/* Others wait for room: large frames that have had their time move from the arena to the heap with
+ * what they have. By their age, for a client that sends a byte now and then is never idle. Where
+ * the heap is full too, the active ones stay and the idle ones go. */
 static void evict_runs(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
         if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->run_began_ms < EVICT_MS)
             continue;
-        if (r->now_ms - c->last_active_ms < EVICT_MS && (!partials_have_room(r, c->run_filled) || r->heap_bytes + c->run_filled > r->options.heap_bytes_max))
+        if (r->now_ms - c->last_active_ms < EVICT_MS &&
+            (!partials_have_room(r, c->run_filled) || r->heap_bytes + c->run_filled > r->options.heap_bytes_max))
             continue;
         int64_t offset = c->run_offset;
         c->run_offset = -1;
@@ -217,8 +237,9 @@ static void evict_runs(struct mqd_reactor *r)
     }
 }
 
-/* What can be done for the stalled: old runs leave, and the empty window moves to the low end. Where it stood it may have cut the free extents in two, and the
- * largest frame needs nearly all of them in one piece. */
+/* What can be done for the stalled: old runs leave, and the empty window moves to the low end.
+ * Where it stood it may have cut the free extents in two, and the largest frame needs nearly all of
+ * them in one piece. */
 static void relieve(struct mqd_reactor *r)
 {
     if (r->now_ms - r->relieved_ms < RELIEVE_MS)
@@ -301,7 +322,8 @@ static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at,
     return -1;
 }
 
-void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                          int64_t arena_offset)
 {
     if (r->quota_kinds)
         mqd_throttle_frame_on(r, c, frame, size_bytes, arena_offset);
@@ -326,7 +348,8 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_arena_release(r->arena, (uint64_t)offset);
 }
 
-/* Room for what has come of a small frame and as much again: a length word alone takes no memory for what it promises. */
+/* Room for what has come of a small frame and as much again: a length word alone takes no memory
+ * for what it promises. */
 static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
 {
     uint32_t capacity = PARTIAL_BYTES_MIN;
@@ -335,7 +358,8 @@ static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
     return capacity < total ? capacity : total;
 }
 
-static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
+static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes,
+                 uint32_t capacity)
 {
     uint32_t more = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
     if (more && !partials_have_room(r, more))
@@ -356,7 +380,8 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         c->expects_large = 1;
         return;
     }
-    /* A large frame that met a full arena waits with what it has; the rest of it stays in the socket. */
+    /* A large frame that met a full arena waits with what it has; the rest of it stays in the
+     * socket. */
     keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
@@ -384,7 +409,8 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
-        r->window_used = at + 4 + length; /* whatever becomes of the connection: a staged batch lies here until it is written */
+        /* whatever becomes of the connection: a staged batch lies here until it is written */
+        r->window_used = at + 4 + length;
         mqd_connection_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
             return;
@@ -472,14 +498,17 @@ static bool writes(const struct mqd_connection *c)
     return false;
 }
 
-/* Both ways hung up, and its bytes have not been taken for a while: what it waits for may come in minutes, and then for nobody. Not while it is read, for what it sent without acks counts; nor
+/* Both ways hung up, and its bytes have not been taken for a while: what it waits for may come in
+ * minutes, and then for nobody. Not while it is read, for what it sent without acks counts; nor
  * behind a Produce: that ends in its time, and what was not looked at yet would not be written. */
 static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) && !writes(c);
+    return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) &&
+           !writes(c);
 }
 
-/* It has said that it sends no more, and its answers take long. Who still takes these answers to the kernel's probes; who has closed does so no more after a minute, and is `broken` then. */
+/* It has said that it sends no more, and its answers take long. Who still takes these answers to
+ * the kernel's probes; who has closed does so no more after a minute, and is `broken` then. */
 static void probe(struct mqd_connection *c)
 {
     int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
@@ -514,7 +543,9 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
+        /* hung up, or takes no answer: may wait for ever */
+        if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
+            (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
     }
 }

@@ -1,16 +1,21 @@
-/* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come, cached where the answer may be given again.
+/* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come,
+ * cached where the answer may be given again.
  *
- * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the receive window: a request that Python takes long over
- * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again; of one that takes long (MQD_LINK_PARKED: a JoinGroup
- * waits for other members) what must be kept goes back to the heap. Requests are sent in
- * order; one that could not be sent even into an empty arena would stop all behind it, so it is refused.
+ * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the
+ * receive window: a request that Python takes long over must not hold bytes that the hot path
+ * needs. It stays there until it is answered, so that a restarted acceptor can be asked again; of
+ * one that takes long (MQD_LINK_PARKED: a JoinGroup waits for other members) what must be kept goes
+ * back to the heap. Requests are sent in order; one that could not be sent even into an empty arena
+ * would stop all behind it, so it is refused.
  *
- * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated) are asked again, a connection with any other request pending is closed, for nobody knows whether
+ * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated)
+ * are asked again, a connection with any other request pending is closed, for nobody knows whether
  * the change was made.
  *
  * Whose client has gone is forgotten as soon as its frame is not read any more (MQD_LINK_ABANDON).
  *
- * A token is the index in `control` and the entry's sequence: a late answer to a request that has ended finds another sequence and is dropped.
+ * A token is the index in `control` and the entry's sequence: a late answer to a request that has
+ * ended finds another sequence and is dropped.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +30,34 @@
 static bool is_question(int16_t api_key)
 {
     switch (api_key) {
-    case 2: case 3: case 8: case 9: case 10: case 12: case 14: case 15: case 16: case 18: case 23: case 29: case 32: case 35: case 46: case 48: case 50: case 55: case 60: case 61: case 65: case 66: case 69: case 74: case 75:
-        return true; /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and what may be said twice: OffsetCommit, Heartbeat, SyncGroup */
+    case 2:
+    case 3:
+    case 8:
+    case 9:
+    case 10:
+    case 12:
+    case 14:
+    case 15:
+    case 16:
+    case 18:
+    case 23:
+    case 29:
+    case 32:
+    case 35:
+    case 46:
+    case 48:
+    case 50:
+    case 55:
+    case 60:
+    case 61:
+    case 65:
+    case 66:
+    case 69:
+    case 74:
+    case 75:
+        /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and what
+         * may be said twice: OffsetCommit, Heartbeat, SyncGroup */
+        return true;
     default:
         return false;
     }
@@ -82,7 +113,8 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    uint64_t generation = mqd_load_acquire(&slot->generation); /* before the state: what is sent is for this one, and its successor drops it */
+    /* before the state: what is sent is for this one, and its successor drops it */
+    uint64_t generation = mqd_load_acquire(&slot->generation);
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor]) /* what waits there outlives an acceptor */
         return false;
@@ -91,14 +123,22 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
         if (offset < 0)
             return false;
         request->control_offset = offset;
-        memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame, request->frame_bytes);
+        memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame,
+               request->frame_bytes);
         mqd_heap_give(r, request->frame_bytes);
         free(request->frame);
         request->frame = NULL;
     }
     struct mqd_connection *c = request->connection;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = token_of(r, request), .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
-                                 .b = (int64_t)c->id, .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
+    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST,
+                                 .slot = c->local_port,
+                                 .token = token_of(r, request),
+                                 .offset = r->control_arena_base + (uint64_t)request->control_offset,
+                                 .size_bytes = request->frame_bytes,
+                                 .error = (int32_t)(generation & 0x7fffffff),
+                                 .a = c->listener_id,
+                                 .b = (int64_t)c->id,
+                                 .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
     if (c->local) { /* listener MQD_LISTENER_LOCAL: who it is, instead of where */
         ask.slot = (uint32_t)c->local->pid;
         ask.c = (int64_t)((uint64_t)c->local->uid << 32);
@@ -120,11 +160,13 @@ void mqd_control_send_queued(struct mqd_reactor *r)
     }
 }
 
-void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
+void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                    const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
     if (!request || !entry_take(r, request)) {
-        mqd_connection_fail(r, c, "too many control requests are under way on this worker; the client may connect again");
+        mqd_connection_fail(r, c,
+                            "too many control requests are under way on this worker; the client may connect again");
         return;
     }
     if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
@@ -157,7 +199,8 @@ static void finish(struct mqd_reactor *r, struct mqd_request *request, const str
 {
     struct mqd_control_entry *entry = &r->control[request->control_index];
     if ((descriptor->flags & MQD_RESPONSE_CACHEABLE) && entry->key && request->reply.size_bytes >= 4) {
-        mqd_reply_cache_put(r, entry->key, entry->key_bytes, entry->key_hash, (uint64_t)descriptor->a, request->reply.bytes, request->reply.size_bytes);
+        mqd_reply_cache_put(r, entry->key, entry->key_bytes, entry->key_hash, (uint64_t)descriptor->a,
+                            request->reply.bytes, request->reply.size_bytes);
         entry->key = NULL;
     }
     request->no_reply = (descriptor->flags & MQD_RESPONSE_NONE) != 0;
@@ -172,9 +215,12 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
 {
     struct mqd_request *request = request_of(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
-    bool good = inside && (!request || mqd_request_reply(r, request, r->options.arenas[from] + descriptor->offset, descriptor->size_bytes));
-    struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                  descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    bool good = inside && (!request || mqd_request_reply(r, request, r->options.arenas[from] + descriptor->offset,
+                                                         descriptor->size_bytes));
+    struct mqd_descriptor release = {
+        .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
     if (!(descriptor->flags & MQD_RESPONSE_NONE))
         mqd_forward_send(r, from, &release);
     if (!request)
@@ -201,12 +247,16 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_request_free(r, request);
 }
 
-/* Its client has gone, and the acceptor has read it: whoever connects, asks and leaves again must not take the table's entries from the others. What is still said
- * about the request finds another sequence. One that waits for other members may wait for minutes: the acceptor is told that it need not. */
+/* Its client has gone, and the acceptor has read it: whoever connects, asks and leaves again must
+ * not take the table's entries from the others. What is still said about the request finds another
+ * sequence. One that waits for other members may wait for minutes: the acceptor is told that it
+ * need not. */
 static void abandon(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->api_key == JOIN_GROUP || request->api_key == SYNC_GROUP) {
-        struct mqd_descriptor gone = {.kind = MQD_LINK_ABANDON, .token = token_of(r, request), .error = (int32_t)(request->control_generation & 0x7fffffff)};
+        struct mqd_descriptor gone = {.kind = MQD_LINK_ABANDON,
+                                      .token = token_of(r, request),
+                                      .error = (int32_t)(request->control_generation & 0x7fffffff)};
         mqd_forward_send(r, mqd_control_worker_count(r->options.control), &gone);
     }
     mqd_request_free(r, request);
@@ -219,7 +269,8 @@ void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
     /* else the acceptor may still read the frame: until it answers, or says that it takes long */
 }
 
-/* Ten thousand members of a group may wait for one that is late: their requests must not fill the arena that everybody else's need. */
+/* Ten thousand members of a group may wait for one that is late: their requests must not fill the
+ * arena that everybody else's need. */
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
 {
     struct mqd_request *request = request_of(r, descriptor->token);
@@ -232,7 +283,8 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
             mqd_heap_give(r, request->frame_bytes);
             return;
         }
-        memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset, request->frame_bytes);
+        memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset,
+               request->frame_bytes);
     }
     mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
     request->control_offset = -1;
@@ -241,11 +293,13 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     mqd_control_send_queued(r);
 }
 
-/* A connection's requests keep their order: those that are sent again come in the order in which they were sent, before
- * what was never sent. Otherwise an older OffsetCommit could overwrite a newer one. */
+/* A connection's requests keep their order: those that are sent again come in the order in which
+ * they were sent, before what was never sent. Otherwise an older OffsetCommit could overwrite a
+ * newer one. */
 void mqd_control_acceptor_died(struct mqd_reactor *r)
 {
-    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    uint64_t generation = mqd_load_acquire(
+        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     struct mqd_node again, refused;
     mqd_list_init(&again);
     mqd_list_init(&refused);
@@ -264,7 +318,8 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
         if (!request->connection) {
             mqd_request_free(r, request);
         } else {
-            mqd_log(r, 4, request->connection->id, UINT32_MAX, "closing the connection: the acceptor restarted while request %d was under way", request->api_key);
+            mqd_log(r, 4, request->connection->id, UINT32_MAX,
+                    "closing the connection: the acceptor restarted while request %d was under way", request->api_key);
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
@@ -277,8 +332,10 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
 
 /* ---- cache ---- */
 
-/* Key: where the client is connected (advertised addresses depend on it), the api and version, the body. Client ids differ and do not matter. */
-uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
+/* Key: where the client is connected (advertised addresses depend on it), the api and version, the
+ * body. Client ids differ and do not matter. */
+uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame,
+                       uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
 {
     uint32_t body_bytes = size_bytes - header->header_bytes;
     *key_bytes = 12 + body_bytes;
@@ -312,9 +369,12 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
             cached_drop(r, &r->cached[i]);
 }
 
-/* Not while this host is without its lease: it tells clients that it leads nothing, which the acceptor knows. What is kept stays: an answer that the lease changes has an error then and is
- * never cacheable, so each of these is right again when the lease is back and the version is the same, also one that came meanwhile. */
-bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
+/* Not while this host is without its lease: it tells clients that it leads nothing, which the
+ * acceptor knows. What is kept stays: an answer that the lease changes has an error then and is
+ * never cacheable, so each of these is right again when the lease is back and the version is the
+ * same, also one that came meanwhile. */
+bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                          const uint8_t *frame, uint32_t size_bytes)
 {
     uint8_t *key;
     uint32_t key_bytes;
@@ -325,7 +385,8 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     struct mqd_cached_reply *found = NULL;
     for (uint32_t i = 0; key && i < MQD_REPLY_CACHE_COUNT && !found; i++) {
         struct mqd_cached_reply *cached = &r->cached[i];
-        if (cached->bytes && cached->hash == hash && cached->version == version && cached->key_bytes == key_bytes && memcmp(cached->key, key, key_bytes) == 0)
+        if (cached->bytes && cached->hash == hash && cached->version == version && cached->key_bytes == key_bytes &&
+            memcmp(cached->key, key, key_bytes) == 0)
             found = cached;
     }
     free(key);
@@ -348,7 +409,8 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
 }
 
 /* Takes the key over. */
-void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version, const uint8_t *bytes, uint32_t size_bytes)
+void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version,
+                         const uint8_t *bytes, uint32_t size_bytes)
 {
     struct mqd_cached_reply *place = &r->cached[0];
     for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++) {

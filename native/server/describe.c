@@ -1,7 +1,9 @@
-/* What a partition knows of its producers, told to the acceptor (DescribeProducers, KIP-664): DESCRIBE in, DESCRIBED out.
+/* What a partition knows of its producers, told to the acceptor (DescribeProducers, KIP-664):
+ * DESCRIBE in, DESCRIBED out.
  *
- * The views lie in our control arena until the acceptor sends RELEASE with their offset, or has died. At most MQD_DESCRIPTION_COUNT_MAX at a time, and as many as
- * the arena has room for: beyond, the answer is an error after which the acceptor asks again.
+ * The views lie in our control arena until the acceptor sends RELEASE with their offset, or has
+ * died. At most MQD_DESCRIPTION_COUNT_MAX at a time, and as many as the arena has room for: beyond,
+ * the answer is an error after which the acceptor asks again.
  */
 #include <string.h>
 
@@ -31,10 +33,12 @@ void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descrip
     struct mqd_description *description = count ? free_description(r) : NULL;
     int64_t offset = description && size_bytes <= UINT32_MAX ? mqd_arena_allocate(r->control_arena, size_bytes) : -1;
     if (offset >= 0) {
-        *description = (struct mqd_description){.used = 1, .offset = (uint64_t)offset, .generation = descriptor->generation};
+        *description =
+            (struct mqd_description){.used = 1, .offset = (uint64_t)offset, .generation = descriptor->generation};
         answer.offset = r->control_arena_base + (uint64_t)offset;
         answer.size_bytes = (uint32_t)size_bytes;
-        mqd_partition_producers(owned->partition, (struct mqd_producer_view *)(r->options.arenas[r->options.self] + answer.offset), count);
+        mqd_partition_producers(
+            owned->partition, (struct mqd_producer_view *)(r->options.arenas[r->options.self] + answer.offset), count);
     } else if (count) {
         answer.error = MQD_KAFKA_REQUEST_TIMED_OUT; /* no room now */
     }
@@ -50,13 +54,15 @@ static void end(struct mqd_reactor *r, struct mqd_description *description)
 void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
 {
     for (uint32_t i = 0; i < MQD_DESCRIPTION_COUNT_MAX; i++)
-        if (r->descriptions[i].used && r->control_arena_base + r->descriptions[i].offset == descriptor->offset && r->descriptions[i].generation == descriptor->generation)
+        if (r->descriptions[i].used && r->control_arena_base + r->descriptions[i].offset == descriptor->offset &&
+            r->descriptions[i].generation == descriptor->generation)
             end(r, &r->descriptions[i]);
 }
 
 void mqd_describe_acceptor_died(struct mqd_reactor *r)
 {
-    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    uint64_t generation = mqd_load_acquire(
+        &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t i = 0; i < MQD_DESCRIPTION_COUNT_MAX; i++)
         if (r->descriptions[i].used && r->descriptions[i].generation != generation)
             end(r, &r->descriptions[i]);

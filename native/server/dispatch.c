@@ -3,7 +3,8 @@
 
 #include "server/reactor.h"
 
-static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                        const uint8_t *body, uint32_t size_bytes)
 {
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_READY);
     if (!request) {
@@ -19,7 +20,8 @@ static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const s
     mqd_request_complete(r, request);
 }
 
-/* Ready-made by the acceptor in the control segment, so that a client can connect while the acceptor is down. Copy 7 answers versions we do not know. */
+/* Ready-made by the acceptor in the control segment, so that a client can connect while the
+ * acceptor is down. Copy 7 answers versions we do not know. */
 static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header)
 {
     uint8_t body[MQD_BLOB_BYTES_MAX];
@@ -31,7 +33,8 @@ static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, con
     return true;
 }
 
-void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                  int64_t arena_offset)
 {
     struct mqd_request_header header;
     bool known;

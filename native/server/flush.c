@@ -1,8 +1,11 @@
-/* Flushing by group commit, preallocation and snapshots: the slow file work that the reactor starts and hears about, but never waits for.
+/* Flushing by group commit, preallocation and snapshots: the slow file work that the reactor starts
+ * and hears about, but never waits for.
  *
- * What arrives while a partition is being flushed joins its next flush. Few dirty partitions are flushed side by side; with more than
- * MQD_SYNCFS_PARTITION_COUNT in one directory a single syncfs covers all of them (measured: 64 partitions cost 3.1 ms CPU one by one, 0.6 ms together).
- * A failed flush fences the directory; it is never tried again, for the kernel has dropped the pages that it could not write.
+ * What arrives while a partition is being flushed joins its next flush. Few dirty partitions are
+ * flushed side by side; with more than MQD_SYNCFS_PARTITION_COUNT in one directory a single syncfs
+ * covers all of them (measured: 64 partitions cost 3.1 ms CPU one by one, 0.6 ms together). A
+ * failed flush fences the directory; it is never tried again, for the kernel has dropped the pages
+ * that it could not write.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +39,8 @@ void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
     if (!owned->dirty_since_ms)
         owned->dirty_since_ms = r->now_ms;
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
-    if (!options->flush_on_ack && mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir]) &&
+    if (!options->flush_on_ack &&
+        mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir]) &&
         !mqd_partition_sync_crowded(owned->partition))
         return; /* mqd_flush_background comes round */
     enqueue(r, owned);
@@ -54,7 +58,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);
-        if (mqd_partition_sealed_waiting(owned->partition)) /* a flush covers a few files: on, until it has caught up; compaction waits for them */
+        /* a flush covers a few files: on, until it has caught up; compaction waits for them */
+        if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_flushed(r, owned);
     }
@@ -62,7 +67,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* Nothing to flush: clean, or the flush could not even begin. Whoever waits for it must not wait for his time-out. */
+/* Nothing to flush: clean, or the flush could not even begin. Whoever waits for it must not wait
+ * for his time-out. */
 static void nothing_begun(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
@@ -84,7 +90,8 @@ static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
     for (int i = 0; i < count; i++) {
         mqd_stat(r, MQD_COUNT_SYNCS, 1);
         if (mqd_poll_sync(r->poll, fds[i].fd, fds[i].directory, mqd_token(MQD_TOKEN_SYNC, owned->slot)) < 0)
-            mqd_flush_on_done(r, owned->slot, mqd_file_sync(fds[i].fd, fds[i].directory) < 0 ? -mqd_error_code() : 0); /* queue full: late but right */
+            /* queue full: late but right */
+            mqd_flush_on_done(r, owned->slot, mqd_file_sync(fds[i].fd, fds[i].directory) < 0 ? -mqd_error_code() : 0);
     }
 }
 
@@ -157,7 +164,8 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
     }
 }
 
-/* Once a second: what no acknowledgement waits for is flushed too, so that dirty bytes stay bounded. */
+/* Once a second: what no acknowledgement waits for is flushed too, so that dirty bytes stay
+ * bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
@@ -167,8 +175,9 @@ void mqd_flush_background(struct mqd_reactor *r)
             continue;
         mqd_preallocate_maybe(r, owned);
         busy_count[owned->log_dir] += mqd_partition_dirty_bytes(owned->partition) >= MQD_BUSY_BYTES;
-        if (!owned->dirty_since_ms || mqd_list_linked(&owned->sync_node) || owned->in_syncfs || !mqd_partition_dirty(owned->partition) ||
-            mqd_partition_syncing(owned->partition) || r->log_dirs[owned->log_dir].failed)
+        if (!owned->dirty_since_ms || mqd_list_linked(&owned->sync_node) || owned->in_syncfs ||
+            !mqd_partition_dirty(owned->partition) || mqd_partition_syncing(owned->partition) ||
+            r->log_dirs[owned->log_dir].failed)
             continue;
         int64_t limit_ms = mqd_partition_options(owned->partition)->flush_interval_ms;
         if (limit_ms > MQD_BACKGROUND_FLUSH_MS)
@@ -184,7 +193,9 @@ void mqd_flush_background(struct mqd_reactor *r)
 
 /* ---- preallocation ---- */
 
-struct preallocate_job { struct mqd_preallocation job; };
+struct preallocate_job {
+    struct mqd_preallocation job;
+};
 
 static int preallocate(void *argument)
 {
@@ -196,7 +207,8 @@ static int preallocate(void *argument)
 void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_preallocation wanted;
-    if (owned->preallocating || owned->closing || owned->resting || !r->poll || !mqd_partition_preallocate_begin(owned->partition, &wanted))
+    if (owned->preallocating || owned->closing || owned->resting || !r->poll ||
+        !mqd_partition_preallocate_begin(owned->partition, &wanted))
         return;
     struct preallocate_job *job = malloc(sizeof *job);
     if (job) {
@@ -220,7 +232,11 @@ void mqd_preallocate_on_done(struct mqd_reactor *r, uint64_t slot, int result)
 
 /* ---- producer snapshots ---- */
 
-struct snapshot_job { char *path; uint8_t *bytes; size_t size_bytes; };
+struct snapshot_job {
+    char *path;
+    uint8_t *bytes;
+    size_t size_bytes;
+};
 
 static int write_snapshot(void *argument)
 {
@@ -236,11 +252,14 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    if (owned->snapshotting || owned->closing || owned->resting || !r->poll || !(job = calloc(1, sizeof *job))) /* no poll: not started or stopped; closing writes one */
+    /* no poll: not started or stopped; closing writes one */
+    if (owned->snapshotting || owned->closing || owned->resting || !r->poll || !(job = calloc(1, sizeof *job)))
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
-    if (job->bytes && asprintf(&job->path, "%s/%020lld.snapshot", mqd_partition_path(owned->partition), (long long)offset) > 0 &&
-        mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, write_snapshot, job, mqd_token(MQD_TOKEN_SNAPSHOT, owned->slot)) == 0) {
+    if (job->bytes &&
+        asprintf(&job->path, "%s/%020lld.snapshot", mqd_partition_path(owned->partition), (long long)offset) > 0 &&
+        mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, write_snapshot, job,
+                     mqd_token(MQD_TOKEN_SNAPSHOT, owned->slot)) == 0) {
         owned->snapshotting = 1;
         return;
     }
@@ -254,11 +273,13 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     struct mqd_owned *owned = r->owned[slot];
     owned->snapshotting = 0;
     if (result < 0)
-        mqd_log(r, 4, 0, (uint32_t)slot, "producer snapshot was not written: %s; recovery will read more of the log", strerror(-result));
+        mqd_log(r, 4, 0, (uint32_t)slot, "producer snapshot was not written: %s; recovery will read more of the log",
+                strerror(-result));
     mqd_owned_maybe_close(r, owned);
 }
 
-/* A partition that is being taken back leaves when nothing under way names it; one that waits to be cut is cut then. */
+/* A partition that is being taken back leaves when nothing under way names it; one that waits to be
+ * cut is cut then. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
@@ -281,6 +302,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     r->owned[owned->slot] = NULL;
     r->owned_count--;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);
-    mqd_command_done(r, owned->close_token, 0, owned->slot, mqd_partition_log_end_offset(owned->partition), owned->partition, "");
+    mqd_command_done(r, owned->close_token, 0, owned->slot, mqd_partition_log_end_offset(owned->partition),
+                     owned->partition, "");
     free(owned);
 }

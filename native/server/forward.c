@@ -1,10 +1,12 @@
 /* Between workers: batches to their owner, outcomes back, notes about moved high watermarks.
  *
- * A batch travels by descriptor; its bytes stay in the arena of the worker that received them until the owner has written them (RELEASE or PRODUCED).
+ * A batch travels by descriptor; its bytes stay in the arena of the worker that received them until
+ * the owner has written them (RELEASE or PRODUCED).
  *
- * Order: descriptors to one peer leave in the order they were given; what meets a full ring waits in `overflow` and is never overtaken.
- * Bound of `overflow`: every entry stands for an append of an inflight-bounded connection or for one slot's note.
- * Generations: a PRODUCE names the owner's generation (`c`): its successor ignores it, the sender ends it when it hears of the death.
+ * Order: descriptors to one peer leave in the order they were given; what meets a full ring waits
+ * in `overflow` and is never overtaken. Bound of `overflow`: every entry stands for an append of an
+ * inflight-bounded connection or for one slot's note. Generations: a PRODUCE names the owner's
+ * generation (`c`): its successor ignores it, the sender ends it when it hears of the death.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +18,11 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
 {
     if (r->overflow_head[to] == r->overflow_count[to])
         r->overflow_head[to] = r->overflow_count[to] = 0;
-    if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) { /* never quite empty: use the front again */
+    /* never quite empty: use the front again */
+    if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) {
         r->overflow_count[to] -= r->overflow_head[to];
-        memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to], r->overflow_count[to] * sizeof *r->overflow[to]);
+        memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to],
+                r->overflow_count[to] * sizeof *r->overflow[to]);
         r->overflow_head[to] = 0;
     }
     if (r->overflow_count[to] == r->overflow_capacity[to]) {
@@ -39,7 +43,8 @@ void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descr
         return;
     mqd_stat(r, MQD_COUNT_LINK_STALLS, 1);
     if (!overflow_push(r, to, descriptor)) {
-        fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self, r->overflow_count[to], to);
+        fprintf(stderr, "mqd-worker-%u: out of memory with %u descriptors for endpoint %u\n", r->options.self,
+                r->overflow_count[to], to);
         abort(); /* a lost descriptor would be a lost acknowledgement or a leaked extent */
     }
 }
@@ -47,7 +52,8 @@ void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descr
 void mqd_forward_flush(struct mqd_reactor *r)
 {
     for (uint32_t to = 0; to < r->options.endpoint_count; to++) {
-        while (r->overflow_head[to] < r->overflow_count[to] && mqd_endpoint_send(r->endpoint, to, &r->overflow[to][r->overflow_head[to]]) == 0)
+        while (r->overflow_head[to] < r->overflow_count[to] &&
+               mqd_endpoint_send(r->endpoint, to, &r->overflow[to][r->overflow_head[to]]) == 0)
             r->overflow_head[to]++;
     }
     mqd_endpoint_flush(r->endpoint);
@@ -63,8 +69,8 @@ bool mqd_forward_pending(const struct mqd_reactor *r)
 
 /* ---- sender's side ---- */
 
-/* A token names an entry of `forwards` (24 bits), its sequence (24) and our generation (16): an answer to a request that has timed out since, or to our
- * predecessor, finds nothing. */
+/* A token names an entry of `forwards` (24 bits), its sequence (24) and our generation (16): an
+ * answer to a request that has timed out since, or to our predecessor, finds nothing. */
 static uint32_t forward_take(struct mqd_reactor *r)
 {
     if (r->forward_free == UINT32_MAX) {
@@ -98,12 +104,14 @@ void mqd_forward_forget(struct mqd_reactor *r, struct mqd_append *append)
 static struct mqd_append *append_of(const struct mqd_reactor *r, uint64_t token)
 {
     uint32_t index = token & 0xffffff;
-    if (token >> 48 != (r->generation & 0xffff) || index >= r->forward_capacity || r->forwards[index].sequence != (token >> 24 & 0xffffff))
+    if (token >> 48 != (r->generation & 0xffff) || index >= r->forward_capacity ||
+        r->forwards[index].sequence != (token >> 24 & 0xffffff))
         return NULL;
     return r->forwards[index].append;
 }
 
-void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16_t owner, uint64_t owner_generation, uint64_t offset, uint32_t size_bytes, int32_t leader_epoch)
+void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16_t owner, uint64_t owner_generation,
+                        uint64_t offset, uint32_t size_bytes, int32_t leader_epoch)
 {
     append->peer = owner;
     append->peer_generation = owner_generation;
@@ -116,9 +124,16 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
     struct mqd_forward_entry *entry = &r->forwards[append->forward_index];
     entry->append = append;
     mqd_list_append(&r->forwarded_to[owner], &append->node);
-    struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0, .slot = append->slot,
-                                     .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 | append->forward_index,
-                                     .offset = offset, .size_bytes = size_bytes, .a = leader_epoch, .b = append->guard, .c = (int64_t)owner_generation};
+    struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE,
+                                     .flags = append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0,
+                                     .slot = append->slot,
+                                     .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 |
+                                              append->forward_index,
+                                     .offset = offset,
+                                     .size_bytes = size_bytes,
+                                     .a = leader_epoch,
+                                     .b = append->guard,
+                                     .c = (int64_t)owner_generation};
     if (__builtin_expect(append->handed_on, 0)) {
         produce.flags |= MQD_PRODUCE_REDIRECTED | (append->control & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
         produce.error = append->partition_index;
@@ -161,7 +176,8 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
     append->log_append_time_ms = descriptor->b;
     append->log_start_offset = descriptor->c;
     if (descriptor->error)
-        append->message = descriptor->error == MQD_KAFKA_STORAGE_ERROR ? "the disk of this partition is full or has failed" : NULL;
+        append->message =
+            descriptor->error == MQD_KAFKA_STORAGE_ERROR ? "the disk of this partition is full or has failed" : NULL;
     mqd_append_done(r, append, (int16_t)descriptor->error);
 }
 
@@ -184,20 +200,26 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->peer_generation = descriptor->generation;
     append->forward_index = UINT32_MAX;
     append->acks_all = (descriptor->flags & MQD_PRODUCE_ACKS_ALL) != 0;
-    append->control = descriptor->flags & MQD_PRODUCE_CONTROL ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0) : 0;
+    append->control =
+        descriptor->flags & MQD_PRODUCE_CONTROL
+            ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0)
+            : 0;
     append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
     const struct mqd_owned *owned = append->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[append->slot] : NULL;
-    if (owned && descriptor->a >= 0 && descriptor->a != mqd_partition_leader_epoch(owned->partition)) { /* a coordinator of another time */
+    /* a coordinator of another time */
+    if (owned && descriptor->a >= 0 && descriptor->a != mqd_partition_leader_epoch(owned->partition)) {
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
     struct mqd_batch batch;
     uint64_t arena_bytes = r->options.arena_bytes[from];
-    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset &&
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
+                  descriptor->size_bytes <= arena_bytes - descriptor->offset &&
                   descriptor->size_bytes >= MQD_BATCH_HEADER_BYTES;
     uint8_t *bytes = inside ? r->options.arenas[from] + descriptor->offset : NULL;
-    if (!inside || mqd_batch_decode(bytes, descriptor->size_bytes, &batch) < 0 || (uint32_t)batch.size_bytes != descriptor->size_bytes) {
+    if (!inside || mqd_batch_decode(bytes, descriptor->size_bytes, &batch) < 0 ||
+        (uint32_t)batch.size_bytes != descriptor->size_bytes) {
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
         return;
     }
@@ -251,7 +273,8 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_reply_cache_clear(r);
         break;
     default:
-        mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not take", from, descriptor->kind);
+        mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not take", from,
+                descriptor->kind);
     }
 }
 
@@ -268,7 +291,8 @@ void mqd_links_drain(struct mqd_reactor *r)
     }
 }
 
-/* The keeper has proved the death: what was with that process has an unknown outcome, which REQUEST_TIMED_OUT tells the client; its loans come back. */
+/* The keeper has proved the death: what was with that process has an unknown outcome, which
+ * REQUEST_TIMED_OUT tells the client; its loans come back. */
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
@@ -279,7 +303,9 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         append->message = "the process that owns the partition ended; whether the batch was written is unknown";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
-    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) { /* all set their bits again: the dead one may have taken them, and the slot may have another owner by now */
+    /* all set their bits again: the dead one may have taken them, and the slot may have another
+     * owner by now */
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         mqd_fetch_wake_slot(r, slot);
         mqd_look_ups_wake(r, slot);
     }

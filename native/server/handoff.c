@@ -1,4 +1,5 @@
-/* Connections: taking them over from the acceptor, and finding them again by the token of their events. What is done with them then: server/connection.c. */
+/* Connections: taking them over from the acceptor, and finding them again by the token of their
+ * events. What is done with them then: server/connection.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -26,7 +27,8 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
 {
     struct mqd_connection *c = NULL;
     if (r->connection_count >= mqd_load_relaxed(&r->connection_count_max) || !r->free_index_count) {
-        mqd_error_set(MQD_E_FULL, "%u connections are open, the limit is %u", r->connection_count, r->connection_count_max);
+        mqd_error_set(MQD_E_FULL, "%u connections are open, the limit is %u", r->connection_count,
+                      r->connection_count_max);
         return NULL;
     }
     uint32_t index = r->free_indexes[--r->free_index_count];
@@ -83,7 +85,8 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
 static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 {
     int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) { /* sendfile knows no other way not to wait for a client that does not read */
+    /* sendfile knows no other way not to wait for a client that does not read */
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
         mqd_log(r, 3, 0, UINT32_MAX, "connection refused: it cannot be made non-blocking: %s", strerror(errno));
         close(fd);
         return;
@@ -104,31 +107,42 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
 }
 
-/* Not before the process is ready: it would say of every topic that it does not exist. Connections wait in the channel meanwhile. */
+/* Not before the process is ready: it would say of every topic that it does not exist. Connections
+ * wait in the channel meanwhile. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
     if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)
         return;
     r->serving = true;
     for (;;) { /* to the end: the socket is edge-triggered; its buffer bounds what can wait */
-        union { struct handoff tcp; struct mqd_local_handoff local; } handoff;
-        union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control;
+        union {
+            struct handoff tcp;
+            struct mqd_local_handoff local;
+        } handoff;
+        union {
+            struct cmsghdr header;
+            char bytes[CMSG_SPACE(sizeof(int))];
+        } control;
         struct iovec iov = {&handoff, sizeof handoff};
-        struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        struct msghdr message = {
+            .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0) {
-            r->serving = errno == EAGAIN; /* else no edge will tell of what is still there: looked at again in the next turn */
+            /* else no edge will tell of what is still there: looked at again in the next turn */
+            r->serving = errno == EAGAIN;
             return;
         }
         int fd = -1;
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int)))
+        if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+            header->cmsg_len == CMSG_LEN(sizeof(int)))
             memcpy(&fd, CMSG_DATA(header), sizeof fd);
         if (n == 0 && fd < 0)
             return; /* the keeper is gone; its pidfd tells the main thread */
         if (fd >= 0 && (n != sizeof handoff || handoff.tcp.magic != HANDOFF_MAGIC)) {
             close(fd);
-            mqd_log(r, 3, 0, UINT32_MAX, "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
+            mqd_log(r, 3, 0, UINT32_MAX,
+                    "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
         } else if (fd >= 0 && handoff.tcp.flags & MQD_HANDOFF_LOCAL) {
             mqd_local_adopt(r, fd, &handoff.local);
         } else if (fd >= 0) {

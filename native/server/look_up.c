@@ -1,11 +1,16 @@
-/* Look-ups that wait for a flush: ListOffsets (latest) right after an acknowledgement that did not wait for the disk (acks=1).
+/* Look-ups that wait for a flush: ListOffsets (latest) right after an acknowledgement that did not
+ * wait for the disk (acks=1).
  *
- * With flush.on.ack the high watermark follows the flush, which begins in the turn of the append. A look-up therefore waits until everything that the log held when it
- * arrived is flushed; then its client finds what it has written, and nothing is told that a power cut could take back. It waits for the local flush alone, never for
- * followers, and for MQD_LOOK_UP_MS_MAX at most: when a disk hangs, it is answered with what is known.
+ * With flush.on.ack the high watermark follows the flush, which begins in the turn of the append. A
+ * look-up therefore waits until everything that the log held when it arrived is flushed; then its
+ * client finds what it has written, and nothing is told that a power cut could take back. It waits
+ * for the local flush alone, never for followers, and for MQD_LOOK_UP_MS_MAX at most: when a disk
+ * hangs, it is answered with what is known.
  *
- * A look-up waits for one partition at a time, in r->look_ups by slot; the ends that it waits for are those of its arrival, so that flushes that run side by side are
- * waited for once. It sets flush_awaited in the slot, then looks again; the owner publishes, then looks at the flag. One of the two sees the other.
+ * A look-up waits for one partition at a time, in r->look_ups by slot; the ends that it waits for
+ * are those of its arrival, so that flushes that run side by side are waited for once. It sets
+ * flush_awaited in the slot, then looks again; the owner publishes, then looks at the flag. One of
+ * the two sees the other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +23,8 @@ bool mqd_look_up_unflushed(struct mqd_reactor *r, uint32_t index, int64_t end_of
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, index);
     struct mqd_positions positions;
-    if (!mqd_load_acquire(&slot->flush_on_ack) || mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)
+    if (!mqd_load_acquire(&slot->flush_on_ack) || mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE ||
+        mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)
         return false;
     mqd_slot_positions(slot, &positions);
     return positions.durable_offset < (end_offset < positions.log_end_offset ? end_offset : positions.log_end_offset);
@@ -29,7 +35,8 @@ static struct mqd_node *bucket(struct mqd_reactor *r, uint32_t slot)
     return &r->look_ups[slot % MQD_LOOK_UP_BUCKET_COUNT];
 }
 
-/* Parks it on the next partition that is not flushed yet; answers it when there is none. The connection may be gone afterwards. */
+/* Parks it on the next partition that is not flushed yet; answers it when there is none. The
+ * connection may be gone afterwards. */
 static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
     for (; look_up->at < look_up->count; look_up->at++) {
@@ -45,7 +52,8 @@ static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
     mqd_list_offsets_answer(r, look_up->request, look_up->body, look_up->body_bytes);
 }
 
-struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count, const uint8_t *body, uint32_t body_bytes)
+struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count,
+                                    const uint8_t *body, uint32_t body_bytes)
 {
     uint64_t size_bytes = sizeof(struct mqd_look_up) + awaited_count * sizeof(struct mqd_awaited_flush) + body_bytes;
     struct mqd_look_up *look_up = mqd_request_hold(r, request, size_bytes) ? malloc(size_bytes) : NULL;
@@ -97,7 +105,8 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     }
 }
 
-/* The owner's side: a flush has ended and is published, or the slot is no longer served. Who misses the note because its ring is full is answered at its time-out. */
+/* The owner's side: a flush has ended and is published, or the slot is no longer served. Who misses
+ * the note because its ring is full is answered at its time-out. */
 void mqd_look_ups_tell(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);

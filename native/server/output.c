@@ -1,9 +1,11 @@
 /* What a connection still has to be sent: bytes, with ranges of segment files between them.
  *
- * Memory lives in one growing buffer; a chunk says "the buffer up to here, then this file range". Positions are counted from the connection's first byte,
- * so that the buffer can be cut at the front at any time.
+ * Memory lives in one growing buffer; a chunk says "the buffer up to here, then this file range".
+ * Positions are counted from the connection's first byte, so that the buffer can be cut at the
+ * front at any time.
  *
- * Invariant: chunk memory_end values never fall; after the last chunk the rest of the buffer follows.
+ * Invariant: chunk memory_end values never fall; after the last chunk the rest of the buffer
+ * follows.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +16,7 @@
 #include "server/local/local.h"
 #include "server/reactor.h"
 
-#define OUT_KEEP_BYTES 8192     /* an idle connection keeps no larger buffer */
+#define OUT_KEEP_BYTES 8192 /* an idle connection keeps no larger buffer */
 #define SENDFILE_STEP_BYTES (1u << 20)
 
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
@@ -44,7 +46,8 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 {
     uint32_t before = c->out.capacity_bytes;
     mqd_buffer_reserve(&c->out, size_bytes);
-    r->heap_bytes += c->out.capacity_bytes - before; /* the answer exists: it is counted, and who waits for room waits */
+    /* the answer exists: it is counted, and who waits for room waits */
+    r->heap_bytes += c->out.capacity_bytes - before;
     if (c->out.failed) {
         c->closing = 1;
     } else {
@@ -143,7 +146,8 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
     if (c->local)
         return sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
     do /* no signal comes to this thread, but a tracer's */
-        n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+        n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent,
+                 MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     while (n < 0 && errno == EINTR);
     return n < 0 && errno == EAGAIN ? 0 : sent(r, c, n, end);
 }
@@ -172,7 +176,8 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
     if (n == 0 && !file_end)
         return 0;
     if (n == 0) { /* shorter than published: the file was damaged under us; half an answer cannot be mended */
-        mqd_log(r, 3, c->id, UINT32_MAX, "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
+        mqd_log(r, 3, c->id, UINT32_MAX,
+                "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
         return -1;
     }
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);

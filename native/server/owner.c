@@ -1,10 +1,12 @@
-/* The owner of a partition: the single writer. Stages appends in arrival order, writes them once a turn, publishes, acknowledges.
+/* The owner of a partition: the single writer. Stages appends in arrival order, writes them once a
+ * turn, publishes, acknowledges.
  *
  *   staged   in the order of their offsets; covered by the next mqd_partition_write
- *   waiting  written and visible in the log, not yet below the high watermark; ordered by end_offset
+ *   waiting  written and visible in the log, not yet below the high watermark; ordered by
+ *            end_offset
  *
- * Order within a turn: every write, then every publish, then one fence, then the look at who waits: a reader that parks either sees the new high
- * watermark or is seen.
+ * Order within a turn: every write, then every publish, then one fence, then the look at who waits:
+ * a reader that parks either sees the new high watermark or is seen.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +28,8 @@ static void release_peer_bytes(struct mqd_reactor *r, struct mqd_append *append)
 }
 
 /* Written: the bytes are no longer needed. Acknowledge now or wait for the high watermark. */
-static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_positions *positions)
+static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                           const struct mqd_positions *positions)
 {
     append->log_start_offset = positions->log_start_offset;
     mqd_list_remove(&append->node);
@@ -51,8 +54,9 @@ static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         mqd_list_append(&r->to_write, &owned->write_node);
 }
 
-/* A marker that this log has already. Its coordinator takes the refusal for the end of the transaction here: so it leaves when all that the log holds now is below the high
- * watermark, like an acknowledgement. The next leader may not have what is above. */
+/* A marker that this log has already. Its coordinator takes the refusal for the end of the
+ * transaction here: so it leaves when all that the log holds now is below the high watermark, like
+ * an acknowledgement. The next leader may not have what is above. */
 static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -61,7 +65,8 @@ static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owne
     await_write(r, owned, append);
 }
 
-void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place)
+void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes,
+                     bool patch_in_place)
 {
     struct mqd_owned *owned = owned_of(r, append->slot);
     struct mqd_stage_result result;
@@ -82,15 +87,20 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     }
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
     if (dir->failed || dir->full) {
-        append->message = dir->failed ? "a log directory has failed" : "the disk is full; space must be freed (retention, DeleteRecords, DeleteTopics)";
+        append->message = dir->failed
+                              ? "a log directory has failed"
+                              : "the disk is full; space must be freed (retention, DeleteRecords, DeleteTopics)";
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
         return;
     }
-    error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result);
+    error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard,
+                                r->wall_ms, &result);
     if (error == MQD_STAGE_FULL) { /* as many as one write takes */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
-        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
+        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control,
+                                            append->guard, r->wall_ms, &result)
+                      : MQD_KAFKA_STORAGE_ERROR;
     }
     if (error == MQD_STAGE_VERIFY) {
         if (append->request) {
@@ -123,14 +133,19 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_check_decided(r, append);
 }
 
-/* A sender that died while its bytes were being written may have scribbled over them: nothing of this write is published yet, so the process ends and its
- * successor cuts the log at the published end. */
+/* A sender that died while its bytes were being written may have scribbled over them: nothing of
+ * this write is published yet, so the process ends and its successor cuts the log at the published
+ * end. */
 static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
         const struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
-        if (!append->request && mqd_load_acquire(&mqd_control_worker(r->options.control, append->peer)->generation) != append->peer_generation) {
-            fprintf(stderr, "mqd-worker-%u: endpoint %u died while its batch was written; restarting to cut the unpublished tail\n", r->options.self, append->peer);
+        if (!append->request && mqd_load_acquire(&mqd_control_worker(r->options.control, append->peer)->generation) !=
+                                    append->peer_generation) {
+            fprintf(
+                stderr,
+                "mqd-worker-%u: endpoint %u died while its batch was written; restarting to cut the unpublished tail\n",
+                r->options.self, append->peer);
             abort();
         }
     }
@@ -144,7 +159,8 @@ static bool out_of_descriptors(const struct mqd_owned *owned, int error)
 
 void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
 {
-    struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
+    struct mqd_event event = {
+        .kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
     snprintf(event.text, sizeof event.text, "%.180s", text);
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
     dir->full = true;
@@ -154,7 +170,8 @@ void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, in
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition); /* fenced: cutting the half-written back met it too; no space heals that */
+    /* fenced: cutting the half-written back met it too; no space heals that */
+    bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_written(r, owned, error);
     MQD_LIST_EACH(node, spare, &owned->staged) {
@@ -166,7 +183,9 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
     if (full) {
         mqd_owner_dir_full(r, owned, error, mqd_error_message());
     } else if (out_of_descriptors(owned, error)) {
-        mqd_log(r, 3, 0, owned->slot, "a batch could not be written, its producer tries again: %s; raise the limit of open files (ulimit -n)", mqd_error_message());
+        mqd_log(r, 3, 0, owned->slot,
+                "a batch could not be written, its producer tries again: %s; raise the limit of open files (ulimit -n)",
+                mqd_error_message());
     } else {
         mqd_owner_fence_dir(r, owned->log_dir, error, "write");
     }
@@ -175,7 +194,8 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
 static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool rolled = false;
-    if (mqd_partition_staged_count(owned->partition) && mqd_partition_write(owned->partition, r->wall_ms, &rolled) < 0) {
+    if (mqd_partition_staged_count(owned->partition) &&
+        mqd_partition_write(owned->partition, r->wall_ms, &rolled) < 0) {
         write_failed(r, owned, mqd_error_code());
         return;
     }
@@ -193,7 +213,10 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_stat(r, MQD_COUNT_ROLLS, 1);
         struct mqd_positions positions;
         mqd_partition_positions(owned->partition, &positions);
-        struct mqd_event event = {.kind = MQD_EVENT_ROLLED, .slot = owned->slot, .log_dir = owned->log_dir, .offset = positions.log_end_segment};
+        struct mqd_event event = {.kind = MQD_EVENT_ROLLED,
+                                  .slot = owned->slot,
+                                  .log_dir = owned->log_dir,
+                                  .offset = positions.log_end_segment};
         mqd_reactor_emit(r, &event);
         mqd_snapshot_maybe(r, owned);
     }
@@ -286,7 +309,8 @@ void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t 
         mqd_append_done(r, MQD_CONTAINER(node, struct mqd_append, node), error);
 }
 
-/* A write or flush failed for good: nobody may believe this directory any more. Reading goes on below the high watermark. */
+/* A write or flush failed for good: nobody may believe this directory any more. Reading goes on
+ * below the high watermark. */
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what)
 {
     struct mqd_log_directory *dir = &r->log_dirs[log_dir];
@@ -294,8 +318,9 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         return;
     dir->failed = true;
     struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FAILED, .slot = UINT32_MAX, .error = error, .log_dir = log_dir};
-    snprintf(event.text, sizeof event.text, "%s failed in %s: %s; its partitions are offline until the broker is restarted on a sound disk", what, dir->path ? dir->path : "?",
-             strerror(error));
+    snprintf(event.text, sizeof event.text,
+             "%s failed in %s: %s; its partitions are offline until the broker is restarted on a sound disk", what,
+             dir->path ? dir->path : "?", strerror(error));
     mqd_reactor_emit(r, &event);
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         struct mqd_owned *owned = r->owned[slot];

@@ -1,7 +1,9 @@
-/* Produce, on the worker that received it: parse, check each batch while it is in the cache, give it to its partition's owner, answer.
+/* Produce, on the worker that received it: parse, check each batch while it is in the cache, give
+ * it to its partition's owner, answer.
  *
- * Stateless checks (framing, CRC) happen here, where the bytes are hot; everything that needs the partition's state happens in its owner alone, in arrival
- * order (server/owner.c), which may be this worker or another (server/forward.c).
+ * Stateless checks (framing, CRC) happen here, where the bytes are hot; everything that needs the
+ * partition's state happens in its owner alone, in arrival order (server/owner.c), which may be
+ * this worker or another (server/forward.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +15,11 @@
 #define ATTRIBUTE_TRANSACTIONAL 0x10
 #define ATTRIBUTE_CONTROL 0x20
 
-static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count, uint32_t append_count)
+static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count,
+                         uint32_t append_count)
 {
-    uint64_t bytes = (append_count > 1 ? sizeof *request->appends * append_count : 0) + (topic_count > 1 ? sizeof *request->topics * topic_count : 0);
+    uint64_t bytes = (append_count > 1 ? sizeof *request->appends * append_count : 0) +
+                     (topic_count > 1 ? sizeof *request->topics * topic_count : 0);
     request->appends = &request->inline_append;
     request->topics = &request->inline_topic;
     if (bytes && !mqd_request_hold(r, request, bytes))
@@ -32,14 +36,16 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
 }
 
 /* First pass: the frame is well-formed to its end; how many topics and partitions it names. */
-static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce, uint32_t *append_count)
+static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
+                   uint32_t *append_count)
 {
     if (mqd_produce_parse(body, size_bytes, version, produce) < 0)
         return -1;
     struct mqd_produce_request walk = *produce;
     *append_count = 0;
     if (produce->topic_count > MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_INVALID, "a Produce of %d topics, which is more than a broker can have", produce->topic_count);
+        return mqd_error_set(MQD_E_INVALID, "a Produce of %d topics, which is more than a broker can have",
+                             produce->topic_count);
     for (int32_t t = 0; t < produce->topic_count; t++) {
         struct mqd_produce_topic topic;
         if (mqd_produce_next_topic(&walk, &topic) < 0)
@@ -51,12 +57,15 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
         }
         *append_count += (uint32_t)topic.partition_count;
         if (*append_count > MQD_PARTITION_SLOT_COUNT)
-            return mqd_error_set(MQD_E_INVALID, "a Produce of more than %d partitions, which is more than a broker can have", MQD_PARTITION_SLOT_COUNT);
+            return mqd_error_set(MQD_E_INVALID,
+                                 "a Produce of more than %d partitions, which is more than a broker can have",
+                                 MQD_PARTITION_SLOT_COUNT);
     }
     return mqd_produce_end(&walk);
 }
 
-static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_partition *partition, struct mqd_request *request, struct mqd_batch *batch, const char **message)
+static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_partition *partition,
+                           struct mqd_request *request, struct mqd_batch *batch, const char **message)
 {
     if (partition->size_bytes <= 0) {
         *message = "the partition came without a record batch";
@@ -77,19 +86,22 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
 }
 
 /* One partition's batch: refused at once, parked for a look at its records, or given to its owner. */
-static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append, struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id)
+static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append,
+                  struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id)
 {
     struct mqd_batch batch;
     if (!topic || partition->partition_index < 0 || (uint32_t)partition->partition_index >= topic->partition_count) {
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
         return;
     }
-    if (mqd_topic_is_internal(topic)) { /* a client that could write here could commit offsets and transactions of others */
+    /* a client that could write here could commit offsets and transactions of others */
+    if (mqd_topic_is_internal(topic)) {
         append->message = "only this broker's coordinators write to its internal topics";
         mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
         return;
     }
-    if (__builtin_expect(request->connection->local != NULL && r->topics.broker_count, 0) && mqd_relay_append(r, append, topic, partition))
+    if (__builtin_expect(request->connection->local != NULL && r->topics.broker_count, 0) &&
+        mqd_relay_append(r, append, topic, partition))
         return;
     if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* another host's, all of it */
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
@@ -98,8 +110,8 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     int16_t error = check_batch(r, partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-        mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index], "batch refused: %s",
-                append->message ? append->message : "invalid");
+        mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index],
+                "batch refused: %s", append->message ? append->message : "invalid");
         mqd_append_done(r, append, error);
         return;
     }
@@ -127,8 +139,11 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
     uint8_t state = mqd_load_acquire(&slot->state);
     bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
                    owner_generation == mqd_load_acquire(&mqd_control_worker(r->options.control, owner)->generation);
-    if (!serving) { /* the same error as from the owner itself: a fenced directory is no reason to look for another leader */
-        mqd_append_done(r, append, state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+    /* the same error as from the owner itself: a fenced directory is no reason to look for another
+     * leader */
+    if (!serving) {
+        mqd_append_done(r, append,
+                        state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
     mqd_forward_append(r, append, owner, owner_generation, append->offset, append->size_bytes, -1);
@@ -187,11 +202,13 @@ static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int6
         mqd_timer_arm(r, request, deadline_ms);
 }
 
-void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                    uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
 {
     struct mqd_produce_request produce;
     uint32_t append_count;
-    if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce, &append_count) < 0) {
+    if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce,
+                &append_count) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
@@ -206,7 +223,8 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     mqd_arena_hold(r->arena, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
     request->pending = append_count + 1; /* + 1: not before all are routed */
-    request->arena_pins = 1;             /* an append that is refused at once must not release the bytes of those after it */
+    /* an append that is refused at once must not release the bytes of those after it */
+    request->arena_pins = 1;
     r->producing = &produce;
     r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};
     produce_topics(r, request, &produce);
@@ -247,9 +265,16 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     mqd_list_remove(&append->node);
     struct mqd_request *request = append->request;
     if (!request) { /* a peer's: tell it; the sender may let go of the bytes */
-        struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED, .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0, .slot = append->slot, .token = append->peer_token,
-                                        .offset = append->home_slot, .size_bytes = append->redirect_index, .error = error, .a = append->base_offset,
-                                        .b = append->log_append_time_ms, .c = append->log_start_offset};
+        struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED,
+                                        .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0,
+                                        .slot = append->slot,
+                                        .token = append->peer_token,
+                                        .offset = append->home_slot,
+                                        .size_bytes = append->redirect_index,
+                                        .error = error,
+                                        .a = append->base_offset,
+                                        .b = append->log_append_time_ms,
+                                        .c = append->log_start_offset};
         mqd_forward_send(r, append->peer, &answer);
         append->node.next = (struct mqd_node *)r->free_appends;
         r->free_appends = append;
@@ -269,8 +294,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         mqd_request_free(r, request);
 }
 
-/* A check has taken too long, or the client asked to be answered by now. What is written may still become durable: the outcome is unknown, which
- * REQUEST_TIMED_OUT says. */
+/* A check has taken too long, or the client asked to be answered by now. What is written may still
+ * become durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
     int64_t again_ms = INT64_MAX, answer_by_ms = request->order_known ? request->order.answer_by_ms : r->now_ms;
@@ -283,7 +308,9 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
         } else if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
             again_ms = r->now_ms + 10;
         } else {
-            append->message = append->relayed ? "the partition's leader, another host, has not answered within timeout.ms" : "not acknowledged by the disks within timeout.ms";
+            append->message = append->relayed
+                                  ? "the partition's leader, another host, has not answered within timeout.ms"
+                                  : "not acknowledged by the disks within timeout.ms";
             mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         }
     }
@@ -300,10 +327,13 @@ bool mqd_produce_failed(const struct mqd_request *request)
 }
 
 /* What to tell of a partition that is led elsewhere. */
-static const struct mqd_current_leader *current_leader(struct mqd_reactor *r, const struct mqd_produce_topic_entry *topic, const struct mqd_append *append,
-                                                       struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
+static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
+                                                       const struct mqd_produce_topic_entry *topic,
+                                                       const struct mqd_append *append, struct mqd_current_leader *out,
+                                                       struct mqd_told_nodes *nodes)
 {
-    bool told = mqd_topics_tell_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index, out, nodes);
+    bool told = mqd_topics_tell_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index,
+                                       out, nodes);
     return told ? out : NULL;
 }
 
@@ -324,8 +354,11 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
             topic->key.name.bytes = topic->name;
         mqd_produce_response_topic(out, version, &topic->key, (int32_t)topic->append_count);
         for (uint32_t p = 0; p < topic->append_count; p++, append++) {
-            struct mqd_produce_outcome outcome = {.partition_index = append->partition_index, .error = append->error, .base_offset = append->error ? -1 : append->base_offset,
-                                                  .log_append_time_ms = append->log_append_time_ms, .log_start_offset = append->log_start_offset,
+            struct mqd_produce_outcome outcome = {.partition_index = append->partition_index,
+                                                  .error = append->error,
+                                                  .base_offset = append->error ? -1 : append->base_offset,
+                                                  .log_append_time_ms = append->log_append_time_ms,
+                                                  .log_start_offset = append->log_start_offset,
                                                   .message = append->error ? append->message : NULL};
             if (append->error && append->refusal) {
                 outcome.record_errors = append->refusal->index;
@@ -339,7 +372,8 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
         }
         mqd_produce_response_topic_end(out, version);
     }
-    mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes, nodes.count);
+    mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes,
+                                   nodes.count);
     mqd_response_finish(out, 0);
     mqd_output_scratch(r, request->connection);
 }

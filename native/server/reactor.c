@@ -1,8 +1,9 @@
 /* The reactor's life and its loop. See server/reactor.h for the order of a turn and the invariants.
  *
- * Starting: what lies in the inbound links was meant for a predecessor; its tokens and generations name that one, so it is dropped where it is met.
- * Stopping: no more reading; what is staged is written, what is dirty is flushed, what can be answered is answered, then the connections close. The
- * partitions stay until the caller takes them back by mqd_reactor_partition_close.
+ * Starting: what lies in the inbound links was meant for a predecessor; its tokens and generations
+ * name that one, so it is dropped where it is met. Stopping: no more reading; what is staged is
+ * written, what is dirty is flushed, what can be answered is answered, then the connections close.
+ * The partitions stay until the caller takes them back by mqd_reactor_partition_close.
  */
 #include "server/reactor.h"
 
@@ -22,7 +23,9 @@
 
 #define EVENTS_PER_WAIT 256
 #define WRITE_EARLY_BYTES (96u << 10) /* staged bytes beyond this leave the L2 before the turn ends */
-#define SERVE_LOOK_NS 2000000 /* between two looks whether the process is ready by now, once in its life; and when a connection could not be taken over */
+/* between two looks whether the process is ready by now, once in its life; and when a connection
+ * could not be taken over */
+#define SERVE_LOOK_NS 2000000
 #define HOUSEKEEPING_MS 1000
 #define STOP_MS_MAX 10000
 #define STOP_ANSWER_MS_MAX 1000
@@ -104,7 +107,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_LOCAL_MEMORY:
         mqd_local_memory_on_event(r);
         return;
-    case MQD_TOKEN_WAKE: /* links, attachments and commands are looked at every turn; an edge needs no read of the eventfd */
+    /* links, attachments and commands are looked at every turn; an edge needs no read of the
+     * eventfd */
+    case MQD_TOKEN_WAKE:
     case MQD_TOKEN_COMMAND:
         return;
     case MQD_TOKEN_HANDOFF:
@@ -160,7 +165,8 @@ static void answer_and_send(struct mqd_reactor *r)
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
         /* answers may have been held back by what is sent now */
-        if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) && !mqd_list_linked(&c->answer_node))
+        if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) &&
+            !mqd_list_linked(&c->answer_node))
             mqd_list_append(&r->to_answer, &c->answer_node);
     }
 }
@@ -243,7 +249,9 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
         mqd_relays_read(r);
     if (!mqd_list_empty(&r->asking))
         mqd_locals_answer(r);
-    mqd_links_drain(r); /* a fetch that was just read must see what was acknowledged before it was sent: the note may have come meanwhile */
+    /* a fetch that was just read must see what was acknowledged before it was sent: the note may
+     * have come meanwhile */
+    mqd_links_drain(r);
     mqd_owner_write_all(r);
     mqd_owner_wake_all(r);
     mqd_fetch_run_woken(r);
@@ -270,9 +278,9 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
 
 static int64_t sleep_ns(struct mqd_reactor *r)
 {
-    if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) || !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) ||
-        !mqd_list_empty(&r->to_wake) || !mqd_list_empty(&r->asking) ||
-        mqd_load_acquire(&r->command_waiting))
+    if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) ||
+        !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) || !mqd_list_empty(&r->to_wake) ||
+        !mqd_list_empty(&r->asking) || mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
     int64_t until_ns = r->now_ns + HOUSEKEEPING_MS * 1000000ll;
     int64_t timer_ms = mqd_timers_next_ms(r);
@@ -288,7 +296,13 @@ static int64_t sleep_ns(struct mqd_reactor *r)
     int64_t relay_ms = r->relays ? mqd_relays_next_ms(r) : -1;
     if (relay_ms >= 0 && relay_ms * 1000000 < until_ns)
         until_ns = relay_ms * 1000000;
-    int64_t limit_ns = r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue) ? 20000000 : INT64_MAX;
+    int64_t limit_ns = r->stop                                     ? 1000000
+                       : mqd_forward_pending(r)                    ? 100000
+                       : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS
+                       : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->asking_later) ||
+                               !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue)
+                           ? 20000000
+                           : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
 }
@@ -361,7 +375,8 @@ static void wind_down(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
-/* mqd_poll is gone, and the events of what was still under way with it: a flush of unknown outcome is a failed one. */
+/* mqd_poll is gone, and the events of what was still under way with it: a flush of unknown outcome
+ * is a failed one. */
 static void end_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
@@ -391,7 +406,8 @@ static void pin(struct mqd_reactor *r)
     CPU_ZERO(&cpus);
     CPU_SET(r->options.cpu, &cpus);
     if (pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus))
-        mqd_log(r, 4, 0, UINT32_MAX, "worker.cpus names CPU %d, which this process may not use; running unpinned", r->options.cpu);
+        mqd_log(r, 4, 0, UINT32_MAX, "worker.cpus names CPU %d, which this process may not use; running unpinned",
+                r->options.cpu);
 }
 
 /* On the reactor's own thread: io_uring takes submissions from the thread that made the ring alone. */
@@ -401,7 +417,8 @@ static bool open_poll(struct mqd_reactor *r)
     if (mqd_poll_create(&r->poll, o->backend, r->connection_capacity) < 0)
         return false;
     r->backend = mqd_poll_backend(r->poll);
-    return mqd_poll_add(r->poll, o->eventfds[o->self], mqd_token(MQD_TOKEN_WAKE, 0)) == 0 && mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) == 0 &&
+    return mqd_poll_add(r->poll, o->eventfds[o->self], mqd_token(MQD_TOKEN_WAKE, 0)) == 0 &&
+           mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) == 0 &&
            (o->handoff_fd < 0 || mqd_poll_add(r->poll, o->handoff_fd, mqd_token(MQD_TOKEN_HANDOFF, 0)) == 0);
 }
 

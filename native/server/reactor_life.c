@@ -1,4 +1,5 @@
-/* What a reactor is made of, from mqd_reactor_create to mqd_reactor_destroy. Its thread, and what it does: server/reactor.c. */
+/* What a reactor is made of, from mqd_reactor_create to mqd_reactor_destroy. Its thread, and what
+ * it does: server/reactor.c. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -10,7 +11,9 @@
 
 static void init_lists(struct mqd_reactor *r)
 {
-    struct mqd_node *lists[] = {&r->ready, &r->stalled, &r->to_send, &r->to_answer, &r->to_write, &r->to_wake, &r->sessions, &r->woken, &r->control_queue, &r->control_sent, &r->check_queue, &r->asking, &r->asking_later};
+    struct mqd_node *lists[] = {&r->ready,       &r->stalled,  &r->to_send,     &r->to_answer,     &r->to_write,
+                                &r->to_wake,     &r->sessions, &r->woken,       &r->control_queue, &r->control_sent,
+                                &r->check_queue, &r->asking,   &r->asking_later};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         mqd_list_init(lists[i]);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
@@ -40,7 +43,8 @@ static bool init_memory(struct mqd_reactor *r)
     uint64_t bytes = o->arena_bytes[o->self];
     r->control_arena_base = bytes / 4 * 3 / MQD_EXTENT_BYTES * MQD_EXTENT_BYTES;
     r->arena = mqd_arena_open(o->arenas[o->self], r->control_arena_base, MQD_EXTENT_BYTES);
-    r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base, MQD_CONTROL_EXTENT_BYTES);
+    r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base,
+                                      MQD_CONTROL_EXTENT_BYTES);
     r->reader = mqd_reader_create(o->read_fd_count_max);
     r->connection_capacity = o->connection_count_max < 65536 ? 65536 : o->connection_count_max;
     r->connections = calloc(r->connection_capacity, sizeof *r->connections);
@@ -49,7 +53,8 @@ static bool init_memory(struct mqd_reactor *r)
     r->events = calloc(MQD_EVENT_COUNT_MAX, sizeof *r->events);
     r->session_table = calloc(MQD_SESSION_TABLE_COUNT, sizeof *r->session_table);
     r->quota_limits = mqd_quota_limits_open();
-    if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands || !r->events || !r->session_table || !r->quota_limits)
+    if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands ||
+        !r->events || !r->session_table || !r->quota_limits)
         return false;
     /* lowest index first: the few connections of a quiet broker share cache lines */
     for (uint32_t i = 0; i < r->connection_capacity; i++)
@@ -62,8 +67,10 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
 {
     uint64_t arena_bytes = options->arena_bytes[options->self];
     if (!options->arenas[options->self] || arena_bytes < 1 << 20 || options->request_bytes_max > arena_bytes / 2) {
-        mqd_error_set(MQD_E_INVALID, "socket.request.max.bytes=%u needs a receive arena of at least twice that; receive.arena.bytes=%llu", options->request_bytes_max,
-                      (unsigned long long)arena_bytes);
+        mqd_error_set(
+            MQD_E_INVALID,
+            "socket.request.max.bytes=%u needs a receive arena of at least twice that; receive.arena.bytes=%llu",
+            options->request_bytes_max, (unsigned long long)arena_bytes);
         return NULL;
     }
     struct mqd_reactor *r = calloc(1, sizeof *r);
@@ -87,7 +94,8 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     r->random_state = (uint64_t)r->now_ns * 0x9e3779b97f4a7c15ull | 1;
     bool good = r->command_fd >= 0 && r->event_fd >= 0 && init_memory(r);
     if (good)
-        r->endpoint = mqd_endpoint_open(options->control, options->links, options->self, options->endpoint_count, options->eventfds);
+        r->endpoint = mqd_endpoint_open(options->control, options->links, options->self, options->endpoint_count,
+                                        options->eventfds);
     else
         mqd_error_set(ENOMEM, "out of memory or descriptors for the reactor");
     if (!good || !r->endpoint) {
@@ -114,7 +122,8 @@ static void destroy_requests(struct mqd_reactor *r)
             mqd_owner_fail_all(r, r->owned[i], MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
         while (!mqd_list_empty(&r->forwarded_to[i]))
-            mqd_append_done(r, MQD_CONTAINER(r->forwarded_to[i].next, struct mqd_append, node), MQD_KAFKA_REQUEST_TIMED_OUT);
+            mqd_append_done(r, MQD_CONTAINER(r->forwarded_to[i].next, struct mqd_append, node),
+                            MQD_KAFKA_REQUEST_TIMED_OUT);
     for (uint32_t i = 0; i < MQD_CONTROL_REQUEST_COUNT_MAX; i++)
         if (r->control[i].request)
             mqd_request_free(r, r->control[i].request);

@@ -10,8 +10,10 @@
 #define DUPLICATE_SEQUENCE_NUMBER 46
 #define INVALID_PRODUCER_EPOCH 47
 #define UNKNOWN_PRODUCER_ID 59
-#define ABOUT_SEQUENCES(error) ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
-#define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE) /* final, whatever the target knows */
+#define ABOUT_SEQUENCES(error)                                                                                         \
+    ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
+/* final, whatever the target knows */
+#define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE)
 
 /* ---- what metadata say ---- */
 
@@ -48,7 +50,8 @@ void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned)
     memcpy(topic_id, (const void *)slot->topic_id, sizeof topic_id);
     const struct mqd_topic *topic = mqd_topics_find_id(&r->topics, topic_id);
     int32_t index = slot->partition_index;
-    if (topic && index >= 0 && (uint32_t)index < topic->partition_count && topic->slots[index] == owned->slot && topic->places[index].retiring)
+    if (topic && index >= 0 && (uint32_t)index < topic->partition_count && topic->slots[index] == owned->slot &&
+        topic->places[index].retiring)
         tell(owned, topic, (uint32_t)index);
 }
 
@@ -62,9 +65,11 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
     return true;
 }
 
-/* D4. Without records of the transaction in p there is nothing to end: a marker would only keep p from becoming empty. Whether the one that ended it is safe is known when all that p
- * has is below the high watermark: so this one is acknowledged like a batch at the log's end. */
-static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+/* D4. Without records of the transaction in p there is nothing to end: a marker would only keep p
+ * from becoming empty. Whether the one that ended it is safe is known when all that p has is below
+ * the high watermark: so this one is acknowledged like a batch at the log's end. */
+static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                        const struct mqd_batch *batch)
 {
     if (owned->retiring < MQD_RETIRING_REDIRECTED)
         return false;
@@ -81,7 +86,8 @@ static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct m
 
 static const char sealed[] = "the partition is being retired: its records go elsewhere soon";
 
-static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                        const struct mqd_batch *batch)
 {
     bool duplicate = false;
     int64_t offset;
@@ -97,7 +103,8 @@ static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct m
 
 static bool settled(const struct mqd_owned *owned) /* D1 */
 {
-    return mqd_partition_leader_epoch(owned->partition) >= owned->retired_epoch && owned->high_watermark >= owned->sealed_end;
+    return mqd_partition_leader_epoch(owned->partition) >= owned->retired_epoch &&
+           owned->high_watermark >= owned->sealed_end;
 }
 
 int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct mqd_batch *batch, int64_t *offset)
@@ -109,7 +116,8 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
     return !verdict && mqd_partition_refused_before(partition, batch) ? OUT_OF_ORDER_SEQUENCE_NUMBER : verdict; /* D2 */
 }
 
-/* A library that never takes a smaller number of partitions for true (librdkafka) writes to it for as long as it lives: it does not go before. */
+/* A library that never takes a smaller number of partitions for true (librdkafka) writes to it for
+ * as long as it lives: it does not go before. */
 static void tell_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
@@ -119,7 +127,8 @@ static void tell_used(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_reactor_emit(r, &event);
 }
 
-static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                    const struct mqd_batch *batch)
 {
     int64_t offset = -1;
     int16_t verdict = 0;
@@ -127,7 +136,8 @@ static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_a
     if (!settled(owned) || owned->redirect_slot == MQD_SLOT_NONE) {
         if (batch->producer_id >= 0)
             mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
-        return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, "the partition is retired: the one that takes its records is not here");
+        return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
+                      "the partition is retired: the one that takes its records is not here");
     }
     if (batch->producer_id >> MQD_REDIRECT_SHIFT > 0)
         return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has given out this producer id");
@@ -147,25 +157,32 @@ static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_a
     return true;
 }
 
-bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
+bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                       const struct mqd_batch *batch)
 {
     if (r->log_dirs[owned->log_dir].failed)
-        return false; /* as any other there */
+        return false;                           /* as any other there */
     if (append->control & MQD_STAGE_REDIRECTED) /* D3 */
-        return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS, "the partition that takes the records is being retired itself");
+        return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
+                      "the partition that takes the records is being retired itself");
     if (append->control & MQD_STAGE_COORDINATOR)
         return take_marker(r, owned, append, batch);
-    return owned->retiring == MQD_RETIRING_SEALED ? take_sealed(r, owned, append, batch) : give_on(r, owned, append, batch);
+    return owned->retiring == MQD_RETIRING_SEALED ? take_sealed(r, owned, append, batch)
+                                                  : give_on(r, owned, append, batch);
 }
 
 /* ---- the receiver ---- */
 
-void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict, int64_t offset)
+void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
+                          int64_t offset)
 {
     struct mqd_batch batch;
     uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
-    memset(bytes, 0, 8); /* as where a batch is parked: what the client put there must not make the header look impossible */
-    if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT || mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {
+    /* as where a batch is parked: what the client put there must not make the header look
+     * impossible */
+    memset(bytes, 0, 8);
+    if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT ||
+        mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
         return;
     }

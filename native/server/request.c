@@ -1,6 +1,7 @@
 /* Requests between their arrival and their answer: order of replies, time-outs, memory.
  *
- * A request lives until its last append or answer has come, even when its client has gone (connection NULL).
+ * A request lives until its last append or answer has come, even when its client has gone
+ * (connection NULL).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,8 @@ void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes)
     r->heap_bytes -= bytes;
 }
 
-/* The last quarter is for those who hold nothing yet: somebody who takes all he can gets less, the others are served. */
+/* The last quarter is for those who hold nothing yet: somebody who takes all he can gets less, the
+ * others are served. */
 bool mqd_heap_pressed(const struct mqd_reactor *r)
 {
     return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
@@ -42,7 +44,8 @@ bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const
     if (request->heap_bytes + size_bytes > r->options.heap_bytes_max)
         return false;
     mqd_buffer_reserve(&request->reply, size_bytes);
-    if (request->reply.failed || (request->reply.capacity_bytes > before && !mqd_request_hold(r, request, request->reply.capacity_bytes - before)))
+    if (request->reply.failed || (request->reply.capacity_bytes > before &&
+                                  !mqd_request_hold(r, request, request->reply.capacity_bytes - before)))
         return false;
     memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
     request->reply.size_bytes += size_bytes;
@@ -73,7 +76,8 @@ static void end_other(struct mqd_reactor *r, struct mqd_request *request)
         mqd_buffer_free(&request->reply);
 }
 
-struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, enum mqd_request_kind kind)
+struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,
+                                    const struct mqd_request_header *header, enum mqd_request_kind kind)
 {
     if (!mqd_heap_take(r, sizeof(struct mqd_request)))
         return NULL;
@@ -182,8 +186,8 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
             break;
         if (c->muted)
             mqd_throttle_stamp(r, request);
-        uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16), (uint8_t)(request->reply.size_bytes >> 8),
-                             (uint8_t)request->reply.size_bytes};
+        uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16),
+                             (uint8_t)(request->reply.size_bytes >> 8), (uint8_t)request->reply.size_bytes};
         mqd_output_append(r, c, length, sizeof length);
         mqd_output_append(r, c, request->reply.bytes, request->reply.size_bytes);
     }
@@ -198,8 +202,9 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
         mqd_throttle_work_end(r, c, began_ns);
 }
 
-/* R1 has one exception: on shared memory, what waits for a leader on another host, which may be cut off, holds up no answer about anything else. Its client goes by correlation ids, and
- * what comes from one leader still comes in order. */
+/* R1 has one exception: on shared memory, what waits for a leader on another host, which may be cut
+ * off, holds up no answer about anything else. Its client goes by correlation ids, and what comes
+ * from one leader still comes in order. */
 static void answer_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *before = c->head;
@@ -223,9 +228,11 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
     while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
-            /* a fetch is evaluated when its turn has come, so that its data is as fresh as its answer */
+            /* a fetch is evaluated when its turn has come, so that its data is as fresh as its
+             * answer */
             request->set->request = request;
-            mqd_fetch_evaluate(r, request, c->hangup); /* who has hung up does not wait for records, and keeps nothing waiting behind */
+            /* who has hung up does not wait for records, and keeps nothing waiting behind */
+            mqd_fetch_evaluate(r, request, c->hangup);
         }
         if (!request->complete || !mqd_output_has_room(r, c))
             break;

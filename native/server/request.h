@@ -1,4 +1,5 @@
-/* What a request is made of between its arrival and its answer: the appends of a Produce, what they wait for, the connection it came by. Private to the reactor's thread. */
+/* What a request is made of between its arrival and its answer: the appends of a Produce, what they
+ * wait for, the connection it came by. Private to the reactor's thread. */
 #ifndef MQD_REQUEST_H
 #define MQD_REQUEST_H
 
@@ -15,19 +16,22 @@ struct mqd_local;
 struct mqd_look_up;
 struct mqd_request;
 
-/* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that forwarded it ---- */
+/* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that
+ * forwarded it ---- */
 
 struct mqd_append {
     struct mqd_node node;        /* in the owner's `staged`, then `waiting`; at the sender in `forwarded_to` */
     struct mqd_request *request; /* NULL: forwarded to us by a peer */
     uint32_t slot;
-    uint16_t peer;               /* forwarded: who sent it (owner's side) or who owns it (sender's side) */
-    int16_t error;               /* before it is done: with which it will be, when the high watermark reaches end_offset */
+    uint16_t peer; /* forwarded: who sent it (owner's side) or who owns it (sender's side) */
+    /* before it is done: with which it will be, when the high watermark reaches end_offset */
+    int16_t error;
     uint8_t acks_all;
-    uint8_t pinned;              /* enum mqd_pin */
+    uint8_t pinned; /* enum mqd_pin */
     uint8_t done;
-    uint8_t control;             /* enum mqd_stage_flags */
-    uint8_t ordered;             /* counts in request->undecided: the connection's later requests wait for it (server/check.c) */
+    uint8_t control; /* enum mqd_stage_flags */
+    /* counts in request->undecided: the connection's later requests wait for it (server/check.c) */
+    uint8_t ordered;
     uint8_t awaits_verification; /* counts in request->awaiting */
     uint32_t check_index;        /* its place in check's payload */
     uint32_t size_bytes;
@@ -38,40 +42,48 @@ struct mqd_append {
     struct mqd_refusal *refusal; /* record errors for the client */
     struct mqd_relayed *relayed; /* on its way to a leader on another host (server/relay/relay.h) */
     int64_t base_offset;
-    int64_t end_offset;          /* acknowledged when the high watermark reaches it */
+    int64_t end_offset; /* acknowledged when the high watermark reaches it */
     int64_t log_append_time_ms;
     int64_t log_start_offset;
-    uint64_t peer_token;         /* echoed to the peer */
-    uint32_t forward_index;      /* in reactor->forwards while a peer has it; UINT32_MAX = not forwarded */
+    uint64_t peer_token;    /* echoed to the peer */
+    uint32_t forward_index; /* in reactor->forwards while a peer has it; UINT32_MAX = not forwarded */
     uint64_t peer_generation;
-    const char *message;         /* static text for the client, NULL = none */
-    uint8_t handed_on;           /* for a retired partition, and on its way to the one that takes its records, in `slot` (server/redirect.h) */
-    uint8_t redirected;          /* owner's side: the coordinator is to write the same to partition redirect_index */
-    int16_t verdict;             /* handed on: of the retired partition's owner, with verdict_offset */
-    uint32_t home_slot;          /* of the retired partition; at its owner's side the slot that the answer names */
+    const char *message; /* static text for the client, NULL = none */
+    /* for a retired partition, and on its way to the one that takes its records, in `slot`
+     * (server/redirect.h) */
+    uint8_t handed_on;
+    uint8_t redirected; /* owner's side: the coordinator is to write the same to partition redirect_index */
+    int16_t verdict;    /* handed on: of the retired partition's owner, with verdict_offset */
+    uint32_t home_slot; /* of the retired partition; at its owner's side the slot that the answer names */
     uint32_t redirect_index;
     int64_t verdict_offset;
 };
 
-struct mqd_forward_entry { struct mqd_append *append; uint32_t sequence, next_free; };
+struct mqd_forward_entry {
+    struct mqd_append *append;
+    uint32_t sequence, next_free;
+};
 
-enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL }; /* what an append holds: request->arena_offset, or its own bytes in the control arena */
+/* what an append holds: request->arena_offset, or its own bytes in the control arena */
+enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL };
 
 /* ---- checks: what the acceptor is asked before a batch may be written (server/check.c) ---- */
 
 struct mqd_check {
-    struct mqd_node node;      /* in reactor->check_queue while not sent */
-    struct mqd_node parked;    /* appends that wait for the answer, in the payload's order; empty: nobody does any more, but the payload is lent */
+    struct mqd_node node; /* in reactor->check_queue while not sent */
+    /* appends that wait for the answer, in the payload's order; empty: nobody does any more, but
+     * the payload is lent */
+    struct mqd_node parked;
     uint64_t acceptor_generation; /* asked */
-    uint64_t offset;           /* of the payload in our mapping */
-    uint64_t connection;       /* id, for logs */
+    uint64_t offset;              /* of the payload in our mapping */
+    uint64_t connection;          /* id, for logs */
     uint32_t size_bytes;
     uint32_t control_bytes, frame_bytes; /* what it holds of the bounds on both arenas */
-    uint32_t count;            /* entries of the payload */
+    uint32_t count;                      /* entries of the payload */
     uint32_t slot;
     uint32_t sequence, next_free;
     int16_t version;
-    uint16_t kind;             /* MQD_CHECK_* */
+    uint16_t kind; /* MQD_CHECK_* */
     uint8_t used, sent;
 };
 
@@ -84,83 +96,99 @@ struct mqd_refusal { /* why single records were refused; of its request's heap_b
 
 /* ---- requests ---- */
 
-enum mqd_request_kind { MQD_REQUEST_READY, MQD_REQUEST_PRODUCE, MQD_REQUEST_FETCH, MQD_REQUEST_CONTROL, MQD_REQUEST_LIST_OFFSETS };
+enum mqd_request_kind {
+    MQD_REQUEST_READY,
+    MQD_REQUEST_PRODUCE,
+    MQD_REQUEST_FETCH,
+    MQD_REQUEST_CONTROL,
+    MQD_REQUEST_LIST_OFFSETS
+};
 
-struct mqd_produce_topic_entry { struct mqd_topic_key key; uint32_t append_count; uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3]; };
+struct mqd_produce_topic_entry {
+    struct mqd_topic_key key;
+    uint32_t append_count;
+    uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3];
+};
 
 struct mqd_request_order { /* what is kept of a Produce whose appends order their connection; most need none of it */
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
-    int64_t answer_by_ms;                 /* INT64_MAX: no acknowledgement is waited for by the clock */
-    int64_t producer_id;                  /* of its transactional batches, with producer_epoch; -1 = none yet */
-    struct mqd_text transactional_id;     /* in the frame, as long as an append pins it */
+    int64_t answer_by_ms;             /* INT64_MAX: no acknowledgement is waited for by the clock */
+    int64_t producer_id;              /* of its transactional batches, with producer_epoch; -1 = none yet */
+    struct mqd_text transactional_id; /* in the frame, as long as an append pins it */
 };
 
 struct mqd_request {
-    struct mqd_request *next;             /* of the connection, in order; or of the free list */
-    struct mqd_connection *connection;    /* NULL: the client is gone, the work ends by itself */
+    struct mqd_request *next;          /* of the connection, in order; or of the free list */
+    struct mqd_connection *connection; /* NULL: the client is gone, the work ends by itself */
     int32_t correlation_id;
     int16_t api_key, version;
     uint8_t kind, complete, timer_armed, no_reply;
     int64_t started_ns;
-    int64_t deadline_ms;                  /* CLOCK_MONOTONIC */
+    int64_t deadline_ms; /* CLOCK_MONOTONIC */
     uint32_t timer_index;
-    uint32_t pending;                     /* appends not done; cold reads not done */
+    uint32_t pending; /* appends not done; cold reads not done */
     uint64_t id;
-    uint64_t heap_bytes;                  /* taken of heap_bytes_max, given back with the request */
+    uint64_t heap_bytes; /* taken of heap_bytes_max, given back with the request */
     /* produce */
-    int64_t arena_offset;                 /* -1 = none */
+    int64_t arena_offset; /* -1 = none */
     uint32_t arena_pins;
-    uint32_t undecided;                   /* appends that order the connection and are neither staged nor refused; see server/check.c */
-    uint32_t awaiting;                    /* of these: those that the next check asks for */
-    uint32_t relaying;                    /* appends of it that wait for leaders on other hosts */
-    uint8_t blocks;                       /* counts in connection->blocked */
-    uint8_t order_known;                  /* `order` is filled */
-    uint8_t transactional_id_kept;        /* on the heap: the frame is gone */
-    uint8_t refused;                      /* an append has a refusal */
+    /* appends that order the connection and are neither staged nor refused; see server/check.c */
+    uint32_t undecided;
+    uint32_t awaiting;             /* of these: those that the next check asks for */
+    uint32_t relaying;             /* appends of it that wait for leaders on other hosts */
+    uint8_t blocks;                /* counts in connection->blocked */
+    uint8_t order_known;           /* `order` is filled */
+    uint8_t transactional_id_kept; /* on the heap: the frame is gone */
+    uint8_t refused;               /* an append has a refusal */
     uint32_t topic_count, append_count;
     struct mqd_produce_topic_entry *topics;
     struct mqd_append *appends;
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
-    struct mqd_request_order order;       /* when order_known */
+    struct mqd_request_order order; /* when order_known */
     /* fetch; from here on nothing is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
     int8_t isolation_level;
-    uint8_t positions_only;               /* of a local client that reads the files itself */
-    uint8_t evaluated;                    /* ranges are found; only cold reads are awaited */
-    uint8_t full;                         /* answer names every partition */
+    uint8_t positions_only; /* of a local client that reads the files itself */
+    uint8_t evaluated;      /* ranges are found; only cold reads are awaited */
+    uint8_t full;           /* answer names every partition */
     int16_t fetch_error;
     /* control */
     uint32_t control_index;
-    int64_t control_offset;               /* in the control arena, -1 = none */
+    int64_t control_offset; /* in the control arena, -1 = none */
     uint32_t frame_bytes;
-    uint8_t *frame;                       /* heap copy while the control arena is full */
-    struct mqd_node control_node;         /* in reactor->control_queue, once sent in control_sent */
-    uint64_t control_generation;          /* of the acceptor it was sent to */
+    uint8_t *frame;               /* heap copy while the control arena is full */
+    struct mqd_node control_node; /* in reactor->control_queue, once sent in control_sent */
+    uint64_t control_generation;  /* of the acceptor it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;
-    struct mqd_buffer reply;              /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
-    struct mqd_look_up *look_up;          /* LIST_OFFSETS that waits for flushes */
+    struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
+    struct mqd_look_up *look_up; /* LIST_OFFSETS that waits for flushes */
 };
 
-struct mqd_awaited_flush { uint32_t slot; int64_t end_offset; };
+struct mqd_awaited_flush {
+    uint32_t slot;
+    int64_t end_offset;
+};
 
-struct mqd_look_up { /* of its request's heap_bytes */
-    struct mqd_node node;        /* in reactor->look_ups while it waits */
+struct mqd_look_up {      /* of its request's heap_bytes */
+    struct mqd_node node; /* in reactor->look_ups while it waits */
     struct mqd_request *request;
-    uint8_t *body;               /* after the list */
+    uint8_t *body; /* after the list */
     uint32_t body_bytes;
-    uint32_t count, at;          /* awaited[at] is waited for */
+    uint32_t count, at; /* awaited[at] is waited for */
     struct mqd_awaited_flush awaited[];
 };
 
-/* This Produce comes next: thousands that waited for followers do not fit in the cache. NULL is no harm. */
+/* This Produce comes next: thousands that waited for followers do not fit in the cache. NULL is no
+ * harm. */
 static inline void mqd_request_expect(const struct mqd_request *request)
 {
     uintptr_t at = (uintptr_t)request;
-    for (uintptr_t line = 0; line < offsetof(struct mqd_request, inline_topic) + 2 * MQD_CACHE_LINE; line += MQD_CACHE_LINE)
+    for (uintptr_t line = 0; line < offsetof(struct mqd_request, inline_topic) + 2 * MQD_CACHE_LINE;
+         line += MQD_CACHE_LINE)
         __builtin_prefetch((const void *)(at + line), 1);
 }
 
@@ -172,7 +200,7 @@ struct mqd_chunk { /* bytes of `out` up to memory_end, then the file range (if a
 };
 
 struct mqd_connection {
-    int fd;                      /* of a local client: its Unix socket */
+    int fd; /* of a local client: its Unix socket */
     uint32_t index;
     uint32_t generation;
     uint64_t id;
@@ -181,39 +209,43 @@ struct mqd_connection {
     struct mqd_node stall_node;  /* in reactor->stalled: waits for arena or memory */
     struct mqd_node answer_node; /* in reactor->to_answer */
     uint8_t readable, writable, hangup, closing;
-    uint8_t broken;              /* hung up both ways: nobody takes its answers */
-    uint8_t expects_large;       /* the last frame was large: read its length first, so that the rest lands in a run of its own */
-    uint32_t local_ipv4;         /* network order, 0 = not IPv4 */
-    uint32_t peer_ipv4;          /* the same; for those who describe members */
-    uint16_t local_port;         /* host order */
+    uint8_t broken; /* hung up both ways: nobody takes its answers */
+    /* the last frame was large: read its length first, so that the rest lands in a run of its own */
+    uint8_t expects_large;
+    uint32_t local_ipv4; /* network order, 0 = not IPv4 */
+    uint32_t peer_ipv4;  /* the same; for those who describe members */
+    uint16_t local_port; /* host order */
     uint16_t listener_id;
-    int32_t peer_node;           /* the host at its other end, which has proven who it is; -1 = a client */
-    struct mqd_local *local;     /* bytes come and go through shared memory (server/local/local.h); NULL = by TCP */
+    int32_t peer_node;       /* the host at its other end, which has proven who it is; -1 = a client */
+    struct mqd_local *local; /* bytes come and go through shared memory (server/local/local.h); NULL = by TCP */
     int64_t last_active_ms;
-    /* receiving: a frame that is not whole yet is on the heap (small) or in a run of arena extents (large) */
+    /* receiving: a frame that is not whole yet is on the heap (small) or in a run of arena extents
+     * (large) */
     uint8_t *partial;
     uint32_t partial_bytes, partial_capacity;
-    int64_t run_offset;          /* -1 = none */
+    int64_t run_offset; /* -1 = none */
     int64_t run_began_ms;
     uint32_t run_bytes, run_filled;
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
-    uint32_t relaying;           /* of a local client: batches whose leader, another host, has not answered; other answers overtake them (mqd_connection_answer) */
-    uint32_t blocked;            /* requests that later ones may not overtake: nothing is read meanwhile */
-    uint64_t held_bytes;         /* heap_bytes of these requests */
+    /* of a local client: batches whose leader, another host, has not answered; other answers
+     * overtake them (mqd_connection_answer) */
+    uint32_t relaying;
+    uint32_t blocked;    /* requests that later ones may not overtake: nothing is read meanwhile */
+    uint64_t held_bytes; /* heap_bytes of these requests */
     /* quotas, while there are any (server/throttle.c) */
-    uint8_t muted;               /* not read until muted_until_ns */
-    uint8_t quota_kinds;         /* kinds this connection has used, bit by enum mqd_quota_kind */
-    struct mqd_node mute_node;   /* in reactor->mute_wheel */
+    uint8_t muted;             /* not read until muted_until_ns */
+    uint8_t quota_kinds;       /* kinds this connection has used, bit by enum mqd_quota_kind */
+    struct mqd_node mute_node; /* in reactor->mute_wheel */
     int64_t muted_until_ns;
     uint64_t quota_key, quota_version;
     uint64_t quota_intervals[MQD_QUOTA_KIND_COUNT];
     /* sending */
     struct mqd_buffer out;
-    uint64_t out_base;           /* stream position of out.bytes[0] */
-    uint64_t out_sent;           /* stream position sent so far (memory only) */
-    struct mqd_chunk *chunks;    /* ring of chunk_capacity, power of two */
+    uint64_t out_base;        /* stream position of out.bytes[0] */
+    uint64_t out_sent;        /* stream position sent so far (memory only) */
+    struct mqd_chunk *chunks; /* ring of chunk_capacity, power of two */
     uint32_t chunk_head, chunk_count, chunk_capacity;
 };
 

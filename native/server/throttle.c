@@ -1,19 +1,26 @@
-/* Quotas on the reactor: who is charged for what, and connections that are not read while their client owes (KIP-13, KIP-124, KIP-219).
+/* Quotas on the reactor: who is charged for what, and connections that are not read while their
+ * client owes (KIP-13, KIP-124, KIP-219).
  *
- * A request is never refused and its answer never held back for a quota: it is charged, answered at once with throttle_time_ms, and the connection is then
- * left unread (muted) until the debt is paid. What the client sends meanwhile stays in its socket. So an answer is not late because of what came after it,
- * clients that know KIP-219 wait by themselves, and those that do not are slowed by their own full sockets; memory is bounded as for any other connection.
+ * A request is never refused and its answer never held back for a quota: it is charged, answered at
+ * once with throttle_time_ms, and the connection is then left unread (muted) until the debt is
+ * paid. What the client sends meanwhile stays in its socket. So an answer is not late because of
+ * what came after it, clients that know KIP-219 wait by themselves, and those that do not are
+ * slowed by their own full sockets; memory is bounded as for any other connection.
  *
- * All connections of a client id share its buckets, on all workers: each looks at the debt before it receives and before each frame, so a new connection
- * does not buy a way round, but for one large frame (whose client id is not known before it has been received).
- * Who has hung up is not muted: its debt may be of minutes, and the connection would stay as long, with one more at each try of a client that has given up waiting.
- * What its socket still holds is served, and charged as ever.
+ * All connections of a client id share its buckets, on all workers: each looks at the debt before
+ * it receives and before each frame, so a new connection does not buy a way round, but for one
+ * large frame (whose client id is not known before it has been received). Who has hung up is not
+ * muted: its debt may be of minutes, and the connection would stay as long, with one more at each
+ * try of a client that has given up waiting. What its socket still holds is served, and charged as
+ * ever.
  *
- * The produce and fetch kinds are bytes, the request kind is nanoseconds of this thread spent on a request (the acceptor charges its own). What brokers write
- * themselves (coordinators, followers) never comes this way.
+ * The produce and fetch kinds are bytes, the request kind is nanoseconds of this thread spent on a
+ * request (the acceptor charges its own). What brokers write themselves (coordinators, followers)
+ * never comes this way.
  *
- * Muted connections lie in a wheel of 256 ticks of 4 ms; a longer wait is looked at again about once a second, so that a raised quota frees who waits.
- * Without quotas: one relaxed load in a turn, a byte tested at each place.
+ * Muted connections lie in a wheel of 256 ticks of 4 ms; a longer wait is looked at again about
+ * once a second, so that a raised quota frees who waits. Without quotas: one relaxed load in a
+ * turn, a byte tested at each place.
  */
 #include <string.h>
 #include <time.h>
@@ -37,11 +44,14 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
     r->quota_burst_ns = mqd_quota_limits_burst_ns(r->quota_limits);
 }
 
-/* Which limits hold for the connection: those of the client id in this request's header. False: a header that cannot be read; whoever parses it says so. */
+/* Which limits hold for the connection: those of the client id in this request's header. False: a
+ * header that cannot be read; whoever parses it says so. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0)
-        return false; /* who came by another host was charged there: a debt would hold up everybody that this connection serves */
+        /* who came by another host was charged there: a debt would hold up everybody that this
+         * connection serves */
+        return false;
     int16_t api_key = (int16_t)(frame[0] << 8 | frame[1]), length = (int16_t)(frame[8] << 8 | frame[9]);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
         return false;
@@ -52,7 +62,9 @@ static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint
         c->quota_version = r->quota_version;
         c->quota_kinds = 0;
     }
-    c->quota_kinds |= 1u << MQD_QUOTA_REQUEST | (api_key == MQD_API_PRODUCE ? 1u << MQD_QUOTA_PRODUCE : api_key == MQD_API_FETCH ? 1u << MQD_QUOTA_FETCH : 0);
+    c->quota_kinds |= 1u << MQD_QUOTA_REQUEST | (api_key == MQD_API_PRODUCE ? 1u << MQD_QUOTA_PRODUCE
+                                                 : api_key == MQD_API_FETCH ? 1u << MQD_QUOTA_FETCH
+                                                                            : 0);
     return true;
 }
 
@@ -101,7 +113,8 @@ void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c)
         r->mute_due_tick = INT64_MAX;
 }
 
-/* What the client owes by the kinds that this connection has used; its other connections may have added to it. */
+/* What the client owes by the kinds that this connection has used; its other connections may have
+ * added to it. */
 static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t most = 0;
@@ -110,7 +123,8 @@ static int64_t owed_ns(struct mqd_reactor *r, struct mqd_connection *c)
     for (uint32_t kind = 0; kind < MQD_QUOTA_KIND_COUNT; kind++) {
         if (!(c->quota_kinds >> kind & 1) || !c->quota_intervals[kind])
             continue;
-        int64_t owed = mqd_quota_owed(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, r->quota_burst_ns, r->now_ns);
+        int64_t owed =
+            mqd_quota_owed(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, r->quota_burst_ns, r->now_ns);
         most = owed > most ? owed : most;
     }
     return most;
@@ -141,7 +155,8 @@ void mqd_throttle_run(struct mqd_reactor *r)
     r->mute_due_tick = INT64_MAX;
     while (!mqd_list_empty(&due))
         look(r, MQD_CONTAINER(due.next, struct mqd_connection, mute_node));
-    for (int64_t tick = now_tick + 1; r->muted_count && tick < now_tick + MQD_MUTE_TICK_COUNT && tick < r->mute_due_tick; tick++)
+    for (int64_t tick = now_tick + 1;
+         r->muted_count && tick < now_tick + MQD_MUTE_TICK_COUNT && tick < r->mute_due_tick; tick++)
         if (!mqd_list_empty(&r->mute_wheel[tick % MQD_MUTE_TICK_COUNT]))
             r->mute_due_tick = tick;
 }
@@ -152,7 +167,9 @@ void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, u
 {
     if (!c || c->fd < 0 || !c->quota_intervals[kind] || c->quota_version != r->quota_version)
         return;
-    mute(r, c, mqd_quota_charge(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, c->quota_intervals[kind], units, r->quota_burst_ns, r->now_ns));
+    mute(r, c,
+         mqd_quota_charge(r->options.control, c->quota_key, (enum mqd_quota_kind)kind, c->quota_intervals[kind], units,
+                          r->quota_burst_ns, r->now_ns));
 }
 
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
@@ -173,7 +190,8 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
     return ms > INT32_MAX ? INT32_MAX : (int32_t)ms;
 }
 
-/* One answer should not owe more than the burst: Kafka's rule too. The first batch of an answer is whole in any case. */
+/* One answer should not owe more than the burst: Kafka's rule too. The first batch of an answer is
+ * whole in any case. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
     uint64_t interval = c->quota_intervals[MQD_QUOTA_FETCH];
@@ -183,7 +201,8 @@ int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct m
     return bytes < (unsigned __int128)(uint32_t)bytes_max ? (int32_t)bytes : bytes_max;
 }
 
-void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                           int64_t arena_offset)
 {
     uint64_t id = c->id;
     if (!identify(r, c, frame, size_bytes) || !c->quota_intervals[MQD_QUOTA_REQUEST]) {
@@ -208,12 +227,13 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* An answer that was made before its cost was known says so where the version has a place for it: Metadata and ListOffsets begin with it. Those that the
- * acceptor made carry what it charged. */
+/* An answer that was made before its cost was known says so where the version has a place for it:
+ * Metadata and ListOffsets begin with it. Those that the acceptor made carry what it charged. */
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t ms = mqd_throttle_time_ms(r, request->connection);
-    bool metadata = request->api_key == MQD_API_METADATA && request->version >= 3, offsets = request->api_key == MQD_API_LIST_OFFSETS && request->version >= 2;
+    bool metadata = request->api_key == MQD_API_METADATA && request->version >= 3,
+         offsets = request->api_key == MQD_API_LIST_OFFSETS && request->version >= 2;
     if (!ms || request->kind != MQD_REQUEST_READY || !(metadata || offsets))
         return;
     uint32_t at = 4 + (request->version >= (metadata ? 9 : 6)); /* correlation id, tagged fields of a flexible header */

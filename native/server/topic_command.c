@@ -1,5 +1,5 @@
-/* Commands that tell the reactor of topics and brokers. What they replace is looked at first: whoever waits on a partition that is another's now, or is led elsewhere, has
- * to be told. */
+/* Commands that tell the reactor of topics and brokers. What they replace is looked at first:
+ * whoever waits on a partition that is another's now, or is led elsewhere, has to be told. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,18 +35,21 @@ static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
     mqd_topics_remove(&r->topics, topic);
 }
 
-/* What a new description makes of the old one: a namesake is gone, and whoever waits on a slot that is no longer the partition's looks for the new one; whoever waits on
- * a partition that has another leader hears of it. */
+/* What a new description makes of the old one: a namesake is gone, and whoever waits on a slot that
+ * is no longer the partition's looks for the new one; whoever waits on a partition that has another
+ * leader hears of it. */
 static void topic_changes(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
-    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id), *namesake = mqd_topics_find(&r->topics, &key);
+    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id),
+                     *namesake = mqd_topics_find(&r->topics, &key);
     const struct mqd_topic_partition *partitions = command->list;
     if (namesake && namesake != topic)
         drop_topic(r, namesake);
     for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
         bool same_slot = i < command->number && partitions[i].slot == topic->slots[i];
-        if (same_slot && partitions[i].leader == topic->places[i].leader && partitions[i].leader_epoch == topic->places[i].leader_epoch)
+        if (same_slot && partitions[i].leader == topic->places[i].leader &&
+            partitions[i].leader_epoch == topic->places[i].leader_epoch)
             continue;
         if (!same_slot) {
             memset(r->cursors, 0, sizeof r->cursors);
@@ -65,12 +68,14 @@ void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *comm
     for (uint32_t i = before ? before->partition_count : 0; i < command->number; i++)
         forget_path(r, partitions[i].slot); /* the slot may have been another partition's */
     topic_changes(r, command);
-    struct mqd_topic *topic = mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);
+    struct mqd_topic *topic =
+        mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);
     if (topic && r->relays)
         mqd_relay_topic_changed(r, topic);
     if (topic)
         mqd_redirect_topic(r, topic);
-    mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL, topic ? "" : "out of memory for another topic");
+    mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL,
+                     topic ? "" : "out of memory for another topic");
 }
 
 void mqd_topic_command_remove(struct mqd_reactor *r, const struct mqd_command *command)
@@ -90,9 +95,11 @@ void mqd_topic_command_brokers(struct mqd_reactor *r, struct mqd_command *comman
 
 /* ---- posting ---- */
 
-static int post_topic(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name, struct mqd_topic_partition *partitions, uint32_t partition_count)
+static int post_topic(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
+                      struct mqd_topic_partition *partitions, uint32_t partition_count)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_TOPIC_PUT, .token = token, .number = partition_count, .list = partitions};
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_TOPIC_PUT, .token = token, .number = partition_count, .list = partitions};
     memcpy(command.topic_id, topic_id, 16);
     command.text = strdup(name);
     if (!command.text || !partitions) {
@@ -106,13 +113,15 @@ static int post_topic(struct mqd_reactor *r, uint64_t token, const uint8_t topic
 static int check_topic(const char *name, uint32_t slot_max)
 {
     if (strlen(name) > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "topic name of %zu bytes: at most %d", strlen(name), MQD_TOPIC_NAME_BYTES_MAX);
+        return mqd_error_set(MQD_E_INVALID, "topic name of %zu bytes: at most %d", strlen(name),
+                             MQD_TOPIC_NAME_BYTES_MAX);
     if (slot_max >= MQD_PARTITION_SLOT_COUNT)
         return mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot_max, MQD_PARTITION_SLOT_COUNT);
     return 0;
 }
 
-int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count)
+int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
+                          const uint32_t *slots, uint32_t partition_count)
 {
     uint32_t slot_max = 0;
     for (uint32_t i = 0; i < partition_count; i++)
@@ -121,12 +130,13 @@ int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t t
         return -1;
     struct mqd_topic_partition *partitions = malloc(sizeof *partitions * (partition_count ? partition_count : 1));
     for (uint32_t i = 0; partitions && i < partition_count; i++)
-        partitions[i] = (struct mqd_topic_partition){.slot = slots[i], .leader = MQD_LEADER_HERE, .leader_epoch = -1, .redirect = -1};
+        partitions[i] = (struct mqd_topic_partition){
+            .slot = slots[i], .leader = MQD_LEADER_HERE, .leader_epoch = -1, .redirect = -1};
     return post_topic(r, token, topic_id, name, partitions, partition_count);
 }
 
-int mqd_reactor_topic_place(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions,
-                            uint32_t partition_count)
+int mqd_reactor_topic_place(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
+                            const struct mqd_topic_partition *partitions, uint32_t partition_count)
 {
     uint32_t slot_max = 0;
     for (uint32_t i = 0; i < partition_count; i++)
@@ -146,11 +156,13 @@ int mqd_reactor_topic_remove(struct mqd_reactor *r, uint64_t token, const uint8_
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_brokers_put(struct mqd_reactor *r, uint64_t token, int32_t node_id, const struct mqd_broker_address *brokers, uint32_t broker_count)
+int mqd_reactor_brokers_put(struct mqd_reactor *r, uint64_t token, int32_t node_id,
+                            const struct mqd_broker_address *brokers, uint32_t broker_count)
 {
     if (broker_count > BROKER_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "%u brokers: at most %d", broker_count, BROKER_COUNT_MAX);
-    struct mqd_command command = {.kind = MQD_COMMAND_BROKERS_PUT, .token = token, .number = broker_count, .offset = node_id};
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_BROKERS_PUT, .token = token, .number = broker_count, .offset = node_id};
     if (broker_count) {
         struct mqd_broker_address *copy = malloc(sizeof *copy * broker_count);
         if (!copy)

@@ -1,4 +1,5 @@
-/* The topics that this worker knows: by name (older clients) and by id. Changed by commands of the main thread, read by every request. */
+/* The topics that this worker knows: by name (older clients) and by id. Changed by commands of the
+ * main thread, read by every request. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +49,8 @@ struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_to
     return find_name(topics, key->name.bytes, (uint32_t)key->name.size_bytes);
 }
 
-static bool set_partitions(struct mqd_topic *topic, const struct mqd_topic_partition *partitions, uint32_t partition_count)
+static bool set_partitions(struct mqd_topic *topic, const struct mqd_topic_partition *partitions,
+                           uint32_t partition_count)
 {
     uint32_t *slots = malloc(sizeof *slots * (partition_count ? partition_count : 1));
     struct mqd_topic_partition *places = malloc(sizeof *places * (partition_count ? partition_count : 1));
@@ -69,7 +71,8 @@ static bool set_partitions(struct mqd_topic *topic, const struct mqd_topic_parti
     return true;
 }
 
-struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions, uint32_t partition_count)
+struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name,
+                                 const struct mqd_topic_partition *partitions, uint32_t partition_count)
 {
     struct mqd_topic *topic = mqd_topics_find_id(topics, topic_id);
     if (topic)
@@ -131,11 +134,13 @@ void mqd_topics_clear(struct mqd_topics *topics)
 
 static int by_node_id(const void *a, const void *b)
 {
-    int32_t left = ((const struct mqd_broker_address *)a)->node_id, right = ((const struct mqd_broker_address *)b)->node_id;
+    int32_t left = ((const struct mqd_broker_address *)a)->node_id,
+            right = ((const struct mqd_broker_address *)b)->node_id;
     return (left > right) - (left < right);
 }
 
-void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers, uint32_t count)
+void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers,
+                            uint32_t count)
 {
     free(topics->brokers);
     topics->node_id = node_id;
@@ -156,12 +161,14 @@ bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_
     return topics->broker_count && place->leader != MQD_LEADER_HERE && place->leader != topics->node_id;
 }
 
-bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index, struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
+bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
+                            struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
 {
     if (!topic || partition_index < 0 || (uint32_t)partition_index >= topic->partition_count)
         return false;
     const struct mqd_topic_partition *place = &topic->places[partition_index];
-    const struct mqd_broker_address *broker = mqd_topics_led_elsewhere(topics, place) ? mqd_topics_broker(topics, place->leader) : NULL;
+    const struct mqd_broker_address *broker =
+        mqd_topics_led_elsewhere(topics, place) ? mqd_topics_broker(topics, place->leader) : NULL;
     if (!broker)
         return false;
     uint32_t at = 0;
@@ -170,7 +177,8 @@ bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_to
     if (at == MQD_TOLD_NODES_MAX)
         return false;
     if (at == nodes->count)
-        nodes->nodes[nodes->count++] = (struct mqd_node_endpoint){broker->node_id, broker->port, broker->host, broker->has_rack ? broker->rack : NULL};
+        nodes->nodes[nodes->count++] = (struct mqd_node_endpoint){broker->node_id, broker->port, broker->host,
+                                                                  broker->has_rack ? broker->rack : NULL};
     *out = (struct mqd_current_leader){place->leader, place->leader_epoch};
     return true;
 }

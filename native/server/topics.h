@@ -1,4 +1,5 @@
-/* Topics by name and by id, and brokers, as this worker was told of them. One thread: the reactor's. */
+/* Topics by name and by id, and brokers, as this worker was told of them. One thread: the
+ * reactor's. */
 #ifndef MQD_TOPICS_H
 #define MQD_TOPICS_H
 
@@ -31,20 +32,29 @@ struct mqd_topics {
 };
 struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key);
 struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16]);
-struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions, uint32_t partition_count);
+struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name,
+                                 const struct mqd_topic_partition *partitions, uint32_t partition_count);
 void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic);
 void mqd_topic_release(struct mqd_topic *topic);
 void mqd_topics_clear(struct mqd_topics *topics);
-void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers, uint32_t count); /* takes `brokers`, which malloc gave */
+/* takes `brokers`, which malloc gave */
+void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers,
+                            uint32_t count);
 /* Metadata say that another host leads it. */
 bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *place);
-const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id); /* NULL: not known, or no client may be sent there */
+/* NULL: not known, or no client may be sent there */
+const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);
 
 /* What an answer tells of other leaders (KIP-951): each node once. */
 #define MQD_TOLD_NODES_MAX 32
-struct mqd_told_nodes { struct mqd_node_endpoint nodes[MQD_TOLD_NODES_MAX]; uint32_t count; };
-/* Fills *out and notes the node. False: there is nothing to tell; this host leads it, nobody does, or clients cannot be sent there. */
-bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index, struct mqd_current_leader *out, struct mqd_told_nodes *nodes);
+struct mqd_told_nodes {
+    struct mqd_node_endpoint nodes[MQD_TOLD_NODES_MAX];
+    uint32_t count;
+};
+/* Fills *out and notes the node. False: there is nothing to tell; this host leads it, nobody does,
+ * or clients cannot be sent there. */
+bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index,
+                            struct mqd_current_leader *out, struct mqd_told_nodes *nodes);
 bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written by coordinators alone */
 
 #endif

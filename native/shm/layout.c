@@ -1,14 +1,17 @@
-/* The control segment: formatting, attaching, and the small protocols by which its words are published. Layout and owners: shm/layout.h.
+/* The control segment: formatting, attaching, and the small protocols by which its words are
+ * published. Layout and owners: shm/layout.h.
  *
- * Everything is copied word by word with atomic accesses (release stores, acquire loads; plain moves on x86), because a reader
- * may look while the owner writes. Two protocols:
+ * Everything is copied word by word with atomic accesses (release stores, acquire loads; plain
+ * moves on x86), because a reader may look while the owner writes. Two protocols:
  *
- *   double copy (positions, blobs)    version v: copy v & 1 is whole. Writer: fill copy (v + 1) & 1, store v + 1. Reader: load v, copy,
- *                                     load again; the same v means that nobody touched this copy. A word of a later write cannot be
- *                                     read without its predecessor's version being seen too. A writer that dies stops nobody.
- *   bracket (identity of a slot)      identity_version odd while the controller writes. It is rare, and readers give up after
- *                                     BRACKET_TRY_COUNT looks (MQD_E_STALE) instead of waiting for a dead controller; the next one
- *                                     to assign the slot closes the bracket.
+ *   double copy (positions, blobs)    version v: copy v & 1 is whole. Writer: fill copy (v + 1) &
+ *                                     1, store v + 1. Reader: load v, copy, load again; the same v
+ *                                     means that nobody touched this copy. A word of a later write
+ *                                     cannot be read without its predecessor's version being seen
+ *                                     too. A writer that dies stops nobody.
+ *   bracket (identity of a slot)      identity_version odd while the controller writes. It is rare, and readers give up
+ * after BRACKET_TRY_COUNT looks (MQD_E_STALE) instead of waiting for a dead controller; the next one to assign the slot
+ * closes the bracket.
  */
 #include "shm/layout.h"
 
@@ -29,18 +32,27 @@ enum {
     QUOTAS_AT = PARTITIONS_AT + MQD_PARTITION_SLOT_COUNT * sizeof(struct mqd_partition_slot),
     TOTAL_BYTES = QUOTAS_AT + sizeof(struct mqd_quota_table),
 };
-_Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 && PARTITIONS_AT % MQD_CACHE_LINE == 0 &&
-                   QUOTAS_AT % MQD_CACHE_LINE == 0,
+_Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 &&
+                   PARTITIONS_AT % MQD_CACHE_LINE == 0 && QUOTAS_AT % MQD_CACHE_LINE == 0,
                "every part begins a cache line");
-_Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE && offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
+_Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE &&
+                   offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
                "words of different writers lie on different lines");
-_Static_assert(offsetof(struct mqd_worker_slot, sleeping) == MQD_CACHE_LINE && offsetof(struct mqd_worker_slot, heartbeat_ns) == 2 * MQD_CACHE_LINE, "as above");
-_Static_assert(offsetof(struct mqd_partition_slot, version) == 2 * MQD_CACHE_LINE && offsetof(struct mqd_partition_slot, waiters) == 3 * MQD_CACHE_LINE, "as above");
-_Static_assert(offsetof(struct mqd_partition_slot, topic_id) % 8 == 0 && offsetof(struct mqd_blob, bytes) % 8 == 0 && MQD_BLOB_BYTES_MAX % 8 == 0, "copied by words");
+_Static_assert(offsetof(struct mqd_worker_slot, sleeping) == MQD_CACHE_LINE &&
+                   offsetof(struct mqd_worker_slot, heartbeat_ns) == 2 * MQD_CACHE_LINE,
+               "as above");
+_Static_assert(offsetof(struct mqd_partition_slot, version) == 2 * MQD_CACHE_LINE &&
+                   offsetof(struct mqd_partition_slot, waiters) == 3 * MQD_CACHE_LINE,
+               "as above");
+_Static_assert(offsetof(struct mqd_partition_slot, topic_id) % 8 == 0 && offsetof(struct mqd_blob, bytes) % 8 == 0 &&
+                   MQD_BLOB_BYTES_MAX % 8 == 0,
+               "copied by words");
 _Static_assert(MQD_COUNTER_COUNT <= sizeof((struct mqd_worker_stats){0}.counter) / 8, "counters fit");
-_Static_assert(MQD_HISTOGRAM_COUNT <= sizeof((struct mqd_worker_stats){0}.histogram) / (8 * MQD_HISTOGRAM_BUCKET_COUNT), "histograms fit");
+_Static_assert(MQD_HISTOGRAM_COUNT <= sizeof((struct mqd_worker_stats){0}.histogram) / (8 * MQD_HISTOGRAM_BUCKET_COUNT),
+               "histograms fit");
 
-/* ---- words -------------------------------------------------------------------------------------------------------- */
+/* ---- words
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void words_store(uint64_t *to, const void *from, size_t size_bytes)
 {
@@ -70,7 +82,8 @@ static void words_load(void *to, const uint64_t *from, size_t size_bytes)
     }
 }
 
-/* ---- the segment ---------------------------------------------------------------------------------------------------- */
+/* ---- the segment
+ * ---------------------------------------------------------------------------------------------------- */
 
 size_t mqd_control_size_bytes(void)
 {
@@ -79,37 +92,121 @@ size_t mqd_control_size_bytes(void)
 
 #define FIELD(type, name) offsetof(struct type, name), sizeof(((struct type *)0)->name)
 
-/* FNV-1a over offset and size of every shared field, and over the numbers that give the fields their meaning. */
+/* FNV-1a over offset and size of every shared field, and over the numbers that give the fields
+ * their meaning. */
 uint64_t mqd_abi_hash(void)
 {
     static const uint64_t numbers[] = {
-        MQD_LAYOUT_VERSION, BLOBS_AT, WORKERS_AT, STATS_AT, PARTITIONS_AT, TOTAL_BYTES,
-        FIELD(mqd_control_header, magic), FIELD(mqd_control_header, layout_version), FIELD(mqd_control_header, worker_count), FIELD(mqd_control_header, abi_hash),
-        FIELD(mqd_control_header, boot_id), FIELD(mqd_control_header, generation), FIELD(mqd_control_header, total_bytes),
-        FIELD(mqd_control_header, partition_slot_count), FIELD(mqd_control_header, created_ms), FIELD(mqd_control_header, metadata_version),
-        FIELD(mqd_control_header, broker_epoch), FIELD(mqd_control_header, incarnation), FIELD(mqd_control_header, lease_deadline_ns),
-        FIELD(mqd_control_header, log_level), FIELD(mqd_control_header, segments_generation), sizeof(struct mqd_control_header),
-        FIELD(mqd_blob, version), FIELD(mqd_blob, size_bytes), FIELD(mqd_blob, bytes), sizeof(struct mqd_blob), MQD_API_VERSIONS_BLOB_COUNT,
-        FIELD(mqd_worker_slot, state), FIELD(mqd_worker_slot, pid), FIELD(mqd_worker_slot, generation), FIELD(mqd_worker_slot, sleeping),
-        FIELD(mqd_worker_slot, heartbeat_ns), FIELD(mqd_worker_slot, connection_count), FIELD(mqd_worker_slot, partition_count),
-        FIELD(mqd_worker_slot, accepted_generation), sizeof(struct mqd_worker_slot), MQD_ENDPOINT_COUNT_MAX,
-        FIELD(mqd_worker_stats, counter), FIELD(mqd_worker_stats, histogram), sizeof(struct mqd_worker_stats), MQD_WORKER_COUNT_MAX, MQD_COUNTER_COUNT, MQD_HISTOGRAM_COUNT,
-        FIELD(mqd_positions, log_start_offset), FIELD(mqd_positions, high_watermark), FIELD(mqd_positions, log_end_offset), FIELD(mqd_positions, last_stable_offset),
-        FIELD(mqd_positions, durable_offset), FIELD(mqd_positions, high_watermark_segment), FIELD(mqd_positions, log_end_segment),
-        FIELD(mqd_positions, high_watermark_position), FIELD(mqd_positions, log_end_position),
-        FIELD(mqd_partition_slot, positions), FIELD(mqd_partition_slot, version), FIELD(mqd_partition_slot, segments_generation), FIELD(mqd_partition_slot, topic_id),
-        FIELD(mqd_partition_slot, identity_version), FIELD(mqd_partition_slot, partition_index), FIELD(mqd_partition_slot, leader_epoch),
-        FIELD(mqd_partition_slot, owner), FIELD(mqd_partition_slot, state), FIELD(mqd_partition_slot, log_dir), FIELD(mqd_partition_slot, owner_generation),
-        FIELD(mqd_partition_slot, compacted), FIELD(mqd_partition_slot, role), FIELD(mqd_partition_slot, latest_pending), FIELD(mqd_partition_slot, lagging), FIELD(mqd_partition_slot, validation),
-        FIELD(mqd_partition_slot, flush_on_ack), FIELD(mqd_partition_slot, flush_awaited),
-        FIELD(mqd_partition_slot, in_sync_follower_count), FIELD(mqd_partition_slot, in_sync_followers), FIELD(mqd_partition_slot, waiters), sizeof(struct mqd_partition_slot), MQD_PARTITION_SLOT_COUNT, MQD_SLOT_DELETING, MQD_PROCESS_DEAD,
-        QUOTAS_AT, FIELD(mqd_quota_table, version), FIELD(mqd_quota_table, rules), FIELD(mqd_quota_table, bucket), FIELD(mqd_quota_rules, count), FIELD(mqd_quota_rules, kinds),
-        FIELD(mqd_quota_rules, burst_ns), FIELD(mqd_quota_rules, defaults), FIELD(mqd_quota_rules, rule), FIELD(mqd_quota_rule, key), FIELD(mqd_quota_rule, interval),
-        FIELD(mqd_quota_bucket, key), FIELD(mqd_quota_bucket, used_ns), FIELD(mqd_quota_bucket, arrival_ns), MQD_QUOTA_KIND_COUNT, MQD_QUOTA_WAY_COUNT,
-        FIELD(mqd_ring, head), FIELD(mqd_ring, tail), offsetof(struct mqd_ring, descriptor), MQD_LINK_DESCRIPTOR_COUNT,
-        FIELD(mqd_descriptor, kind), FIELD(mqd_descriptor, flags), FIELD(mqd_descriptor, slot), FIELD(mqd_descriptor, token), FIELD(mqd_descriptor, offset),
-        FIELD(mqd_descriptor, size_bytes), FIELD(mqd_descriptor, error), FIELD(mqd_descriptor, a), FIELD(mqd_descriptor, b), FIELD(mqd_descriptor, c),
-        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_FLUSHED,
+        MQD_LAYOUT_VERSION,
+        BLOBS_AT,
+        WORKERS_AT,
+        STATS_AT,
+        PARTITIONS_AT,
+        TOTAL_BYTES,
+        FIELD(mqd_control_header, magic),
+        FIELD(mqd_control_header, layout_version),
+        FIELD(mqd_control_header, worker_count),
+        FIELD(mqd_control_header, abi_hash),
+        FIELD(mqd_control_header, boot_id),
+        FIELD(mqd_control_header, generation),
+        FIELD(mqd_control_header, total_bytes),
+        FIELD(mqd_control_header, partition_slot_count),
+        FIELD(mqd_control_header, created_ms),
+        FIELD(mqd_control_header, metadata_version),
+        FIELD(mqd_control_header, broker_epoch),
+        FIELD(mqd_control_header, incarnation),
+        FIELD(mqd_control_header, lease_deadline_ns),
+        FIELD(mqd_control_header, log_level),
+        FIELD(mqd_control_header, segments_generation),
+        sizeof(struct mqd_control_header),
+        FIELD(mqd_blob, version),
+        FIELD(mqd_blob, size_bytes),
+        FIELD(mqd_blob, bytes),
+        sizeof(struct mqd_blob),
+        MQD_API_VERSIONS_BLOB_COUNT,
+        FIELD(mqd_worker_slot, state),
+        FIELD(mqd_worker_slot, pid),
+        FIELD(mqd_worker_slot, generation),
+        FIELD(mqd_worker_slot, sleeping),
+        FIELD(mqd_worker_slot, heartbeat_ns),
+        FIELD(mqd_worker_slot, connection_count),
+        FIELD(mqd_worker_slot, partition_count),
+        FIELD(mqd_worker_slot, accepted_generation),
+        sizeof(struct mqd_worker_slot),
+        MQD_ENDPOINT_COUNT_MAX,
+        FIELD(mqd_worker_stats, counter),
+        FIELD(mqd_worker_stats, histogram),
+        sizeof(struct mqd_worker_stats),
+        MQD_WORKER_COUNT_MAX,
+        MQD_COUNTER_COUNT,
+        MQD_HISTOGRAM_COUNT,
+        FIELD(mqd_positions, log_start_offset),
+        FIELD(mqd_positions, high_watermark),
+        FIELD(mqd_positions, log_end_offset),
+        FIELD(mqd_positions, last_stable_offset),
+        FIELD(mqd_positions, durable_offset),
+        FIELD(mqd_positions, high_watermark_segment),
+        FIELD(mqd_positions, log_end_segment),
+        FIELD(mqd_positions, high_watermark_position),
+        FIELD(mqd_positions, log_end_position),
+        FIELD(mqd_partition_slot, positions),
+        FIELD(mqd_partition_slot, version),
+        FIELD(mqd_partition_slot, segments_generation),
+        FIELD(mqd_partition_slot, topic_id),
+        FIELD(mqd_partition_slot, identity_version),
+        FIELD(mqd_partition_slot, partition_index),
+        FIELD(mqd_partition_slot, leader_epoch),
+        FIELD(mqd_partition_slot, owner),
+        FIELD(mqd_partition_slot, state),
+        FIELD(mqd_partition_slot, log_dir),
+        FIELD(mqd_partition_slot, owner_generation),
+        FIELD(mqd_partition_slot, compacted),
+        FIELD(mqd_partition_slot, role),
+        FIELD(mqd_partition_slot, latest_pending),
+        FIELD(mqd_partition_slot, lagging),
+        FIELD(mqd_partition_slot, validation),
+        FIELD(mqd_partition_slot, flush_on_ack),
+        FIELD(mqd_partition_slot, flush_awaited),
+        FIELD(mqd_partition_slot, in_sync_follower_count),
+        FIELD(mqd_partition_slot, in_sync_followers),
+        FIELD(mqd_partition_slot, waiters),
+        sizeof(struct mqd_partition_slot),
+        MQD_PARTITION_SLOT_COUNT,
+        MQD_SLOT_DELETING,
+        MQD_PROCESS_DEAD,
+        QUOTAS_AT,
+        FIELD(mqd_quota_table, version),
+        FIELD(mqd_quota_table, rules),
+        FIELD(mqd_quota_table, bucket),
+        FIELD(mqd_quota_rules, count),
+        FIELD(mqd_quota_rules, kinds),
+        FIELD(mqd_quota_rules, burst_ns),
+        FIELD(mqd_quota_rules, defaults),
+        FIELD(mqd_quota_rules, rule),
+        FIELD(mqd_quota_rule, key),
+        FIELD(mqd_quota_rule, interval),
+        FIELD(mqd_quota_bucket, key),
+        FIELD(mqd_quota_bucket, used_ns),
+        FIELD(mqd_quota_bucket, arrival_ns),
+        MQD_QUOTA_KIND_COUNT,
+        MQD_QUOTA_WAY_COUNT,
+        FIELD(mqd_ring, head),
+        FIELD(mqd_ring, tail),
+        offsetof(struct mqd_ring, descriptor),
+        MQD_LINK_DESCRIPTOR_COUNT,
+        FIELD(mqd_descriptor, kind),
+        FIELD(mqd_descriptor, flags),
+        FIELD(mqd_descriptor, slot),
+        FIELD(mqd_descriptor, token),
+        FIELD(mqd_descriptor, offset),
+        FIELD(mqd_descriptor, size_bytes),
+        FIELD(mqd_descriptor, error),
+        FIELD(mqd_descriptor, a),
+        FIELD(mqd_descriptor, b),
+        FIELD(mqd_descriptor, c),
+        FIELD(mqd_descriptor, generation),
+        sizeof(struct mqd_descriptor),
+        MQD_LINK_FLUSHED,
     };
     uint64_t hash = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
@@ -118,12 +215,15 @@ uint64_t mqd_abi_hash(void)
     return hash;
 }
 
-int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16], uint64_t generation, int64_t now_ms)
+int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16],
+                       uint64_t generation, int64_t now_ms)
 {
     if (worker_count < 1 || worker_count > MQD_WORKER_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u workers; from 1 to %d are possible", worker_count, MQD_WORKER_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "%u workers; from 1 to %d are possible", worker_count,
+                             MQD_WORKER_COUNT_MAX);
     if (size_bytes < TOTAL_BYTES)
-        return mqd_error_set(MQD_E_INVALID, "the control segment needs %zu bytes, got %zu", (size_t)TOTAL_BYTES, size_bytes);
+        return mqd_error_set(MQD_E_INVALID, "the control segment needs %zu bytes, got %zu", (size_t)TOTAL_BYTES,
+                             size_bytes);
     struct mqd_control_header *header = control;
     header->layout_version = MQD_LAYOUT_VERSION;
     header->worker_count = worker_count;
@@ -134,33 +234,46 @@ int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, 
     header->partition_slot_count = MQD_PARTITION_SLOT_COUNT;
     header->created_ms = now_ms;
     header->lease_deadline_ns = INT64_MAX;
-    header->log_level = 6; /* syslog's info */
+    header->log_level = 6;                                /* syslog's info */
     mqd_store_release(&header->magic, MQD_CONTROL_MAGIC); /* L1 */
     return 0;
 }
 
-#define OTHER_BUILD "; the processes of this broker are of different builds: stop it (mqd down) and start it again, so that all run the one that is installed"
+#define OTHER_BUILD                                                                                                    \
+    "; the processes of this broker are of different builds: stop it (mqd down) and start it again, so that all run "  \
+    "the one that is installed"
 
 int mqd_control_attach(void *control, size_t size_bytes)
 {
     const struct mqd_control_header *header = control;
     if (size_bytes < sizeof *header)
-        return mqd_error_set(MQD_E_LAYOUT, "a control segment of %zu bytes has no header: the keeper has not finished, or died, while making it; start the broker again", size_bytes);
+        return mqd_error_set(MQD_E_LAYOUT,
+                             "a control segment of %zu bytes has no header: the keeper has not finished, or died, "
+                             "while making it; start the broker again",
+                             size_bytes);
     uint64_t magic = mqd_load_acquire(&header->magic);
     if (magic == 0)
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment is not formatted yet: its keeper is still starting, or died doing it; start the broker again");
+        return mqd_error_set(MQD_E_LAYOUT, "the control segment is not formatted yet: its keeper is still starting, or "
+                                           "died doing it; start the broker again");
     if (magic != MQD_CONTROL_MAGIC)
-        return mqd_error_set(MQD_E_LAYOUT, "this is not a control segment of mqd (magic %016llx)", (unsigned long long)magic);
+        return mqd_error_set(MQD_E_LAYOUT, "this is not a control segment of mqd (magic %016llx)",
+                             (unsigned long long)magic);
     if (header->layout_version != MQD_LAYOUT_VERSION)
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment has layout version %u, this process knows %u" OTHER_BUILD, header->layout_version, MQD_LAYOUT_VERSION);
+        return mqd_error_set(MQD_E_LAYOUT,
+                             "the control segment has layout version %u, this process knows %u" OTHER_BUILD,
+                             header->layout_version, MQD_LAYOUT_VERSION);
     if (header->abi_hash != mqd_abi_hash())
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment has layout hash %016llx, this process %016llx" OTHER_BUILD, (unsigned long long)header->abi_hash,
-                             (unsigned long long)mqd_abi_hash());
+        return mqd_error_set(MQD_E_LAYOUT,
+                             "the control segment has layout hash %016llx, this process %016llx" OTHER_BUILD,
+                             (unsigned long long)header->abi_hash, (unsigned long long)mqd_abi_hash());
     if (header->total_bytes != TOTAL_BYTES || size_bytes < TOTAL_BYTES)
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment has %llu bytes (%zu mapped), this process expects %zu" OTHER_BUILD, (unsigned long long)header->total_bytes,
-                             size_bytes, (size_t)TOTAL_BYTES);
-    if (header->worker_count < 1 || header->worker_count > MQD_WORKER_COUNT_MAX || header->partition_slot_count != MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_LAYOUT, "the control segment tells of %u workers and %u partition slots" OTHER_BUILD, header->worker_count, header->partition_slot_count);
+        return mqd_error_set(MQD_E_LAYOUT,
+                             "the control segment has %llu bytes (%zu mapped), this process expects %zu" OTHER_BUILD,
+                             (unsigned long long)header->total_bytes, size_bytes, (size_t)TOTAL_BYTES);
+    if (header->worker_count < 1 || header->worker_count > MQD_WORKER_COUNT_MAX ||
+        header->partition_slot_count != MQD_PARTITION_SLOT_COUNT)
+        return mqd_error_set(MQD_E_LAYOUT, "the control segment tells of %u workers and %u partition slots" OTHER_BUILD,
+                             header->worker_count, header->partition_slot_count);
     return 0;
 }
 
@@ -199,7 +312,8 @@ struct mqd_quota_table *mqd_control_quotas(void *control)
     return (struct mqd_quota_table *)((uint8_t *)control + QUOTAS_AT);
 }
 
-/* ---- header words --------------------------------------------------------------------------------------------------- */
+/* ---- header words
+ * --------------------------------------------------------------------------------------------------- */
 
 uint32_t mqd_control_worker_count(void *control)
 {
@@ -259,11 +373,14 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
 {
     struct mqd_blob *blob = mqd_control_api_versions(control, version);
     if (!blob)
-        return mqd_error_set(MQD_E_INVALID, "ApiVersions version %u has no place in the control segment; versions below %d have", version, MQD_API_VERSIONS_BLOB_COUNT);
+        return mqd_error_set(MQD_E_INVALID,
+                             "ApiVersions version %u has no place in the control segment; versions below %d have",
+                             version, MQD_API_VERSIONS_BLOB_COUNT);
     return mqd_blob_write(blob, body, size_bytes);
 }
 
-/* ---- endpoints ------------------------------------------------------------------------------------------------------ */
+/* ---- endpoints
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Generation before state: who sees DEAD sees that what the process lent or owed is void. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid)
@@ -313,10 +430,13 @@ void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t
     for (uint32_t i = 0; i < MQD_COUNTER_COUNT; i++)
         counters[i] = stats ? mqd_load_relaxed(&stats->counter[i]) : 0;
     for (uint32_t i = 0; i < MQD_HISTOGRAM_COUNT * MQD_HISTOGRAM_BUCKET_COUNT; i++)
-        histograms[i] = stats ? mqd_load_relaxed(&stats->histogram[i / MQD_HISTOGRAM_BUCKET_COUNT][i % MQD_HISTOGRAM_BUCKET_COUNT]) : 0;
+        histograms[i] =
+            stats ? mqd_load_relaxed(&stats->histogram[i / MQD_HISTOGRAM_BUCKET_COUNT][i % MQD_HISTOGRAM_BUCKET_COUNT])
+                  : 0;
 }
 
-/* ---- double copy ---------------------------------------------------------------------------------------------------- */
+/* ---- double copy
+ * ---------------------------------------------------------------------------------------------------- */
 
 void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_positions *positions)
 {
@@ -340,7 +460,8 @@ void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positi
 int mqd_blob_write(struct mqd_blob *blob, const void *bytes, uint32_t size_bytes)
 {
     if (size_bytes > MQD_BLOB_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u bytes do not fit into a shared value of at most %d", size_bytes, MQD_BLOB_BYTES_MAX);
+        return mqd_error_set(MQD_E_INVALID, "%u bytes do not fit into a shared value of at most %d", size_bytes,
+                             MQD_BLOB_BYTES_MAX);
     uint64_t next = mqd_load_relaxed(&blob->version) + 1;
     mqd_store_release(&blob->size_bytes[next & 1], size_bytes);
     words_store((uint64_t *)blob->bytes[next & 1], bytes, size_bytes);
@@ -363,7 +484,8 @@ int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity)
     return -1;
 }
 
-/* ---- partition slots ------------------------------------------------------------------------------------------------ */
+/* ---- partition slots
+ * ------------------------------------------------------------------------------------------------ */
 
 /* A dead predecessor may have left the bracket open: then it is simply ours. */
 static uint32_t bracket_open(struct mqd_partition_slot *slot)
@@ -385,17 +507,22 @@ static bool same_identity(const struct mqd_partition_slot *slot, const uint8_t t
     return memcmp(held, topic_id, sizeof held) == 0 && mqd_load_relaxed(&slot->partition_index) == partition_index;
 }
 
-/* A free slot becomes OPENING. A slot that holds this very partition keeps its positions and, unless the owner changes, its
- * state: so a restarted controller may assign again what it finds. Another partition's slot is refused: clear it first. */
-int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner, uint8_t log_dir, int32_t leader_epoch)
+/* A free slot becomes OPENING. A slot that holds this very partition keeps its positions and,
+ * unless the owner changes, its state: so a restarted controller may assign again what it finds.
+ * Another partition's slot is refused: clear it first. */
+int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
+                    uint8_t log_dir, int32_t leader_epoch)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(control, index);
-    if (!slot || (owner >= MQD_WORKER_COUNT_MAX && owner != MQD_OWNER_NONE) || log_dir >= MQD_LOG_DIR_COUNT_MAX || partition_index < 0)
-        return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range", index, partition_index, owner, log_dir);
+    if (!slot || (owner >= MQD_WORKER_COUNT_MAX && owner != MQD_OWNER_NONE) || log_dir >= MQD_LOG_DIR_COUNT_MAX ||
+        partition_index < 0)
+        return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range",
+                             index, partition_index, owner, log_dir);
     bool whole = (mqd_load_acquire(&slot->identity_version) & 1) == 0; /* else nothing in it can be believed */
     bool held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
     if (whole && held && !same_identity(slot, topic_id, partition_index))
-        return mqd_error_set(MQD_E_INVALID, "slot %u holds another partition (%d); clear it first", index, mqd_load_relaxed(&slot->partition_index));
+        return mqd_error_set(MQD_E_INVALID, "slot %u holds another partition (%d); clear it first", index,
+                             mqd_load_relaxed(&slot->partition_index));
     bool keep_state = whole && held && mqd_load_relaxed(&slot->owner) == owner;
     uint32_t odd = bracket_open(slot);
     words_store((uint64_t *)slot->topic_id, topic_id, 16);
@@ -410,8 +537,8 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
     return 0;
 }
 
-/* The controller writes the positions here: the slot has no owner any more. segments_generation goes on, so that readers drop
- * the file descriptors they keep for the partition that was here. */
+/* The controller writes the positions here: the slot has no owner any more. segments_generation
+ * goes on, so that readers drop the file descriptors they keep for the partition that was here. */
 void mqd_slot_clear(void *control, uint32_t index)
 {
     static const struct mqd_positions empty;
@@ -482,5 +609,7 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
         if (mqd_load_acquire(&slot->identity_version) == version)
             return 0;
     }
-    return mqd_error_set(MQD_E_STALE, "slot %u is being assigned, or the controller died doing it; the next one assigns it again", index);
+    return mqd_error_set(MQD_E_STALE,
+                         "slot %u is being assigned, or the controller died doing it; the next one assigns it again",
+                         index);
 }

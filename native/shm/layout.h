@@ -5,22 +5,28 @@
  *
  *   control segment
  *     0        struct mqd_control_header          4 KiB, keeper writes it, single words have other owners (see below)
- *     4096     struct mqd_blob  api_versions[8]   acceptor writes, workers read: ready-made ApiVersions bodies by version
+ *     4096     struct mqd_blob  api_versions[8]   acceptor writes, workers read: ready-made ApiVersions bodies by
+ * version
  *     ...      struct mqd_worker_slot[66]         of each endpoint: see the lines of the struct
  *     ...      struct mqd_worker_stats[64]        each worker writes its own; the acceptor reads (metrics)
  *     ...      struct mqd_partition_slot[16384]   see the lines of the struct
  *     ...      struct mqd_quota_table             rules: controller writes; buckets: workers and acceptor (shm/quota.h)
  *
  *   links segment
- *     struct mqd_ring x endpoint_count^2, index from * endpoint_count + to; writer `from`, reader `to`
+ *     struct mqd_ring x endpoint_count^2, index from * endpoint_count + to; writer `from`, reader
+ *     `to`
  *
- * Endpoints: 0 .. worker_count-1 the workers, worker_count the acceptor, worker_count+1 the controller.
+ * Endpoints: 0 .. worker_count-1 the workers, worker_count the acceptor, worker_count+1 the
+ * controller.
  *
  * Invariants
- *   L1  magic is stored last (release) by the keeper; whoever reads it (acquire) sees a complete header.
- *   L2  a partition slot's positions are published by double copy: the owner writes the inactive copy, then
- *       release-stores `version`; a writer killed half-way leaves the active copy whole, so no reader waits for the dead.
- *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange), `flush_awaited` and the buckets of the quotas (compare-and-swap).
+ *   L1  magic is stored last (release) by the keeper; whoever reads it (acquire) sees a complete
+ *       header.
+ *   L2  a partition slot's positions are published by double copy: the owner writes the inactive
+ *       copy, then release-stores `version`; a writer killed half-way leaves the active copy whole,
+ *       so no reader waits for the dead.
+ *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange),
+ *       `flush_awaited` and the buckets of the quotas (compare-and-swap).
  */
 #ifndef MQD_SHM_LAYOUT_H
 #define MQD_SHM_LAYOUT_H
@@ -52,15 +58,16 @@ struct mqd_control_header {
     uint8_t pad0[MQD_CACHE_LINE - 8];
 
     /* line: controller writes, everyone reads */
-    uint64_t metadata_version;   /* version of the image that every worker has applied */
+    uint64_t metadata_version; /* version of the image that every worker has applied */
     int64_t broker_epoch;
     uint64_t incarnation;
-    int64_t lease_deadline_ns;   /* CLOCK_BOOTTIME; INT64_MAX while the quorum is this host alone */
-    uint32_t log_level;          /* keeper writes; syslog-like 0..7 */
+    int64_t lease_deadline_ns; /* CLOCK_BOOTTIME; INT64_MAX while the quorum is this host alone */
+    uint32_t log_level;        /* keeper writes; syslog-like 0..7 */
     uint32_t reserved1;
     uint8_t pad1[MQD_CACHE_LINE - 40];
 
-    /* line: any worker bumps (atomic add) when one of its partitions rolls, deletes or truncates a segment */
+    /* line: any worker bumps (atomic add) when one of its partitions rolls, deletes or truncates a
+     * segment */
     uint64_t segments_generation;
     uint8_t pad2[MQD_CACHE_LINE - 8];
 
@@ -81,7 +88,8 @@ struct mqd_worker_slot {
     int32_t pid;
     uint64_t generation; /* bumped when the process died: what it lent or owed is void */
     uint8_t pad0[MQD_CACHE_LINE - 16];
-    /* line 1: the endpoint itself writes `sleeping` (seq_cst); peers exchange it to 0 when they wake it */
+    /* line 1: the endpoint itself writes `sleeping` (seq_cst); peers exchange it to 0 when they
+     * wake it */
     uint32_t sleeping;
     uint8_t pad1[MQD_CACHE_LINE - 4];
     /* line 2: the endpoint writes */
@@ -93,39 +101,44 @@ struct mqd_worker_slot {
     uint8_t pad3[MQD_CACHE_LINE];
 };
 
-/* Latencies: bucket i counts values v (microseconds) with floor(log2(v|1)) * 4 + next two bits; 128 buckets reach 2^32 us. */
+/* Latencies: bucket i counts values v (microseconds) with floor(log2(v|1)) * 4 + next two bits; 128
+ * buckets reach 2^32 us. */
 #define MQD_HISTOGRAM_BUCKET_COUNT 128
 struct mqd_worker_stats {
-    uint64_t counter[64]; /* enum mqd_counter */
+    uint64_t counter[64];                              /* enum mqd_counter */
     uint64_t histogram[8][MQD_HISTOGRAM_BUCKET_COUNT]; /* enum mqd_histogram */
 };
 
 struct mqd_partition_slot {
     /* lines 0 and 1: the two copies; owner writes the inactive one */
     struct mqd_positions positions[2];
-    /* line 2: owner writes `version` and `segments_generation`; the controller writes the rest while the slot is unowned or on a
-     * change of leader, bracketed by `identity_version` (odd while it writes) */
+    /* line 2: owner writes `version` and `segments_generation`; the controller writes the rest
+     * while the slot is unowned or on a change of leader, bracketed by `identity_version` (odd
+     * while it writes) */
     uint64_t version;
     uint64_t segments_generation;
     uint8_t topic_id[16];
     uint32_t identity_version;
     int32_t partition_index;
     int32_t leader_epoch;
-    uint16_t owner;      /* worker index; MQD_OWNER_NONE = none */
-    uint8_t state;       /* enum mqd_slot_state */
-    uint8_t log_dir;     /* index in log.dirs */
+    uint16_t owner;  /* worker index; MQD_OWNER_NONE = none */
+    uint8_t state;   /* enum mqd_slot_state */
+    uint8_t log_dir; /* index in log.dirs */
     uint64_t owner_generation;
-    uint8_t compacted;   /* owner writes: every record needs a key (cleanup.policy) */
-    uint8_t role;        /* owner writes: enum mqd_slot_role */
+    uint8_t compacted;      /* owner writes: every record needs a key (cleanup.policy) */
+    uint8_t role;           /* owner writes: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be told yet */
-    uint8_t lagging;     /* owner writes: a follower that is not in sync: who reads here goes elsewhere for what it lacks */
-    uint8_t validation;  /* owner writes: enum mqd_record_validation */
-    uint8_t flush_on_ack; /* owner writes */
+    /* owner writes: a follower that is not in sync: who reads here goes elsewhere for what it lacks */
+    uint8_t lagging;
+    uint8_t validation;    /* owner writes: enum mqd_record_validation */
+    uint8_t flush_on_ack;  /* owner writes */
     uint8_t flush_awaited; /* any process stores 1, the owner exchanges it to 0 and tells all by MQD_LINK_FLUSHED */
     uint8_t pad2[1];
-    /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to 0 and tells them by link */
+    /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to
+     * 0 and tells them by link */
     uint64_t waiters;
-    /* owner writes: node ids of the other replicas that are in sync, as many as fit; each word by itself (server/fetch/nearest.c) */
+    /* owner writes: node ids of the other replicas that are in sync, as many as fit; each word by
+     * itself (server/fetch/nearest.c) */
     uint32_t in_sync_follower_count;
     int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
     uint8_t pad3[MQD_CACHE_LINE - 12 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
@@ -139,16 +152,19 @@ _Static_assert(sizeof(struct mqd_descriptor) == MQD_CACHE_LINE, "a descriptor is
 
 struct mqd_control_header *mqd_control_header(void *control);
 struct mqd_blob *mqd_control_api_versions(void *control, uint32_t version);
-struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint);  /* also acceptor and controller: their sleep words live here */
+/* also acceptor and controller: their sleep words live here */
+struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint);
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker);
 struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot);
 
-/* Owner only. Publishes `positions` (release); readers see either the old or the new eight words, never a mixture. */
+/* Owner only. Publishes `positions` (release); readers see either the old or the new eight words,
+ * never a mixture. */
 void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_positions *positions);
 /* Any process. */
 void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positions *out);
 
-/* Double-copy blob. write: one writer; returns -1 when size_bytes > MQD_BLOB_BYTES_MAX. read: copies at most capacity, returns size or -1 when never written. */
+/* Double-copy blob. write: one writer; returns -1 when size_bytes > MQD_BLOB_BYTES_MAX. read:
+ * copies at most capacity, returns size or -1 when never written. */
 int mqd_blob_write(struct mqd_blob *blob, const void *bytes, uint32_t size_bytes);
 int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity);
 

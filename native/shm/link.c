@@ -1,22 +1,25 @@
-/* One process's end of all its links: rings to and from every endpoint, and the protocol of going to sleep.
+/* One process's end of all its links: rings to and from every endpoint, and the protocol of going
+ * to sleep.
  *
  * Links segment: rings of MQD_LINK_DESCRIPTOR_COUNT, index from * endpoint_count + to.
  *
  * Sleeping (Dekker's pattern; tests/test_sleep_model.c goes through every interleaving):
- *   consumer   S1 sleeping = 1    S2 full fence    S3 look into all inbound rings    S4 block on the eventfd if they are empty
- *   producer   P1 publish tails   P2 full fence    P3 if sleeping and exchange(sleeping, 0) was 1: write the eventfd
- * The fences forbid that S3 misses the tail and P3 misses the flag, both. Several producers exchange; one of them writes.
- * A consumer that was woken needlessly only looks once more. An eventfd is never reset here: a caller that waits level-triggered
- * reads it before mqd_endpoint_drain; edge-triggered waiting needs no read.
+ *   consumer   S1 sleeping = 1    S2 full fence    S3 look into all inbound rings    S4 block on the eventfd if they
+ * are empty producer   P1 publish tails   P2 full fence    P3 if sleeping and exchange(sleeping, 0) was 1: write the
+ * eventfd The fences forbid that S3 misses the tail and P3 misses the flag, both. Several producers exchange; one of
+ * them writes. A consumer that was woken needlessly only looks once more. An eventfd is never reset here: a caller that
+ * waits level-triggered reads it before mqd_endpoint_drain; edge-triggered waiting needs no read.
  *
  * Invariants
  *   K1  nothing staged is slept on: prepare_sleep flushes first.
- *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than one round of the others.
+ *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than
+ *       one round of the others.
  *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the others go on.
- *   K4  a producer that died between P1 and the end of P3 leaves a sleeper beside a full ring, perhaps one whose flag says that it is
- *       awake, so that nobody else wakes it either; and who had taken what was published, and slept again before the flag was taken,
- *       sleeps so beside an empty one. So its successor writes the eventfds of all (wake_forgotten), and who sleeps without a limit
- *       looks when he hears of the death.
+ *   K4  a producer that died between P1 and the end of P3 leaves a sleeper beside a full ring,
+ *       perhaps one whose flag says that it is awake, so that nobody else wakes it either; and who
+ *       had taken what was published, and slept again before the flag was taken, sleeps so beside
+ *       an empty one. So its successor writes the eventfds of all (wake_forgotten), and who sleeps
+ *       without a limit looks when he hears of the death.
  * One thread per endpoint.
  */
 #include <errno.h>
@@ -51,15 +54,18 @@ size_t mqd_links_size_bytes(uint32_t endpoint_count)
 
 static struct mqd_ring *ring_at(void *links, uint32_t endpoint_count, uint32_t from, uint32_t to)
 {
-    return (struct mqd_ring *)((uint8_t *)links + ((size_t)from * endpoint_count + to) * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
+    return (struct mqd_ring *)((uint8_t *)links +
+                               ((size_t)from * endpoint_count + to) * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
 }
 
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count)
 {
     if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u endpoints; from 1 to %d are possible", endpoint_count, MQD_ENDPOINT_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "%u endpoints; from 1 to %d are possible", endpoint_count,
+                             MQD_ENDPOINT_COUNT_MAX);
     if (size_bytes < mqd_links_size_bytes(endpoint_count))
-        return mqd_error_set(MQD_E_INVALID, "links of %u endpoints need %zu bytes, the segment has %zu", endpoint_count, mqd_links_size_bytes(endpoint_count), size_bytes);
+        return mqd_error_set(MQD_E_INVALID, "links of %u endpoints need %zu bytes, the segment has %zu", endpoint_count,
+                             mqd_links_size_bytes(endpoint_count), size_bytes);
     for (uint32_t from = 0; from < endpoint_count; from++)
         for (uint32_t to = 0; to < endpoint_count; to++) {
             struct mqd_ring *ring = ring_at(links, endpoint_count, from, to);
@@ -105,10 +111,12 @@ static void wake_forgotten(struct mqd_endpoint *endpoint)
             notify(endpoint, peer);
 }
 
-struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds)
+struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count,
+                                       const int *eventfds)
 {
     if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX || self >= endpoint_count) {
-        mqd_error_set(MQD_E_INVALID, "endpoint %u of %u; from 1 to %d are possible", self, endpoint_count, MQD_ENDPOINT_COUNT_MAX);
+        mqd_error_set(MQD_E_INVALID, "endpoint %u of %u; from 1 to %d are possible", self, endpoint_count,
+                      MQD_ENDPOINT_COUNT_MAX);
         return NULL;
     }
     struct mqd_endpoint *endpoint = calloc(1, sizeof *endpoint);
@@ -148,8 +156,10 @@ int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct m
     struct mqd_ring_writer *writer = &endpoint->out[to];
     struct mqd_descriptor *place = mqd_ring_next(writer);
     if (!place)
-        return writer->corrupt ? mqd_error_set(MQD_E_CORRUPT, "link to endpoint %u: ring counters are impossible; restart the whole broker", to)
-                               : mqd_error_set_static(MQD_E_FULL, "the link has no free descriptor; its reader is behind");
+        return writer->corrupt
+                   ? mqd_error_set(MQD_E_CORRUPT,
+                                   "link to endpoint %u: ring counters are impossible; restart the whole broker", to)
+                   : mqd_error_set_static(MQD_E_FULL, "the link has no free descriptor; its reader is behind");
     *place = *descriptor;
     place->generation = endpoint->generation;
     mqd_ring_put(writer);

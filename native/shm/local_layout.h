@@ -1,28 +1,42 @@
 /* What a local client and its broker share: the messages on the Unix socket, and one sealed memfd.
  *
- * A client connects to the broker's client socket (SOCK_SEQPACKET), says hello and gets, from the worker that will serve it, a welcome with four
- * descriptors: the memfd, `to_worker` (an eventfd, to be written), `to_client` (to be read), the control segment (opened read-only). From then on Kafka requests go through the memfd, and the socket is the proof of
- * life in both directions: its end is the end of the attachment.
+ * A client connects to the broker's client socket (SOCK_SEQPACKET), says hello and gets, from the
+ * worker that will serve it, a welcome with four descriptors: the memfd, `to_worker` (an eventfd,
+ * to be written), `to_client` (to be read), the control segment (opened read-only). From then on
+ * Kafka requests go through the memfd, and the socket is the proof of life in both directions: its
+ * end is the end of the attachment.
  *
  *   memfd (sealed: SHRINK, GROW, SEAL; so nobody can take a page away from the other)
  *     0                    struct mqd_local_header           4 KiB
- *     submissions_offset   struct mqd_local_submission[]     client -> worker: which bytes of `data` are a request. Ring of submission_count, a power of two
- *     replies_offset       bytes                             worker -> client: responses as on a TCP connection (length word first). Ring of reply_bytes, a power of two
- *     data_offset          bytes                             the client's own, to arrange as it likes; the worker only reads
+ *     submissions_offset   struct mqd_local_submission[]     client -> worker: which bytes of `data` are a request.
+ * Ring of submission_count, a power of two replies_offset       bytes                             worker -> client:
+ * responses as on a TCP connection (length word first). Ring of reply_bytes, a power of two data_offset          bytes
+ * the client's own, to arrange as it likes; the worker only reads
  *
  * Invariants
- *   A1  the worker believes nothing in the memfd: it reads each word once, checks its own copy, copies a request into its own memory before it looks at it, and
- *       never writes anything but its own words and the reply ring.
- *   A2  counters (tails and heads) only grow; index = counter & (count - 1). A counter that is further from its counterpart than the ring is long ends the attachment.
- *   A3  submission_head passes a submission after its bytes were copied: from then on the client may overwrite them.
- *   A4  sleep: the client publishes, full fence, then looks at the worker's `sleeping` word in the control segment and writes `to_worker` if it is set; the worker stores
- *       `sleeping`, full fence, looks at all its attachments again, blocks. The other way round by `client_sleeping` (the worker exchanges it to 0, then writes `to_client`): the
- *       worker looks at it after it moved reply_tail (wakes when it is not 0) and after it moved submission_head (wakes when it is MQD_LOCAL_SLEEP_ROOM).
- *   A5  `to_client` is the read end of a pipe: eight bytes for each wake-up, of no meaning; read it until it is empty. No eventfd, for O_NONBLOCK of that would be the
- *       client's to take away, and the worker would block in a write. `to_worker` the worker only polls. A client's threads wake each other by a descriptor of their own.
- *   A6  a Fetch whose max_bytes is 0 asks for positions only: it parks and answers as any other (leave the partitions' max_bytes as usual), but without records. With
- *       read_committed the aborted transactions are those from the fetch offset to the answer's last_stable_offset, which is lower than the partition's when they are many.
- *   A7  answers may overtake those to a Produce whose partition another host leads; which request they are of, the correlation id says.
+ *   A1  the worker believes nothing in the memfd: it reads each word once, checks its own copy,
+ *       copies a request into its own memory before it looks at it, and never writes anything but
+ *       its own words and the reply ring.
+ *   A2  counters (tails and heads) only grow; index = counter & (count - 1). A counter that is
+ *       further from its counterpart than the ring is long ends the attachment.
+ *   A3  submission_head passes a submission after its bytes were copied: from then on the client
+ *       may overwrite them.
+ *   A4  sleep: the client publishes, full fence, then looks at the worker's `sleeping` word in the
+ *       control segment and writes `to_worker` if it is set; the worker stores `sleeping`, full
+ *       fence, looks at all its attachments again, blocks. The other way round by `client_sleeping`
+ *       (the worker exchanges it to 0, then writes `to_client`): the worker looks at it after it
+ *       moved reply_tail (wakes when it is not 0) and after it moved submission_head (wakes when it
+ *       is MQD_LOCAL_SLEEP_ROOM).
+ *   A5  `to_client` is the read end of a pipe: eight bytes for each wake-up, of no meaning; read it
+ *       until it is empty. No eventfd, for O_NONBLOCK of that would be the client's to take away,
+ *       and the worker would block in a write. `to_worker` the worker only polls. A client's
+ *       threads wake each other by a descriptor of their own.
+ *   A6  a Fetch whose max_bytes is 0 asks for positions only: it parks and answers as any other
+ *       (leave the partitions' max_bytes as usual), but without records. With read_committed the
+ *       aborted transactions are those from the fetch offset to the answer's last_stable_offset,
+ *       which is lower than the partition's when they are many.
+ *   A7  answers may overtake those to a Produce whose partition another host leads; which request
+ *       they are of, the correlation id says.
  */
 #ifndef MQD_LOCAL_LAYOUT_H
 #define MQD_LOCAL_LAYOUT_H
@@ -63,7 +77,9 @@ struct mqd_local_header {
     uint8_t pad3[56];
     /* line 5: the worker */
     uint64_t reply_tail;
-    uint32_t worker_wants_room; /* a reply did not fit: the client, having moved reply_head, full fence, writes `to_worker` if this is set */
+    /* a reply did not fit: the client, having moved reply_head, full fence, writes `to_worker` if
+     * this is set */
+    uint32_t worker_wants_room;
     uint8_t pad4[52];
     uint8_t pad5[4096 - 384];
 };
@@ -109,16 +125,23 @@ struct mqd_local_ask { /* client -> worker: where is this offset? Answered in or
 };
 
 struct mqd_local_segment { /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
-    uint32_t kind; /* of the question */
+    uint32_t kind;         /* of the question */
     uint32_t number;
-    int32_t error;    /* a Kafka error code: 1 OFFSET_OUT_OF_RANGE, 3 UNKNOWN_TOPIC_OR_PARTITION, 56 KAFKA_STORAGE_ERROR, 100 UNKNOWN_TOPIC_ID... */
-    uint32_t slot;    /* of the partition in the control segment */
-    int64_t base_offset;  /* of the segment: its name */
-    int64_t next_base_offset; /* of the segment after it, INT64_MAX = it is the active one, or more of it will become readable */
-    uint64_t segments_generation; /* of the slot; positions in this file are good as long as it is open, whatever becomes of the name */
-    uint32_t position;    /* of the batch that holds `offset`, or of the end of what is readable when offset is the high watermark */
-    uint32_t size_bytes;  /* readable bytes of the file now */
-    uint32_t map_bytes;   /* the file never grows beyond */
+    /* a Kafka error code: 1 OFFSET_OUT_OF_RANGE, 3 UNKNOWN_TOPIC_OR_PARTITION, 56
+     * KAFKA_STORAGE_ERROR, 100 UNKNOWN_TOPIC_ID... */
+    int32_t error;
+    uint32_t slot;       /* of the partition in the control segment */
+    int64_t base_offset; /* of the segment: its name */
+    /* of the segment after it, INT64_MAX = it is the active one, or more of it will become readable */
+    int64_t next_base_offset;
+    /* of the slot; positions in this file are good as long as it is open, whatever becomes of the
+     * name */
+    uint64_t segments_generation;
+    /* of the batch that holds `offset`, or of the end of what is readable when offset is the high
+     * watermark */
+    uint32_t position;
+    uint32_t size_bytes; /* readable bytes of the file now */
+    uint32_t map_bytes;  /* the file never grows beyond */
     uint32_t reserved[3];
 };
 

@@ -16,7 +16,8 @@ struct mqd_quota_limits {
     struct mqd_quota_rules rules;
 };
 
-/* FNV-1a, mixed: client ids differ in their last digits, and both the set and the order come of it. Whoever makes two ids meet shares a limit with himself. */
+/* FNV-1a, mixed: client ids differ in their last digits, and both the set and the order come of it.
+ * Whoever makes two ids meet shares a limit with himself. */
 uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -48,7 +49,8 @@ static uint32_t kinds_of(const uint64_t *interval)
     return kinds;
 }
 
-/* What is owed under the old limits is forgiven: it was counted in another currency. A charge that meets this loses at most itself. */
+/* What is owed under the old limits is forgiven: it was counted in another currency. A charge that
+ * meets this loses at most itself. */
 static void forgive_all(struct mqd_quota_table *table)
 {
     for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++)
@@ -56,10 +58,12 @@ static void forgive_all(struct mqd_quota_table *table)
             mqd_store_relaxed(&table->bucket[i].arrival_ns[kind], 0);
 }
 
-int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const struct mqd_quota_rule *defaults, int64_t burst_ns)
+int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count,
+                      const struct mqd_quota_rule *defaults, int64_t burst_ns)
 {
     if (count > MQD_QUOTA_RULE_COUNT_MAX)
-        return mqd_error_set(MQD_E_INVALID, "quotas of %u client ids; at most %d are possible", count, MQD_QUOTA_RULE_COUNT_MAX);
+        return mqd_error_set(MQD_E_INVALID, "quotas of %u client ids; at most %d are possible", count,
+                             MQD_QUOTA_RULE_COUNT_MAX);
     struct mqd_quota_table *table = mqd_control_quotas(control);
     uint64_t next = mqd_load_relaxed(&table->version) + 1;
     struct mqd_quota_rules *to = &table->rules[next & 1];
@@ -95,7 +99,8 @@ void mqd_quota_limits_close(struct mqd_quota_limits *limits)
     free(limits);
 }
 
-/* A word of a later publication cannot be read without its predecessor's version being seen too. A publisher that is faster than this is looked at again. */
+/* A word of a later publication cannot be read without its predecessor's version being seen too. A
+ * publisher that is faster than this is looked at again. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
 {
     const struct mqd_quota_table *table = mqd_control_quotas(control);
@@ -107,7 +112,8 @@ uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
         uint64_t *to = (uint64_t *)&limits->rules;
         for (size_t i = 0; i < sizeof limits->rules / 8; i++)
             to[i] = mqd_load_acquire(&from[i]);
-        limits->version = version; /* also when it was torn: then the table's has moved on, and the next look differs again */
+        /* also when it was torn: then the table's has moved on, and the next look differs again */
+        limits->version = version;
         if (mqd_load_acquire(&table->version) == version)
             break;
     }
@@ -168,7 +174,8 @@ static struct mqd_quota_bucket *victim(struct mqd_quota_bucket *set, int64_t now
         if (mqd_load_relaxed(&bucket->key) == 0)
             return bucket;
         bool indebted = owes(bucket, now_ns);
-        if (!best || (best_owes && !indebted) || (best_owes == indebted && mqd_load_relaxed(&bucket->used_ns) < mqd_load_relaxed(&best->used_ns))) {
+        if (!best || (best_owes && !indebted) ||
+            (best_owes == indebted && mqd_load_relaxed(&bucket->used_ns) < mqd_load_relaxed(&best->used_ns))) {
             best = bucket;
             best_owes = indebted;
         }
@@ -196,7 +203,8 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
     return set; /* eight others were faster: one charge goes to a stranger */
 }
 
-int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units, int64_t burst_ns, int64_t now_ns)
+int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
+                         int64_t burst_ns, int64_t now_ns)
 {
     if (!interval || !units)
         return interval ? mqd_quota_owed(control, key, kind, burst_ns, now_ns) : 0;
@@ -222,10 +230,12 @@ int64_t mqd_quota_owed(void *control, uint64_t key, enum mqd_quota_kind kind, in
     return delay > 0 ? delay : 0;
 }
 
-int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id, uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns)
+int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id,
+                                uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns)
 {
     if (kind >= MQD_QUOTA_KIND_COUNT)
         return 0;
     uint64_t key = mqd_quota_key(client_id, size_bytes);
-    return mqd_quota_charge(control, key, kind, mqd_quota_intervals(limits, key)[kind], units, limits->rules.burst_ns, now_ns);
+    return mqd_quota_charge(control, key, kind, mqd_quota_intervals(limits, key)[kind], units, limits->rules.burst_ns,
+                            now_ns);
 }

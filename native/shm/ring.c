@@ -11,10 +11,13 @@ size_t mqd_ring_size_bytes(uint32_t capacity)
 static int check(const struct mqd_ring *ring, uint32_t capacity, uint64_t head, uint64_t tail)
 {
     if (capacity == 0 || (capacity & (capacity - 1)) != 0 || ((uintptr_t)ring & (MQD_CACHE_LINE - 1)) != 0)
-        return mqd_error_set(MQD_E_INVALID, "a ring's capacity is a power of two and its memory begins a cache line; got %u at %p", capacity, (const void *)ring);
+        return mqd_error_set(MQD_E_INVALID,
+                             "a ring's capacity is a power of two and its memory begins a cache line; got %u at %p",
+                             capacity, (const void *)ring);
     if (tail - head > capacity)
         return mqd_error_set(MQD_E_CORRUPT,
-                             "ring counters are impossible (head %llu, tail %llu, capacity %u): its shared memory was overwritten; restart the whole broker",
+                             "ring counters are impossible (head %llu, tail %llu, capacity %u): its shared memory was "
+                             "overwritten; restart the whole broker",
                              (unsigned long long)head, (unsigned long long)tail, capacity);
     return 0;
 }
@@ -24,7 +27,8 @@ int mqd_ring_writer_open(struct mqd_ring_writer *writer, struct mqd_ring *ring, 
 {
     uint64_t tail = mqd_load_acquire(&ring->tail);
     uint64_t head = mqd_load_acquire(&ring->head);
-    *writer = (struct mqd_ring_writer){.ring = ring, .capacity = capacity, .head = head, .tail = tail, .published = tail};
+    *writer =
+        (struct mqd_ring_writer){.ring = ring, .capacity = capacity, .head = head, .tail = tail, .published = tail};
     return check(ring, capacity, head, tail);
 }
 

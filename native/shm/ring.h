@@ -7,14 +7,16 @@
  * head and tail only ever grow; slot of counter c is c & (capacity - 1).
  *
  * Invariants
- *   R1  head <= tail <= head + capacity. Whoever finds the peer's counter outside refuses to go on with this ring (MQD_E_CORRUPT):
- *       a peer's counter is never believed further than the memory it points at.
- *   R2  what was put becomes visible all at once by publish, or, when the writer dies before, never.
- *   R3  a restarted writer goes on from the shared tail, a restarted reader from the shared head; capacity is told by the
- *       opener, not by shared memory.
+ *   R1  head <= tail <= head + capacity. Whoever finds the peer's counter outside refuses to go on
+ *       with this ring (MQD_E_CORRUPT): a peer's counter is never believed further than the memory
+ *       it points at.
+ *   R2  what was put becomes visible all at once by publish, or, when the writer dies before,
+ *       never.
+ *   R3  a restarted writer goes on from the shared tail, a restarted reader from the shared head;
+ *       capacity is told by the opener, not by shared memory.
  *
- * Each end is used by one thread and keeps its private copy of what the other end last said, so the peer's line is loaded only
- * when the ring seems full (writer) or empty (reader).
+ * Each end is used by one thread and keeps its private copy of what the other end last said, so the
+ * peer's line is loaded only when the ring seems full (writer) or empty (reader).
  */
 #ifndef MQD_RING_H
 #define MQD_RING_H
@@ -32,15 +34,17 @@ struct mqd_ring {
     struct mqd_descriptor descriptor[];
 };
 _Static_assert(offsetof(struct mqd_ring, tail) == MQD_CACHE_LINE, "reader's and writer's words on lines of their own");
-_Static_assert(offsetof(struct mqd_ring, descriptor) == 2 * MQD_CACHE_LINE && sizeof(struct mqd_ring) == 2 * MQD_CACHE_LINE, "descriptors begin a line");
+_Static_assert(offsetof(struct mqd_ring, descriptor) == 2 * MQD_CACHE_LINE &&
+                   sizeof(struct mqd_ring) == 2 * MQD_CACHE_LINE,
+               "descriptors begin a line");
 _Static_assert((MQD_LINK_DESCRIPTOR_COUNT & (MQD_LINK_DESCRIPTOR_COUNT - 1)) == 0, "capacity is a power of two");
 
 struct mqd_ring_writer {
     struct mqd_ring *ring;
     uint32_t capacity;
     bool corrupt;
-    uint64_t head;      /* as last seen */
-    uint64_t tail;      /* with what is not published yet */
+    uint64_t head; /* as last seen */
+    uint64_t tail; /* with what is not published yet */
     uint64_t published;
 };
 
@@ -68,7 +72,8 @@ static inline uint32_t mqd_ring_free_count(struct mqd_ring_writer *writer)
     return writer->corrupt ? 0 : writer->capacity - (uint32_t)(writer->tail - writer->head);
 }
 
-/* Where the next descriptor goes, NULL when the ring is full or corrupt. Fill it, then mqd_ring_put. */
+/* Where the next descriptor goes, NULL when the ring is full or corrupt. Fill it, then
+ * mqd_ring_put. */
 static inline struct mqd_descriptor *mqd_ring_next(struct mqd_ring_writer *writer)
 {
     if (writer->tail - writer->head >= writer->capacity && mqd_ring_free_count(writer) == 0)
@@ -117,7 +122,8 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
 
 /* ---- beside the links of native.h ---- */
 
-/* 1 when something is to be drained: a look without fences and without going to sleep, for spinning. */
+/* 1 when something is to be drained: a look without fences and without going to sleep, for
+ * spinning. */
 int mqd_endpoint_waiting(struct mqd_endpoint *endpoint);
 uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint); /* eventfds written so far */
 

@@ -1,4 +1,5 @@
-/* For test_reactor_check*.c: Produce with a transactional id or of record batches that hold records; answers with record errors; the acceptor's side of checks. */
+/* For test_reactor_check*.c: Produce with a transactional id or of record batches that hold
+ * records; answers with record errors; the acceptor's side of checks. */
 #ifndef MQD_CHECK_TEST_H
 #define MQD_CHECK_TEST_H
 
@@ -6,13 +7,25 @@
 
 #define VERIFY (-2) /* what an owner answers */
 
-static inline void verifying(struct bench *b) { b->log_options.transaction_verification = 1; }
-static inline void compacted(struct bench *b) { b->log_options.compacted = 1; }
+static inline void verifying(struct bench *b)
+{
+    b->log_options.transaction_verification = 1;
+}
+static inline void compacted(struct bench *b)
+{
+    b->log_options.compacted = 1;
+}
 
 /* ---- batches ---- */
 
-struct raw { uint8_t *bytes; uint32_t size_bytes; };
-struct asked_batch { int32_t partition; struct raw raw; };
+struct raw {
+    uint8_t *bytes;
+    uint32_t size_bytes;
+};
+struct asked_batch {
+    int32_t partition;
+    struct raw raw;
+};
 
 /* Sets the checksum of a batch whose header was written by log_encode. */
 static void raw_finish(struct raw *raw)
@@ -33,11 +46,16 @@ static struct raw raw_noise(struct log_batch want)
 
 static struct raw raw_transactional(int64_t producer_id, int16_t epoch, int32_t sequence, int32_t body_bytes)
 {
-    return raw_noise((struct log_batch){.producer_id = producer_id, .producer_epoch = epoch, .base_sequence = sequence, .attributes = 0x10, .body_bytes = body_bytes,
+    return raw_noise((struct log_batch){.producer_id = producer_id,
+                                        .producer_epoch = epoch,
+                                        .base_sequence = sequence,
+                                        .attributes = 0x10,
+                                        .body_bytes = body_bytes,
                                         .mark = (uint64_t)producer_id << 32 | (uint32_t)sequence});
 }
 
-/* A batch of `count` uncompressed records of `value_bytes`; bit i of `unkeyed`: record i has no key. */
+/* A batch of `count` uncompressed records of `value_bytes`; bit i of `unkeyed`: record i has no
+ * key. */
 __attribute__((unused)) static struct raw raw_records(uint32_t count, uint64_t unkeyed, uint32_t value_bytes)
 {
     struct frame body = {0};
@@ -45,7 +63,8 @@ __attribute__((unused)) static struct raw raw_records(uint32_t count, uint64_t u
         struct frame record = {0};
         bool keyed = !(unkeyed >> (i & 63) & 1);
         put(&record, 1, 0), put(&record, 1, 0);
-        for (uint32_t delta = i << 1; put(&record, 1, (delta & 0x7f) | (delta > 0x7f ? 0x80 : 0)), delta > 0x7f; delta >>= 7)
+        for (uint32_t delta = i << 1; put(&record, 1, (delta & 0x7f) | (delta > 0x7f ? 0x80 : 0)), delta > 0x7f;
+             delta >>= 7)
             ;
         put(&record, 1, keyed ? 2 : 1);
         if (keyed)
@@ -69,22 +88,26 @@ __attribute__((unused)) static struct raw raw_records(uint32_t count, uint64_t u
 
 /* ---- Produce v8: with a transactional id (NULL = none); frees the batches ---- */
 
-static void put_batches(struct frame *frame, int32_t correlation_id, const char *transactional_id, int acks, int32_t timeout_ms, const struct asked_batch *batches, uint32_t count)
+static void put_batches(struct frame *frame, int32_t correlation_id, const char *transactional_id, int acks,
+                        int32_t timeout_ms, const struct asked_batch *batches, uint32_t count)
 {
     uint32_t begin = frame_begin(frame, 0, 8, correlation_id);
     if (transactional_id)
         put_text(frame, transactional_id);
     else
         put(frame, 2, 0xffff);
-    put(frame, 2, (uint16_t)acks), put(frame, 4, (uint32_t)timeout_ms), put(frame, 4, 1), put_text(frame, "quick"), put(frame, 4, count);
+    put(frame, 2, (uint16_t)acks), put(frame, 4, (uint32_t)timeout_ms), put(frame, 4, 1), put_text(frame, "quick"),
+        put(frame, 4, count);
     for (uint32_t i = 0; i < count; i++) {
-        put(frame, 4, (uint32_t)batches[i].partition), put(frame, 4, batches[i].raw.size_bytes), put_bytes(frame, batches[i].raw.bytes, batches[i].raw.size_bytes);
+        put(frame, 4, (uint32_t)batches[i].partition), put(frame, 4, batches[i].raw.size_bytes),
+            put_bytes(frame, batches[i].raw.bytes, batches[i].raw.size_bytes);
         free(batches[i].raw.bytes);
     }
     frame_end(frame, begin);
 }
 
-static bool client_ask(struct client *client, int32_t correlation_id, const char *transactional_id, int acks, int32_t timeout_ms, const struct asked_batch *batches, uint32_t count)
+static bool client_ask(struct client *client, int32_t correlation_id, const char *transactional_id, int acks,
+                       int32_t timeout_ms, const struct asked_batch *batches, uint32_t count)
 {
     struct frame frame = {0};
     put_batches(&frame, correlation_id, transactional_id, acks, timeout_ms, batches, count);
@@ -93,14 +116,26 @@ static bool client_ask(struct client *client, int32_t correlation_id, const char
     return sent;
 }
 
-__attribute__((unused)) static bool client_ask_one(struct client *client, int32_t correlation_id, const char *transactional_id, int acks, int32_t timeout_ms, int32_t partition, struct raw raw)
+__attribute__((unused)) static bool client_ask_one(struct client *client, int32_t correlation_id,
+                                                   const char *transactional_id, int acks, int32_t timeout_ms,
+                                                   int32_t partition, struct raw raw)
 {
     struct asked_batch batch = {partition, raw};
     return client_ask(client, correlation_id, transactional_id, acks, timeout_ms, &batch, 1);
 }
 
-struct outcome { int16_t error; int64_t base_offset; uint32_t record_errors; int32_t first_index; char record_message[300], message[300]; };
-struct outcomes { int32_t correlation_id; uint32_t count; struct outcome of[16]; };
+struct outcome {
+    int16_t error;
+    int64_t base_offset;
+    uint32_t record_errors;
+    int32_t first_index;
+    char record_message[300], message[300];
+};
+struct outcomes {
+    int32_t correlation_id;
+    uint32_t count;
+    struct outcome of[16];
+};
 
 static void take_message(struct client *client, char *out, size_t capacity)
 {
@@ -124,7 +159,8 @@ static struct outcomes client_take(struct client *client)
     CHECK_OR(out.count <= 16, return out);
     for (uint32_t i = 0; i < out.count; i++) {
         struct outcome *of = &out.of[i];
-        take(client, 4), of->error = (int16_t)take(client, 2), of->base_offset = (int64_t)take(client, 8), take(client, 8), take(client, 8);
+        take(client, 4), of->error = (int16_t)take(client, 2), of->base_offset = (int64_t)take(client, 8),
+                         take(client, 8), take(client, 8);
         of->record_errors = (uint32_t)take(client, 4);
         for (uint32_t j = 0; j < of->record_errors && !client->broken; j++) {
             int32_t index = (int32_t)take(client, 4);
@@ -143,14 +179,20 @@ static struct outcomes client_take(struct client *client)
 static uint64_t check_answer_at; /* in its arena: round and round, a worker takes it over long before */
 
 /* One code for each partition asked for. */
-__attribute__((unused)) static void check_answer(struct bench *b, uint32_t to, const struct mqd_descriptor *ask, const int16_t *codes, uint32_t count)
+__attribute__((unused)) static void check_answer(struct bench *b, uint32_t to, const struct mqd_descriptor *ask,
+                                                 const int16_t *codes, uint32_t count)
 {
     check_answer_at = (check_answer_at + 1024) % (ARENA_BYTES / 2);
     memcpy(b->arenas[ACCEPTOR] + check_answer_at, codes, count * sizeof *codes);
-    bench_say(b, ACCEPTOR, to, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask->token, .offset = check_answer_at, .size_bytes = count * (uint32_t)sizeof *codes});
+    bench_say(b, ACCEPTOR, to,
+              (struct mqd_descriptor){.kind = MQD_LINK_CHECKED,
+                                      .token = ask->token,
+                                      .offset = check_answer_at,
+                                      .size_bytes = count * (uint32_t)sizeof *codes});
 }
 
-__attribute__((unused)) static void check_answer_all(struct bench *b, uint32_t to, const struct mqd_descriptor *ask, int16_t error)
+__attribute__((unused)) static void check_answer_all(struct bench *b, uint32_t to, const struct mqd_descriptor *ask,
+                                                     int16_t error)
 {
     int16_t codes[64];
     struct mqd_check_transaction head;

@@ -1,4 +1,5 @@
-/* For test_client_producer.c and test_client_outcomes.c: a small attachment with a producer on it, and batches of one record. */
+/* For test_client_producer.c and test_client_outcomes.c: a small attachment with a producer on it,
+ * and batches of one record. */
 #ifndef MQD_CLIENT_PRODUCER_TEST_H
 #define MQD_CLIENT_PRODUCER_TEST_H
 
@@ -6,12 +7,19 @@
 
 static struct mqd_client_options small(void)
 {
-    return (struct mqd_client_options){.client_id = "test", .data_bytes = 128 << 10, .reply_bytes = 4096, .submission_count = 64, .timeout_ms = 5000};
+    return (struct mqd_client_options){
+        .client_id = "test", .data_bytes = 128 << 10, .reply_bytes = 4096, .submission_count = 64, .timeout_ms = 5000};
 }
 
 static struct mqd_producer_options plain(void)
 {
-    return (struct mqd_producer_options){.acks = -1, .producer_epoch = -1, .request_timeout_ms = 30000, .producer_id = -1, .batch_bytes = 2000, .inflight_max = 5, .produce_version = 11};
+    return (struct mqd_producer_options){.acks = -1,
+                                         .producer_epoch = -1,
+                                         .request_timeout_ms = 30000,
+                                         .producer_id = -1,
+                                         .batch_bytes = 2000,
+                                         .inflight_max = 5,
+                                         .produce_version = 11};
 }
 
 struct setup {
@@ -47,12 +55,17 @@ __attribute__((unused)) static struct mqd_record_columns same(const char *value,
     size_t size = strlen(value);
     for (uint32_t i = 0; i < count; i++)
         memcpy(many + i * size, value, size);
-    return (struct mqd_record_columns){.count = count, .values = many, .fixed_value_bytes = (int32_t)size, .partition = partition, .timestamp_ms = 1000};
+    return (struct mqd_record_columns){.count = count,
+                                       .values = many,
+                                       .fixed_value_bytes = (int32_t)size,
+                                       .partition = partition,
+                                       .timestamp_ms = 1000};
 }
 
 __attribute__((unused)) static uint64_t one(struct setup *s, int32_t topic, int32_t partition)
 {
-    uint64_t number = (uint64_t)mqd_producer_put(s->producer, topic, partition, (const uint8_t *)"x", 1, NULL, -1, NULL, 0, 1);
+    uint64_t number =
+        (uint64_t)mqd_producer_put(s->producer, topic, partition, (const uint8_t *)"x", 1, NULL, -1, NULL, 0, 1);
     mqd_producer_send(s->producer, 0, 1);
     return number;
 }

@@ -1,4 +1,5 @@
-/* A partition's log in memory files, a control segment and the answers about both, as a broker gives them: for the tests of the segment reader. */
+/* A partition's log in memory files, a control segment and the answers about both, as a broker
+ * gives them: for the tests of the segment reader. */
 #ifndef MQD_CLIENT_READER_TEST_H
 #define MQD_CLIENT_READER_TEST_H
 
@@ -16,7 +17,11 @@
 enum { LOG_SLOT = 7, LOG_SEGMENT_MAX = 64, LOG_MAP_BYTES = 1 << 20 };
 static const uint8_t log_topic_id[16] = "the topic's id..";
 
-struct log_segment { int64_t base_offset; int fd; uint32_t size_bytes; };
+struct log_segment {
+    int64_t base_offset;
+    int fd;
+    uint32_t size_bytes;
+};
 struct log {
     void *control;
     struct mqd_positions positions;
@@ -37,7 +42,8 @@ static void log_publish(struct log *log)
 
 static void log_roll(struct log *log)
 {
-    log->segments[log->segment_count++] = (struct log_segment){log->end_offset, memfd_create("segment", MFD_CLOEXEC), 0};
+    log->segments[log->segment_count++] =
+        (struct log_segment){log->end_offset, memfd_create("segment", MFD_CLOEXEC), 0};
 }
 
 static void *spare_control; /* megabytes: used again */
@@ -109,7 +115,8 @@ static uint32_t put_blob(uint8_t *out, const void *bytes, int32_t size)
     return at + (uint32_t)(size > 0 ? size : 0);
 }
 
-static uint32_t put_record(uint8_t *out, int32_t delta, int64_t timestamp_delta, const void *key, int32_t key_bytes, const void *value, int32_t value_bytes)
+static uint32_t put_record(uint8_t *out, int32_t delta, int64_t timestamp_delta, const void *key, int32_t key_bytes,
+                           const void *value, int32_t value_bytes)
 {
     uint8_t body[70000];
     uint32_t at = 1;
@@ -132,12 +139,20 @@ static void log_append_bytes(struct log *log, const uint8_t *bytes, uint32_t siz
     last->size_bytes += size_bytes;
 }
 
-/* A batch of `count` records at the log's end: "v<offset>" by "k<offset>", every fifth without key, every seventh without value. Records in `holes` (bits) are compacted away. */
-static void log_append(struct log *log, int32_t count, int attributes, int64_t producer_id, int32_t leader_epoch, uint64_t holes)
+/* A batch of `count` records at the log's end: "v<offset>" by "k<offset>", every fifth without key,
+ * every seventh without value. Records in `holes` (bits) are compacted away. */
+static void log_append(struct log *log, int32_t count, int attributes, int64_t producer_id, int32_t leader_epoch,
+                       uint64_t holes)
 {
     static uint8_t out[1 << 20];
-    struct mqd_batch batch = {.base_offset = log->end_offset, .partition_leader_epoch = leader_epoch, .attributes = (int16_t)attributes, .last_offset_delta = count - 1,
-                              .base_timestamp_ms = 1000 + log->end_offset, .max_timestamp_ms = 5000, .producer_id = producer_id, .base_sequence = -1};
+    struct mqd_batch batch = {.base_offset = log->end_offset,
+                              .partition_leader_epoch = leader_epoch,
+                              .attributes = (int16_t)attributes,
+                              .last_offset_delta = count - 1,
+                              .base_timestamp_ms = 1000 + log->end_offset,
+                              .max_timestamp_ms = 5000,
+                              .producer_id = producer_id,
+                              .base_sequence = -1};
     uint32_t at = MQD_BATCH_HEADER_BYTES;
     for (int32_t i = 0; i < count; i++) {
         char key[32], value[32];
@@ -156,7 +171,10 @@ static void log_append(struct log *log, int32_t count, int attributes, int64_t p
 __attribute__((unused)) static void log_append_marker(struct log *log, int64_t producer_id, bool commit)
 {
     uint8_t out[200], key[4] = {0, 0, 0, commit}, value[6] = {0};
-    struct mqd_batch batch = {.base_offset = log->end_offset, .attributes = MQD_ATTRIBUTE_TRANSACTIONAL | MQD_ATTRIBUTE_CONTROL, .producer_id = producer_id, .base_sequence = -1,
+    struct mqd_batch batch = {.base_offset = log->end_offset,
+                              .attributes = MQD_ATTRIBUTE_TRANSACTIONAL | MQD_ATTRIBUTE_CONTROL,
+                              .producer_id = producer_id,
+                              .base_sequence = -1,
                               .record_count = 1};
     uint32_t size = put_record(out + MQD_BATCH_HEADER_BYTES, 0, 0, key, 4, value, 6);
     mqd_batch_seal(out, &batch, out + MQD_BATCH_HEADER_BYTES, size);
@@ -170,13 +188,14 @@ static uint32_t log_position(const struct log_segment *segment, uint32_t end, in
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     struct mqd_batch batch;
     uint32_t at = 0;
-    while (at < end && pread(segment->fd, header, sizeof header, at) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0 &&
-           batch.base_offset + batch.last_offset_delta < offset)
+    while (at < end && pread(segment->fd, header, sizeof header, at) == (ssize_t)sizeof header &&
+           mqd_batch_decode(header, sizeof header, &batch) == 0 && batch.base_offset + batch.last_offset_delta < offset)
         at += (uint32_t)batch.size_bytes;
     return at < end ? at : end;
 }
 
-static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current, struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
+static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd_segment_mapping *current,
+                      struct mqd_local_segment *answer, struct mqd_segment_mapping **mapping)
 {
     struct log *log = context;
     int number = log->segment_count - 1;
@@ -186,16 +205,22 @@ static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd
         log->fail_errno = 0;
         return mqd_error_set_static(code, "as the test wants it");
     }
-    *answer = (struct mqd_local_segment){.kind = ask->kind, .number = ask->number, .error = log->error, .slot = LOG_SLOT};
+    *answer =
+        (struct mqd_local_segment){.kind = ask->kind, .number = ask->number, .error = log->error, .slot = LOG_SLOT};
     if (log->error)
         return 0;
     while (number > 0 && log->segments[number].base_offset > ask->offset)
         number--;
-    if (log->skips_gaps && number < log->segment_count - 1 && log_position(&log->segments[number], log->segments[number].size_bytes, ask->offset) == log->segments[number].size_bytes)
+    if (log->skips_gaps && number < log->segment_count - 1 &&
+        log_position(&log->segments[number], log->segments[number].size_bytes, ask->offset) ==
+            log->segments[number].size_bytes)
         number++;
     const struct log_segment *segment = &log->segments[number];
     bool active = number == log->segment_count - 1;
-    uint32_t end = active ? log->positions.high_watermark_segment == segment->base_offset ? log->positions.high_watermark_position : 0 : segment->size_bytes;
+    uint32_t end =
+        active
+            ? log->positions.high_watermark_segment == segment->base_offset ? log->positions.high_watermark_position : 0
+            : segment->size_bytes;
     answer->base_offset = segment->base_offset;
     answer->next_base_offset = active ? INT64_MAX : log->segments[number + 1].base_offset;
     answer->position = log_position(segment, end, ask->offset);
@@ -216,7 +241,8 @@ static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd
     return *mapping ? 0 : -1;
 }
 
-__attribute__((unused)) static struct mqd_segment_reader *log_reader(struct log *log, int64_t offset, int8_t isolation_level)
+__attribute__((unused)) static struct mqd_segment_reader *log_reader(struct log *log, int64_t offset,
+                                                                     int8_t isolation_level)
 {
     struct mqd_segment_source source = {.context = log, .control = log->control, .locate = log_locate};
     return mqd_segment_reader_new(&source, log_topic_id, 3, offset, isolation_level);
@@ -234,8 +260,15 @@ struct test_view {
 
 static struct mqd_record_view *test_view(struct test_view *v, uint32_t capacity)
 {
-    v->view = (struct mqd_record_view){.capacity = capacity, .offsets = v->offsets, .timestamps_ms = v->timestamps_ms, .key_positions = v->key_positions, .key_bytes = v->key_bytes,
-                                       .value_positions = v->value_positions, .value_bytes = v->value_bytes, .header_positions = v->header_positions, .header_bytes = v->header_bytes};
+    v->view = (struct mqd_record_view){.capacity = capacity,
+                                       .offsets = v->offsets,
+                                       .timestamps_ms = v->timestamps_ms,
+                                       .key_positions = v->key_positions,
+                                       .key_bytes = v->key_bytes,
+                                       .value_positions = v->value_positions,
+                                       .value_bytes = v->value_bytes,
+                                       .header_positions = v->header_positions,
+                                       .header_bytes = v->header_bytes};
     return &v->view;
 }
 
@@ -245,7 +278,8 @@ __attribute__((unused)) static bool view_is_right(const struct mqd_record_view *
     char key[32], value[32];
     int64_t offset = view->offsets[i];
     int key_bytes = sprintf(key, "k%" PRId64, offset), value_bytes = sprintf(value, "v%" PRId64, offset);
-    if (view->key_bytes[i] != (offset % 5 ? key_bytes : -1) || view->value_bytes[i] != (offset % 7 ? value_bytes : -1) || view->header_bytes[i] != 1)
+    if (view->key_bytes[i] != (offset % 5 ? key_bytes : -1) ||
+        view->value_bytes[i] != (offset % 7 ? value_bytes : -1) || view->header_bytes[i] != 1)
         return false;
     return (offset % 5 == 0 || memcmp(view->base + view->key_positions[i], key, (size_t)key_bytes) == 0) &&
            (offset % 7 == 0 || memcmp(view->base + view->value_positions[i], value, (size_t)value_bytes) == 0);

@@ -1,11 +1,12 @@
-/* For test_client*.c and the benchmark: a worker's end of one attachment, driven by the test. It speaks shm/local_layout.h, checks what it gets as a broker would, and answers as
- * told; so everything that a real worker does seldom can be made to happen.
+/* For test_client*.c and the benchmark: a worker's end of one attachment, driven by the test. It
+ * speaks shm/local_layout.h, checks what it gets as a broker would, and answers as told; so
+ * everything that a real worker does seldom can be made to happen.
  *
- *   struct fake fake;  fake_open(&fake, "name")                 listens; its control segment has one worker, which does not sleep
- *   struct mqd_client *client = fake_attach(&fake, &options)    mqd_client_open against it
- *   fake_next(&fake)                                            the next request, copied: fake.frame, fake.frame_bytes, fake.request, fake.batch; false = none
- *   fake_answer(&fake, error, base_offset)                      the Produce response to it, into the reply ring
- *   fake_die(&fake)                                             the socket ends; fake_attach attaches anew
+ *   struct fake fake;  fake_open(&fake, "name")                 listens; its control segment has one worker, which does
+ * not sleep struct mqd_client *client = fake_attach(&fake, &options)    mqd_client_open against it fake_next(&fake) the
+ * next request, copied: fake.frame, fake.frame_bytes, fake.request, fake.batch; false = none fake_answer(&fake, error,
+ * base_offset)                      the Produce response to it, into the reply ring fake_die(&fake) the socket ends;
+ * fake_attach attaches anew
  */
 #ifndef MQD_CLIENT_TEST_H
 #define MQD_CLIENT_TEST_H
@@ -36,7 +37,7 @@ struct fake {
     struct mqd_local_welcome welcome;
     uint64_t abi_hash;
     uint32_t fd_count;
-    bool mute; /* takes the hello and says nothing */
+    bool mute;           /* takes the hello and says nothing */
     uint64_t data_bytes; /* 0 = as wanted */
     /* the attachment */
     struct mqd_local_header *header;
@@ -57,7 +58,9 @@ struct fake {
 static int fake_memfd(const char *name, uint64_t size_bytes, void **memory)
 {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    CHECK_OR(fd >= 0 && ftruncate(fd, (off_t)size_bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0, abort());
+    CHECK_OR(fd >= 0 && ftruncate(fd, (off_t)size_bytes) == 0 &&
+                 fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0,
+             abort());
     *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     CHECK_OR(*memory != MAP_FAILED, abort());
     return fd;
@@ -75,7 +78,8 @@ static void fake_open(struct fake *fake, const char *name)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s", fake->path);
     fake->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    CHECK_OR(bind(fake->listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(fake->listener, 4) == 0, abort());
+    CHECK_OR(bind(fake->listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(fake->listener, 4) == 0,
+             abort());
     uint8_t boot_id[16] = {1};
     fake->control_fd = fake_memfd("control", mqd_control_size_bytes(), &fake->control);
     CHECK_OR(mqd_control_format(fake->control, mqd_control_size_bytes(), 1, boot_id, 1, 0) == 0, abort());
@@ -85,15 +89,23 @@ static void fake_open(struct fake *fake, const char *name)
 static void fake_make_memory(struct fake *fake)
 {
     uint64_t data_bytes = fake->data_bytes ? fake->data_bytes : fake->hello.data_bytes;
-    uint64_t submissions = sizeof(struct mqd_local_header), replies = submissions + (uint64_t)fake->hello.submission_count * sizeof(struct mqd_local_submission);
+    uint64_t submissions = sizeof(struct mqd_local_header),
+             replies = submissions + (uint64_t)fake->hello.submission_count * sizeof(struct mqd_local_submission);
     uint64_t data = (replies + fake->hello.reply_bytes + 4095) / 4096 * 4096;
     void *memory;
     fake->total_bytes = data + data_bytes;
     fake->memory_fd = fake_memfd("local", fake->total_bytes, &memory);
     struct mqd_local_header *header = fake->header = memory;
-    *header = (struct mqd_local_header){.magic = MQD_LOCAL_MAGIC, .layout_version = MQD_LOCAL_LAYOUT_VERSION, .abi_hash = fake->abi_hash, .total_bytes = fake->total_bytes,
-                                        .submissions_offset = submissions, .replies_offset = replies, .data_offset = data, .data_bytes = data_bytes,
-                                        .submission_count = fake->hello.submission_count, .reply_bytes = fake->hello.reply_bytes};
+    *header = (struct mqd_local_header){.magic = MQD_LOCAL_MAGIC,
+                                        .layout_version = MQD_LOCAL_LAYOUT_VERSION,
+                                        .abi_hash = fake->abi_hash,
+                                        .total_bytes = fake->total_bytes,
+                                        .submissions_offset = submissions,
+                                        .replies_offset = replies,
+                                        .data_offset = data,
+                                        .data_bytes = data_bytes,
+                                        .submission_count = fake->hello.submission_count,
+                                        .reply_bytes = fake->hello.reply_bytes};
     fake->head = fake->reply_tail = 0;
     int ends[2];
     CHECK_OR(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, abort());
@@ -107,7 +119,9 @@ static void *fake_accept(void *argument)
 {
     struct fake *fake = argument;
     fake->socket = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
-    CHECK_OR(fake->socket >= 0 && recv(fake->socket, &fake->hello, sizeof fake->hello, 0) == (ssize_t)sizeof fake->hello, return NULL);
+    CHECK_OR(fake->socket >= 0 &&
+                 recv(fake->socket, &fake->hello, sizeof fake->hello, 0) == (ssize_t)sizeof fake->hello,
+             return NULL);
     if (fake->mute)
         return NULL;
     struct mqd_local_welcome welcome = fake->welcome;
@@ -183,7 +197,8 @@ static void fake_wake(struct fake *fake, bool moved_head_only)
 {
     mqd_fence_full();
     uint32_t sleeping = mqd_load_relaxed(&fake->header->client_sleeping);
-    if ((moved_head_only ? sleeping == MQD_LOCAL_SLEEP_ROOM : sleeping != 0) && mqd_exchange(&fake->header->client_sleeping, 0u)) {
+    if ((moved_head_only ? sleeping == MQD_LOCAL_SLEEP_ROOM : sleeping != 0) &&
+        mqd_exchange(&fake->header->client_sleeping, 0u)) {
         uint64_t one = 1;
         CHECK(write(fake->to_client, &one, sizeof one) == (ssize_t)sizeof one);
     }
@@ -194,13 +209,15 @@ static void fake_parse_produce(struct fake *fake)
 {
     struct mqd_produce_topic topic;
     const char *reason = NULL;
-    CHECK(mqd_produce_parse(fake->frame + fake->request.header_bytes, fake->frame_bytes - fake->request.header_bytes, fake->request.api_version, &fake->produce) == 0);
+    CHECK(mqd_produce_parse(fake->frame + fake->request.header_bytes, fake->frame_bytes - fake->request.header_bytes,
+                            fake->request.api_version, &fake->produce) == 0);
     CHECK_EQUAL(fake->produce.topic_count, 1);
     CHECK(mqd_produce_next_topic(&fake->produce, &topic) == 0);
     CHECK_EQUAL(topic.partition_count, 1);
     snprintf(fake->topic, sizeof fake->topic, "%.*s", topic.key.name.size_bytes, (const char *)topic.key.name.bytes);
     CHECK(mqd_produce_next_partition(&fake->produce, &fake->partition) == 0);
-    int16_t error = mqd_batch_validate(fake->partition.records, (uint64_t)fake->partition.size_bytes, &fake->batch, &reason);
+    int16_t error =
+        mqd_batch_validate(fake->partition.records, (uint64_t)fake->partition.size_bytes, &fake->batch, &reason);
     CHECK_OR(error == 0, TEST_FAIL("batch refused with %d: %s", error, reason));
 }
 
@@ -212,11 +229,15 @@ static bool fake_peek(struct fake *fake)
         return false;
     CHECK_OR(tail - fake->head <= fake->header->submission_count, return false);
     const struct mqd_local_submission *submission =
-        (const struct mqd_local_submission *)((uint8_t *)fake->header + fake->header->submissions_offset) + (fake->head & (fake->header->submission_count - 1));
-    CHECK_OR(submission->reserved == 0 && submission->offset <= fake->header->data_bytes && submission->size_bytes <= fake->header->data_bytes - submission->offset, return false);
+        (const struct mqd_local_submission *)((uint8_t *)fake->header + fake->header->submissions_offset) +
+        (fake->head & (fake->header->submission_count - 1));
+    CHECK_OR(submission->reserved == 0 && submission->offset <= fake->header->data_bytes &&
+                 submission->size_bytes <= fake->header->data_bytes - submission->offset,
+             return false);
     CHECK_OR(submission->size_bytes <= FAKE_FRAME_BYTES, return false);
     fake->frame_bytes = submission->size_bytes;
-    memcpy(fake->frame, (uint8_t *)fake->header + fake->header->data_offset + submission->offset, submission->size_bytes);
+    memcpy(fake->frame, (uint8_t *)fake->header + fake->header->data_offset + submission->offset,
+           submission->size_bytes);
     return true;
 }
 
@@ -232,7 +253,8 @@ __attribute__((unused)) static bool fake_next(struct fake *fake)
     if (!fake_peek(fake))
         return false;
     fake_pass(fake);
-    CHECK_OR(mqd_request_header_parse(fake->frame, fake->frame_bytes, &fake->request, &known) == 0 && known, return false);
+    CHECK_OR(mqd_request_header_parse(fake->frame, fake->frame_bytes, &fake->request, &known) == 0 && known,
+             return false);
     if (fake->request.api_key == 0)
         fake_parse_produce(fake);
     return true;
@@ -242,10 +264,12 @@ __attribute__((unused)) static bool fake_next(struct fake *fake)
 static uint32_t fake_put(struct fake *fake, const uint8_t *bytes, uint32_t size_bytes)
 {
     uint64_t head = mqd_load_acquire(&fake->header->reply_head);
-    uint32_t room = fake->header->reply_bytes - (uint32_t)(fake->reply_tail - head), count = size_bytes < room ? size_bytes : room;
+    uint32_t room = fake->header->reply_bytes - (uint32_t)(fake->reply_tail - head),
+             count = size_bytes < room ? size_bytes : room;
     uint8_t *ring = (uint8_t *)fake->header + fake->header->replies_offset;
     for (uint32_t done = 0; done < count;) {
-        uint32_t at = (uint32_t)(fake->reply_tail + done) & (fake->header->reply_bytes - 1), piece = fake->header->reply_bytes - at;
+        uint32_t at = (uint32_t)(fake->reply_tail + done) & (fake->header->reply_bytes - 1),
+                 piece = fake->header->reply_bytes - at;
         piece = piece < count - done ? piece : count - done;
         memcpy(ring + at, bytes + done, piece);
         done += piece;
@@ -257,12 +281,19 @@ static uint32_t fake_put(struct fake *fake, const uint8_t *bytes, uint32_t size_
     return count;
 }
 
-static void fake_answer_to(struct fake *fake, int32_t correlation_id, int16_t version, const char *topic, int32_t partition, int16_t error, int64_t base_offset)
+static void fake_answer_to(struct fake *fake, int32_t correlation_id, int16_t version, const char *topic,
+                           int32_t partition, int16_t error, int64_t base_offset)
 {
     struct mqd_topic_key key = {.name = {(const uint8_t *)topic, (int32_t)strlen(topic)}};
     static const int32_t wrong[] = {0, 2};
-    struct mqd_produce_outcome outcome = {.partition_index = partition, .error = error, .base_offset = error ? -1 : base_offset, .log_append_time_ms = -1,
-                                          .message = error ? "no" : NULL, .record_errors = wrong, .record_error_count = error ? 2 : 0, .record_message = "this one"};
+    struct mqd_produce_outcome outcome = {.partition_index = partition,
+                                          .error = error,
+                                          .base_offset = error ? -1 : base_offset,
+                                          .log_append_time_ms = -1,
+                                          .message = error ? "no" : NULL,
+                                          .record_errors = wrong,
+                                          .record_error_count = error ? 2 : 0,
+                                          .record_message = "this one"};
     fake->reply.size_bytes = 0;
     mqd_response_begin(&fake->reply, 0, version, correlation_id);
     mqd_produce_response_topics(&fake->reply, version, 1);
@@ -277,7 +308,8 @@ static void fake_answer_to(struct fake *fake, int32_t correlation_id, int16_t ve
 
 __attribute__((unused)) static void fake_answer(struct fake *fake, int16_t error, int64_t base_offset)
 {
-    fake_answer_to(fake, fake->request.correlation_id, fake->request.api_version, fake->topic, fake->partition.partition_index, error, base_offset);
+    fake_answer_to(fake, fake->request.correlation_id, fake->request.api_version, fake->topic,
+                   fake->partition.partition_index, error, base_offset);
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* For tests in which the test is the leader: node 1 is a socket's end, node 2 follows partitions 0 and 2 of it (mqd_fetcher_test.h). */
+/* For tests in which the test is the leader: node 1 is a socket's end, node 2 follows partitions 0
+ * and 2 of it (mqd_fetcher_test.h). */
 #ifndef MQD_FAKE_LEADER_TEST_H
 #define MQD_FAKE_LEADER_TEST_H
 
@@ -8,9 +9,15 @@
 
 #define SESSION 77
 
-struct fake { struct two *two; struct client link; uint64_t token; }; /* `link`: the leader's end; requests are received into its reply */
+/* `link`: the leader's end; requests are received into its reply */
+struct fake {
+    struct two *two;
+    struct client link;
+    uint64_t token;
+};
 
-static const struct role in_step = {.leader = 1, .leader_epoch = 4, .partition_epoch = 1, .min_insync = 1, .in_sync = 6};
+static const struct role in_step = {
+    .leader = 1, .leader_epoch = 4, .partition_epoch = 1, .min_insync = 1, .in_sync = 6};
 
 __attribute__((unused)) static struct mqd_fetcher_options quick_options(void)
 {
@@ -40,7 +47,10 @@ __attribute__((unused)) static struct fake fake_start_with(int backend, void (*c
     return fake;
 }
 
-static struct fake fake_start(int backend) { return fake_start_with(backend, NULL); }
+static struct fake fake_start(int backend)
+{
+    return fake_start_with(backend, NULL);
+}
 
 __attribute__((unused)) static void fake_stop(struct fake *fake)
 {
@@ -51,8 +61,16 @@ __attribute__((unused)) static void fake_stop(struct fake *fake)
 
 /* ---- what is asked ---- */
 
-struct asked_one { int32_t epoch, last_epoch; int64_t offset; bool there; };
-struct request { int32_t correlation_id, session_id, session_epoch, forgotten[4]; struct asked_one one[4]; uint32_t count, forgotten_count; };
+struct asked_one {
+    int32_t epoch, last_epoch;
+    int64_t offset;
+    bool there;
+};
+struct request {
+    int32_t correlation_id, session_id, session_epoch, forgotten[4];
+    struct asked_one one[4];
+    uint32_t count, forgotten_count;
+};
 
 /* The next request, checked by the leader's own parser. false: the connection is over. */
 __attribute__((unused)) static bool receive_any(struct fake *fake, struct request *out)
@@ -65,18 +83,27 @@ __attribute__((unused)) static bool receive_any(struct fake *fake, struct reques
     *out = (struct request){0};
     if (client_receive(&fake->link) != 1)
         return false;
-    CHECK_OR(mqd_request_header_parse(fake->link.reply, fake->link.reply_bytes, &header, &known) == 0 && known, return false);
+    CHECK_OR(mqd_request_header_parse(fake->link.reply, fake->link.reply_bytes, &header, &known) == 0 && known,
+             return false);
     CHECK_OR(header.api_key == 1 && header.api_version == 17, return false);
-    CHECK_OR(mqd_fetch_parse(fake->link.reply + header.header_bytes, fake->link.reply_bytes - header.header_bytes, 17, &fetch) == 0,
-             fprintf(stderr, "%s\n", mqd_error_message()); return false);
-    CHECK_OR(fetch.replica_id == 2 && fetch.replica_epoch == EPOCH_OF(2) && fetch.isolation_level == 0 && fetch.bytes_min == 1, return false);
-    out->correlation_id = header.correlation_id, out->session_id = fetch.session_id, out->session_epoch = fetch.session_epoch;
+    CHECK_OR(mqd_fetch_parse(fake->link.reply + header.header_bytes, fake->link.reply_bytes - header.header_bytes, 17,
+                             &fetch) == 0,
+             fprintf(stderr, "%s\n", mqd_error_message());
+             return false);
+    CHECK_OR(fetch.replica_id == 2 && fetch.replica_epoch == EPOCH_OF(2) && fetch.isolation_level == 0 &&
+                 fetch.bytes_min == 1,
+             return false);
+    out->correlation_id = header.correlation_id, out->session_id = fetch.session_id,
+    out->session_epoch = fetch.session_epoch;
     for (int32_t i = 0; i < fetch.topic_count; i++) {
-        CHECK_OR(mqd_fetch_next_topic(&fetch, &topic) == 0 && memcmp(topic.key.topic_id, fake->two->b->topic_id, 16) == 0, return false);
+        CHECK_OR(mqd_fetch_next_topic(&fetch, &topic) == 0 &&
+                     memcmp(topic.key.topic_id, fake->two->b->topic_id, 16) == 0,
+                 return false);
         for (int32_t j = 0; j < topic.partition_count; j++) {
             CHECK_OR(mqd_fetch_next_partition(&fetch, &partition) == 0 && partition.partition_index < 4, return false);
             CHECK_OR(!out->one[partition.partition_index].there, return false);
-            out->one[partition.partition_index] = (struct asked_one){partition.current_leader_epoch, partition.last_fetched_epoch, partition.fetch_offset, true};
+            out->one[partition.partition_index] = (struct asked_one){
+                partition.current_leader_epoch, partition.last_fetched_epoch, partition.fetch_offset, true};
             out->count++;
         }
     }
@@ -94,7 +121,15 @@ __attribute__((unused)) static bool receive_any(struct fake *fake, struct reques
 
 /* ---- what is answered ---- */
 
-struct piece { int32_t partition; int16_t error; int64_t high_watermark, log_start; const uint8_t *records; uint32_t records_bytes; int32_t diverging_epoch; /* 0 = none */ int64_t diverging_end, leader_end; };
+struct piece {
+    int32_t partition;
+    int16_t error;
+    int64_t high_watermark, log_start;
+    const uint8_t *records;
+    uint32_t records_bytes;
+    int32_t diverging_epoch; /* 0 = none */
+    int64_t diverging_end, leader_end;
+};
 
 __attribute__((unused)) static void put_varint(struct frame *frame, uint32_t value)
 {
@@ -103,25 +138,30 @@ __attribute__((unused)) static void put_varint(struct frame *frame, uint32_t val
     put(frame, 1, value);
 }
 
-__attribute__((unused)) static uint32_t answer_begin(struct frame *frame, int32_t correlation_id, int16_t error, int32_t session_id)
+__attribute__((unused)) static uint32_t answer_begin(struct frame *frame, int32_t correlation_id, int16_t error,
+                                                     int32_t session_id)
 {
     uint32_t begin = frame->size_bytes;
-    put(frame, 4, 0), put(frame, 4, (uint32_t)correlation_id), put(frame, 1, 0), put(frame, 4, 0), put(frame, 2, (uint16_t)error), put(frame, 4, (uint32_t)session_id);
+    put(frame, 4, 0), put(frame, 4, (uint32_t)correlation_id), put(frame, 1, 0), put(frame, 4, 0),
+        put(frame, 2, (uint16_t)error), put(frame, 4, (uint32_t)session_id);
     return begin;
 }
 
 __attribute__((unused)) static void put_piece(struct frame *frame, struct piece piece)
 {
-    put(frame, 4, (uint32_t)piece.partition), put(frame, 2, (uint16_t)piece.error), put(frame, 8, (uint64_t)piece.high_watermark), put(frame, 8, (uint64_t)piece.leader_end);
+    put(frame, 4, (uint32_t)piece.partition), put(frame, 2, (uint16_t)piece.error),
+        put(frame, 8, (uint64_t)piece.high_watermark), put(frame, 8, (uint64_t)piece.leader_end);
     put(frame, 8, (uint64_t)piece.log_start), put(frame, 1, 0), put(frame, 4, 0xffffffff);
     put_varint(frame, piece.records_bytes + 1), put_bytes(frame, piece.records, piece.records_bytes);
     if (piece.diverging_epoch)
-        put(frame, 1, 1), put(frame, 1, 0), put(frame, 1, 13), put(frame, 4, (uint32_t)piece.diverging_epoch), put(frame, 8, (uint64_t)piece.diverging_end), put(frame, 1, 0);
+        put(frame, 1, 1), put(frame, 1, 0), put(frame, 1, 13), put(frame, 4, (uint32_t)piece.diverging_epoch),
+            put(frame, 8, (uint64_t)piece.diverging_end), put(frame, 1, 0);
     else
         put(frame, 1, 0);
 }
 
-__attribute__((unused)) static struct frame answer_of(struct fake *fake, const struct request *request, const struct piece *pieces, uint32_t count)
+__attribute__((unused)) static struct frame answer_of(struct fake *fake, const struct request *request,
+                                                      const struct piece *pieces, uint32_t count)
 {
     struct frame frame = {0};
     uint32_t begin = answer_begin(&frame, request->correlation_id, 0, SESSION);
@@ -138,14 +178,16 @@ __attribute__((unused)) static struct frame answer_of(struct fake *fake, const s
     return frame;
 }
 
-__attribute__((unused)) static void answer(struct fake *fake, const struct request *request, const struct piece *pieces, uint32_t count)
+__attribute__((unused)) static void answer(struct fake *fake, const struct request *request, const struct piece *pieces,
+                                           uint32_t count)
 {
     struct frame frame = answer_of(fake, request, pieces, count);
     client_send(&fake->link, &frame);
     frame_free(&frame);
 }
 
-__attribute__((unused)) static uint32_t batch_at(uint8_t *out, struct log_batch want, int64_t base_offset, int32_t epoch)
+__attribute__((unused)) static uint32_t batch_at(uint8_t *out, struct log_batch want, int64_t base_offset,
+                                                 int32_t epoch)
 {
     uint32_t size_bytes = log_encode(out, want), word = htobe32((uint32_t)epoch);
     uint64_t offset = htobe64((uint64_t)base_offset);
@@ -168,13 +210,17 @@ __attribute__((unused)) static bool receive(struct fake *fake, struct request *o
     return more;
 }
 
-/* Partition 0 gets [0, 3) of epoch 4, and hears that so much is committed. Returns with the request from offset 3 on. */
+/* Partition 0 gets [0, 3) of epoch 4, and hears that so much is committed. Returns with the request
+ * from offset 3 on. */
 __attribute__((unused)) static void three_records(struct fake *fake, struct request *request, int64_t high_watermark)
 {
     uint8_t bytes[400];
     uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
     CHECK(receive(fake, request));
-    answer(fake, request, (struct piece[]){{.partition = 0, .high_watermark = high_watermark, .records = bytes, .records_bytes = size_bytes}}, 1);
+    answer(fake, request,
+           (struct piece[]){
+               {.partition = 0, .high_watermark = high_watermark, .records = bytes, .records_bytes = size_bytes}},
+           1);
     while (receive(fake, request) && !(request->one[0].there && request->one[0].offset == 3))
         answer(fake, request, NULL, 0);
 }

@@ -1,4 +1,5 @@
-/* Faults of the file layer that change while a bench runs: bench_start(backend, watch), then faults(...). */
+/* Faults of the file layer that change while a bench runs: bench_start(backend, watch), then
+ * faults(...). */
 #ifndef MQD_FAULTS_TEST_H
 #define MQD_FAULTS_TEST_H
 

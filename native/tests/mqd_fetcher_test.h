@@ -1,4 +1,5 @@
-/* For test_fetcher*.c: two hosts in one process. Node 1 is worker 0, which leads partitions 0 and 2 of "quick" (slots 0 and 2); node 2 is worker 1, which follows them in slots 20 and
+/* For test_fetcher*.c: two hosts in one process. Node 1 is worker 0, which leads partitions 0 and 2
+ * of "quick" (slots 0 and 2); node 2 is worker 1, which follows them in slots 20 and
  * 22. Or the test itself is node 1 (a fake leader), and says what it likes. */
 #ifndef MQD_FETCHER_TEST_H
 #define MQD_FETCHER_TEST_H
@@ -16,7 +17,13 @@
 #define EPOCH_OF(node) (100 + (node))
 #define FOLLOWED(partition) (20u + (uint32_t)(partition))
 
-struct tale { uint32_t ended, truncated, log_start, logged, full, failed; int64_t offset; int32_t error; char text[184]; }; /* what worker 1 has told since the last look */
+/* what worker 1 has told since the last look */
+struct tale {
+    uint32_t ended, truncated, log_start, logged, full, failed;
+    int64_t offset;
+    int32_t error;
+    char text[184];
+};
 
 struct two {
     struct bench *b;
@@ -66,27 +73,42 @@ __attribute__((unused)) static void listen_to(struct two *two)
         note(two, &event);
 }
 
-#define UNTIL(condition)                                                                  \
-    do {                                                                                  \
-        int64_t limit_ns_ = test_now_ns() + LIMIT_MS * 1000000ll;                         \
-        while (!(condition)) {                                                            \
-            CHECK_OR(test_now_ns() < limit_ns_, fprintf(stderr, "never: %s\n", #condition); return); \
-            usleep(200);                                                                  \
-            listen_to(two);                                                               \
-        }                                                                                 \
+#define UNTIL(condition)                                                                                               \
+    do {                                                                                                               \
+        int64_t limit_ns_ = test_now_ns() + LIMIT_MS * 1000000ll;                                                      \
+        while (!(condition)) {                                                                                         \
+            CHECK_OR(test_now_ns() < limit_ns_, fprintf(stderr, "never: %s\n", #condition); return);                   \
+            usleep(200);                                                                                               \
+            listen_to(two);                                                                                            \
+        }                                                                                                              \
     } while (0)
 
 /* ---- assignments ---- */
 
-struct role { int32_t leader, leader_epoch, partition_epoch, min_insync; uint32_t in_sync; /* bit per node */ uint32_t leader_worker; uint8_t throttled; };
+struct role {
+    int32_t leader, leader_epoch, partition_epoch, min_insync;
+    uint32_t in_sync; /* bit per node */
+    uint32_t leader_worker;
+    uint8_t throttled;
+};
 
-__attribute__((unused)) static struct mqd_replica_assignment assignment_of(struct two *two, int32_t node, struct role role)
+__attribute__((unused)) static struct mqd_replica_assignment assignment_of(struct two *two, int32_t node,
+                                                                           struct role role)
 {
-    struct mqd_replica_assignment assignment = {.node_id = node, .broker_epoch = EPOCH_OF(node), .leader = role.leader, .leader_epoch = role.leader_epoch,
-                                                .partition_epoch = role.partition_epoch, .min_insync = role.min_insync, .lag_ms_max = LIMIT_MS * 10,
-                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND, .flush_on_ack = two->b->log_options.flush_on_ack, .throttled = role.throttled, .member_count = 2};
+    struct mqd_replica_assignment assignment = {.node_id = node,
+                                                .broker_epoch = EPOCH_OF(node),
+                                                .leader = role.leader,
+                                                .leader_epoch = role.leader_epoch,
+                                                .partition_epoch = role.partition_epoch,
+                                                .min_insync = role.min_insync,
+                                                .lag_ms_max = LIMIT_MS * 10,
+                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
+                                                .flush_on_ack = two->b->log_options.flush_on_ack,
+                                                .throttled = role.throttled,
+                                                .member_count = 2};
     for (int32_t other = 1; other <= 2; other++)
-        assignment.members[other - 1] = (struct mqd_replica_member){other, role.in_sync >> other & 1, 1, EPOCH_OF(other)};
+        assignment.members[other - 1] =
+            (struct mqd_replica_member){other, role.in_sync >> other & 1, 1, EPOCH_OF(other)};
     return assignment;
 }
 
@@ -100,7 +122,9 @@ __attribute__((unused)) static void assign_leader(struct two *two, int32_t parti
 __attribute__((unused)) static void assign_follower(struct two *two, int32_t partition, struct role role)
 {
     struct mqd_replica_assignment assignment = assignment_of(two, 2, role);
-    CHECK_EQUAL(mqd_reactor_replica_set(two->b->reactors[1], ++two->b->token, FOLLOWED(partition), &assignment, (int32_t)role.leader_worker), 0);
+    CHECK_EQUAL(mqd_reactor_replica_set(two->b->reactors[1], ++two->b->token, FOLLOWED(partition), &assignment,
+                                        (int32_t)role.leader_worker),
+                0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 
@@ -146,8 +170,16 @@ __attribute__((unused)) static struct mqd_positions positions_of(struct two *two
 
 __attribute__((unused)) static struct mqd_fetcher_options fetcher_options(void)
 {
-    return (struct mqd_fetcher_options){.leader_node = 1, .leader_worker = 0, .lane = MQD_LANE_IN_SYNC, .node_id = 2, .wait_ms = 200, .response_bytes_max = 1 << 20,
-                                        .response_bytes_limit = 16 << 20, .partition_bytes_max = 256 << 10, .timeout_ms = LIMIT_MS, .backoff_ms = 20};
+    return (struct mqd_fetcher_options){.leader_node = 1,
+                                        .leader_worker = 0,
+                                        .lane = MQD_LANE_IN_SYNC,
+                                        .node_id = 2,
+                                        .wait_ms = 200,
+                                        .response_bytes_max = 1 << 20,
+                                        .response_bytes_limit = 16 << 20,
+                                        .partition_bytes_max = 256 << 10,
+                                        .timeout_ms = LIMIT_MS,
+                                        .backoff_ms = 20};
 }
 
 __attribute__((unused)) static uint64_t fetcher_put(struct two *two, int fd, struct mqd_fetcher_options options)

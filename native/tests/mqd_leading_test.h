@@ -1,4 +1,5 @@
-/* For test_reactor_leading*.c and test_reactor_metadata.c: a partition of several replicas whose leader is the broker (node 1); the test is the followers (nodes 2 and 3) and the controller. */
+/* For test_reactor_leading*.c and test_reactor_metadata.c: a partition of several replicas whose
+ * leader is the broker (node 1); the test is the followers (nodes 2 and 3) and the controller. */
 #ifndef MQD_LEADING_TEST_H
 #define MQD_LEADING_TEST_H
 
@@ -6,7 +7,7 @@
 
 #include "replica/rules.h"
 
-#define SLOT 0 /* partition 0 of "quick", worker 0 */
+#define SLOT 0                        /* partition 0 of "quick", worker 0 */
 #define EPOCH_OF(node) (100 + (node)) /* broker epochs */
 
 __attribute__((unused)) static struct part part(int32_t partition, uint64_t mark, int32_t record_count)
@@ -16,14 +17,26 @@ __attribute__((unused)) static struct part part(int32_t partition, uint64_t mark
 
 /* ---- the controller ---- */
 
-struct wanted { int32_t leader, leader_epoch, partition_epoch, min_insync; uint32_t in_sync; /* bit per node */ int64_t lag_ms_max; int32_t replica_count; };
+struct wanted {
+    int32_t leader, leader_epoch, partition_epoch, min_insync;
+    uint32_t in_sync; /* bit per node */
+    int64_t lag_ms_max;
+    int32_t replica_count;
+};
 
 __attribute__((unused)) static void assign(struct bench *b, struct wanted wanted)
 {
-    struct mqd_replica_assignment assignment = {.node_id = 1, .broker_epoch = EPOCH_OF(1), .leader = wanted.leader, .leader_epoch = wanted.leader_epoch,
-                                                .partition_epoch = wanted.partition_epoch, .min_insync = wanted.min_insync,
-                                                .lag_ms_max = wanted.lag_ms_max ? wanted.lag_ms_max : LIMIT_MS * 10, .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
-                                                .flush_on_ack = b->log_options.flush_on_ack, .member_count = wanted.replica_count ? (uint32_t)wanted.replica_count : 3};
+    struct mqd_replica_assignment assignment = {.node_id = 1,
+                                                .broker_epoch = EPOCH_OF(1),
+                                                .leader = wanted.leader,
+                                                .leader_epoch = wanted.leader_epoch,
+                                                .partition_epoch = wanted.partition_epoch,
+                                                .min_insync = wanted.min_insync,
+                                                .lag_ms_max = wanted.lag_ms_max ? wanted.lag_ms_max : LIMIT_MS * 10,
+                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
+                                                .flush_on_ack = b->log_options.flush_on_ack,
+                                                .member_count =
+                                                    wanted.replica_count ? (uint32_t)wanted.replica_count : 3};
     for (int32_t node = 1; node <= (int32_t)assignment.member_count; node++)
         assignment.members[node - 1] = (struct mqd_replica_member){node, wanted.in_sync >> node & 1, 1, EPOCH_OF(node)};
     CHECK_EQUAL(mqd_reactor_replica_set(b->reactors[0], ++b->token, SLOT, &assignment, 0), 0);
@@ -60,28 +73,43 @@ __attribute__((unused)) static struct mqd_partition_view view(struct bench *b)
     return out;
 }
 
-__attribute__((unused)) static int64_t high_watermark(struct bench *b) { return view(b).positions.high_watermark; }
+__attribute__((unused)) static int64_t high_watermark(struct bench *b)
+{
+    return view(b).positions.high_watermark;
+}
 
 /* ---- a follower ---- */
 
-struct ask { int32_t node, leader_epoch, last_epoch, wait_ms, session_id, session_epoch; int64_t offset, broker_epoch; /* 0 = the node's */ };
-struct told { int16_t top_error, error; int32_t session_id, diverging_epoch; int64_t diverging_end, high_watermark, last_stable, log_start; uint32_t partition_count, batch_count, bytes; int64_t next_offset; };
+struct ask {
+    int32_t node, leader_epoch, last_epoch, wait_ms, session_id, session_epoch;
+    int64_t offset, broker_epoch; /* 0 = the node's */
+};
+struct told {
+    int16_t top_error, error;
+    int32_t session_id, diverging_epoch;
+    int64_t diverging_end, high_watermark, last_stable, log_start;
+    uint32_t partition_count, batch_count, bytes;
+    int64_t next_offset;
+};
 
 /* Fetch v17. `count`: 0 names no partition. */
 __attribute__((unused)) static void put_follower_fetch(struct bench *b, struct frame *frame, struct ask ask, int count)
 {
     uint32_t begin = frame_begin(frame, 1, 17, 5);
     put(frame, 1, 0);
-    put(frame, 4, (uint32_t)ask.wait_ms), put(frame, 4, 1), put(frame, 4, 1 << 20), put(frame, 1, 0), put(frame, 4, (uint32_t)ask.session_id), put(frame, 4, (uint32_t)ask.session_epoch);
+    put(frame, 4, (uint32_t)ask.wait_ms), put(frame, 4, 1), put(frame, 4, 1 << 20), put(frame, 1, 0),
+        put(frame, 4, (uint32_t)ask.session_id), put(frame, 4, (uint32_t)ask.session_epoch);
     put(frame, 1, (uint64_t)count + 1);
     if (count) {
         put_bytes(frame, b->topic_id, 16), put(frame, 1, 2);
-        put(frame, 4, 0), put(frame, 4, (uint32_t)ask.leader_epoch), put(frame, 8, (uint64_t)ask.offset), put(frame, 4, (uint32_t)ask.last_epoch), put(frame, 8, 0), put(frame, 4, 1 << 20);
+        put(frame, 4, 0), put(frame, 4, (uint32_t)ask.leader_epoch), put(frame, 8, (uint64_t)ask.offset),
+            put(frame, 4, (uint32_t)ask.last_epoch), put(frame, 8, 0), put(frame, 4, 1 << 20);
         put(frame, 1, 0), put(frame, 1, 0);
     }
-    put(frame, 1, 1), put(frame, 1, 1); /* nothing forgotten, no rack */
+    put(frame, 1, 1), put(frame, 1, 1);                    /* nothing forgotten, no rack */
     put(frame, 1, 1), put(frame, 1, 1), put(frame, 1, 13); /* one tag: replica_state */
-    put(frame, 4, (uint32_t)ask.node), put(frame, 8, (uint64_t)(ask.broker_epoch ? ask.broker_epoch : EPOCH_OF(ask.node))), put(frame, 1, 0);
+    put(frame, 4, (uint32_t)ask.node),
+        put(frame, 8, (uint64_t)(ask.broker_epoch ? ask.broker_epoch : EPOCH_OF(ask.node))), put(frame, 1, 0);
     frame_end(frame, begin);
 }
 
@@ -136,7 +164,8 @@ __attribute__((unused)) static struct told take_told(struct client *client)
         take_bytes(client, 16);
         for (uint32_t count = take_varint(client); count > 1 && !client->broken; count--) {
             out.partition_count++;
-            take(client, 4), out.error = (int16_t)take(client, 2), out.high_watermark = (int64_t)take(client, 8), out.last_stable = (int64_t)take(client, 8), out.log_start = (int64_t)take(client, 8);
+            take(client, 4), out.error = (int16_t)take(client, 2), out.high_watermark = (int64_t)take(client, 8),
+                             out.last_stable = (int64_t)take(client, 8), out.log_start = (int64_t)take(client, 8);
             CHECK_OR(take_varint(client) == 0, return out);
             take(client, 4), take_records(client, &out);
             take_partition_tags(client, &out);
@@ -213,6 +242,7 @@ __attribute__((unused)) static int16_t list_offset(struct client *client, int64_
 }
 
 /* Three replicas in sync, led here in epoch 1. */
-__attribute__((unused)) static const struct wanted all_in_sync = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3};
+__attribute__((unused)) static const struct wanted all_in_sync = {
+    .leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3};
 
 #endif

@@ -1,6 +1,8 @@
-/* For test_local*.c: clients through shared memory, beside those of mqd_reactor_test.h and with the same frames and answers.
+/* For test_local*.c: clients through shared memory, beside those of mqd_reactor_test.h and with the
+ * same frames and answers.
  *
- * It speaks shm/local_layout.h by itself. local_wait sleeps as a good client does (A4), so that a wake-up that is lost shows as a time-out. */
+ * It speaks shm/local_layout.h by itself. local_wait sleeps as a good client does (A4), so that a
+ * wake-up that is lost shows as a time-out. */
 #ifndef MQD_LOCAL_TEST_H
 #define MQD_LOCAL_TEST_H
 
@@ -50,14 +52,18 @@ __attribute__((unused)) static struct bench *local_bench(int backend, void (*cha
     return b;
 }
 
-static uint64_t local_counter(struct bench *b, uint32_t worker, enum mqd_counter counter) { return mqd_counter_read(b->control, worker, counter); }
+static uint64_t local_counter(struct bench *b, uint32_t worker, enum mqd_counter counter)
+{
+    return mqd_counter_read(b->control, worker, counter);
+}
 
 /* Until nobody is attached and nothing is counted for them. */
 __attribute__((unused)) static void local_wait_none(struct bench *b)
 {
     int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
     for (uint32_t worker = 0; worker < REACTORS; worker++)
-        while (local_counter(b, worker, MQD_GAUGE_LOCAL_ATTACHMENTS) || local_counter(b, worker, MQD_GAUGE_LOCAL_BYTES)) {
+        while (local_counter(b, worker, MQD_GAUGE_LOCAL_ATTACHMENTS) ||
+               local_counter(b, worker, MQD_GAUGE_LOCAL_BYTES)) {
             CHECK_OR(test_now_ns() < end_ns, abort());
             poll(NULL, 0, 1); /* the worker tells nobody */
         }
@@ -73,7 +79,10 @@ __attribute__((unused)) static void local_bench_stop(struct bench *b)
         close(fds[worker]);
 }
 
-struct local_wish { uint64_t data_bytes; uint32_t reply_bytes, submission_count; };
+struct local_wish {
+    uint64_t data_bytes;
+    uint32_t reply_bytes, submission_count;
+};
 
 /* Hands one end of a socket over as the acceptor does; the other one. */
 static int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
@@ -83,12 +92,24 @@ static int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
     CHECK_OR(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, abort());
     setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    struct mqd_local_handoff handoff = {.magic = 0x31434e4fu, .listener_id = MQD_LISTENER_LOCAL, .flags = MQD_HANDOFF_LOCAL, .data_bytes = wish.data_bytes,
-                                        .reply_bytes = wish.reply_bytes, .submission_count = wish.submission_count, .uid = 12, .pid = 34, .client_id = "test"};
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } ancillary = {0};
+    struct mqd_local_handoff handoff = {.magic = 0x31434e4fu,
+                                        .listener_id = MQD_LISTENER_LOCAL,
+                                        .flags = MQD_HANDOFF_LOCAL,
+                                        .data_bytes = wish.data_bytes,
+                                        .reply_bytes = wish.reply_bytes,
+                                        .submission_count = wish.submission_count,
+                                        .uid = 12,
+                                        .pid = 34,
+                                        .client_id = "test"};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } ancillary = {0};
     struct iovec iov = {&handoff, sizeof handoff};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
-    ancillary.header.cmsg_level = SOL_SOCKET, ancillary.header.cmsg_type = SCM_RIGHTS, ancillary.header.cmsg_len = CMSG_LEN(sizeof(int));
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+    ancillary.header.cmsg_level = SOL_SOCKET, ancillary.header.cmsg_type = SCM_RIGHTS,
+    ancillary.header.cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(&ancillary.header), &ends[1], sizeof(int));
     CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == 64, abort());
     close(ends[1]);
@@ -96,11 +117,16 @@ static int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
 }
 
 /* A packet and its descriptors; its size, 0 at the end, -1 after LIMIT_MS. */
-static ssize_t local_receive_packet(int fd, void *bytes, size_t size_bytes, int *fds, uint32_t fds_max, uint32_t *fd_count)
+static ssize_t local_receive_packet(int fd, void *bytes, size_t size_bytes, int *fds, uint32_t fds_max,
+                                    uint32_t *fd_count)
 {
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(8 * sizeof(int))]; } ancillary = {0};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(8 * sizeof(int))];
+    } ancillary = {0};
     struct iovec iov = {bytes, size_bytes};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
     ssize_t n;
     do
         n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
@@ -120,7 +146,9 @@ static struct local local_open(struct bench *b, uint32_t worker, struct local_wi
 {
     struct local local = {.b = b, .client.fd = local_hand(b, worker, wish)};
     uint32_t fd_count;
-    CHECK_OR(local_receive_packet(local.client.fd, &local.welcome, sizeof local.welcome, local.fds, MQD_LOCAL_FD_COUNT, &fd_count) == sizeof local.welcome, abort());
+    CHECK_OR(local_receive_packet(local.client.fd, &local.welcome, sizeof local.welcome, local.fds, MQD_LOCAL_FD_COUNT,
+                                  &fd_count) == sizeof local.welcome,
+             abort());
     CHECK_OR(local.welcome.magic == MQD_LOCAL_MAGIC, abort());
     if (local.welcome.error) {
         CHECK_OR(fd_count == 0, abort());
@@ -130,8 +158,10 @@ static struct local local_open(struct bench *b, uint32_t worker, struct local_wi
     local.total_bytes = local.welcome.total_bytes;
     local.header = mmap(NULL, local.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, local.fds[0], 0);
     CHECK_OR(local.header != MAP_FAILED, abort());
-    CHECK_OR(local.header->magic == MQD_LOCAL_MAGIC && local.header->abi_hash == mqd_local_abi_hash() && local.header->total_bytes == local.total_bytes &&
-                 local.header->worker == worker && local.header->data_offset + local.header->data_bytes == local.total_bytes, abort());
+    CHECK_OR(local.header->magic == MQD_LOCAL_MAGIC && local.header->abi_hash == mqd_local_abi_hash() &&
+                 local.header->total_bytes == local.total_bytes && local.header->worker == worker &&
+                 local.header->data_offset + local.header->data_bytes == local.total_bytes,
+             abort());
     local.data = (uint8_t *)local.header + local.header->data_offset;
     local.replies = (uint8_t *)local.header + local.header->replies_offset;
     local.submissions = (struct mqd_local_submission *)((uint8_t *)local.header + local.header->submissions_offset);
@@ -187,7 +217,8 @@ static bool local_wait(struct local *local, uint64_t reply_tail, uint64_t submis
     mqd_store_seq_cst(&local->header->client_sleeping, MQD_LOCAL_SLEEP_ROOM);
     mqd_fence_full();
     bool good = true;
-    if (mqd_load_acquire(&local->header->reply_tail) == reply_tail && mqd_load_acquire(&local->header->submission_head) == submission_head) {
+    if (mqd_load_acquire(&local->header->reply_tail) == reply_tail &&
+        mqd_load_acquire(&local->header->submission_head) == submission_head) {
         struct pollfd wait[2] = {{local->fds[2], POLLIN, 0}, {local->client.fd, POLLRDHUP, 0}};
         local->sleeps++;
         good = poll(wait, 2, LIMIT_MS) > 0;
@@ -199,13 +230,16 @@ static bool local_wait(struct local *local, uint64_t reply_tail, uint64_t submis
     return good;
 }
 
-/* The frames of `frame` (each with its length word), one submission each. Waits for room. False: the worker ended it. */
+/* The frames of `frame` (each with its length word), one submission each. Waits for room. False:
+ * the worker ended it. */
 static bool local_send(struct local *local, const struct frame *frame)
 {
     for (uint32_t at = 0; at < frame->size_bytes;) {
-        uint32_t size_bytes = (uint32_t)frame->bytes[at] << 24 | (uint32_t)frame->bytes[at + 1] << 16 | (uint32_t)frame->bytes[at + 2] << 8 | frame->bytes[at + 3];
+        uint32_t size_bytes = (uint32_t)frame->bytes[at] << 24 | (uint32_t)frame->bytes[at + 1] << 16 |
+                              (uint32_t)frame->bytes[at + 2] << 8 | frame->bytes[at + 3];
         for (;;) {
-            uint64_t reply_tail = mqd_load_acquire(&local->header->reply_tail), head = mqd_load_acquire(&local->header->submission_head);
+            uint64_t reply_tail = mqd_load_acquire(&local->header->reply_tail),
+                     head = mqd_load_acquire(&local->header->submission_head);
             bool wraps = local->data_at + size_bytes > local->data_bytes;
             if (local->tail - head < local->submission_count && (!wraps || head == local->tail)) {
                 if (wraps)
@@ -271,7 +305,8 @@ static int local_receive(struct local *local)
     return local_take(local, client->reply, client->reply_bytes);
 }
 
-__attribute__((unused)) static struct produced local_produce(struct local *local, int acks, const struct part *parts, uint32_t count)
+__attribute__((unused)) static struct produced local_produce(struct local *local, int acks, const struct part *parts,
+                                                             uint32_t count)
 {
     struct frame frame = {0};
     struct produced out = {.correlation_id = -1};
@@ -284,7 +319,8 @@ done:
     return out;
 }
 
-__attribute__((unused)) static void local_fetch(struct local *local, struct fetch fetch, const struct asked *asked, uint32_t count, struct fetched *out)
+__attribute__((unused)) static void local_fetch(struct local *local, struct fetch fetch, const struct asked *asked,
+                                                uint32_t count, struct fetched *out)
 {
     struct frame frame = {0};
     put_fetch(&frame, fetch, asked, count);
@@ -301,7 +337,8 @@ __attribute__((unused)) static void local_fetch(struct local *local, struct fetc
 
 __attribute__((unused)) static bool local_ask(struct local *local, int32_t partition, int64_t offset, uint32_t number)
 {
-    struct mqd_local_ask ask = {.kind = MQD_LOCAL_ASK_SEGMENT, .number = number, .partition_index = partition, .offset = offset};
+    struct mqd_local_ask ask = {
+        .kind = MQD_LOCAL_ASK_SEGMENT, .number = number, .partition_index = partition, .offset = offset};
     memcpy(ask.topic_id, local->b->topic_id, 16);
     return send(local->client.fd, &ask, sizeof ask, MSG_NOSIGNAL) == sizeof ask;
 }

@@ -1,4 +1,5 @@
-/* For test_log_*.c: a scratch partition, batches whose bytes tell which they are, and a reader of what is on disk. */
+/* For test_log_*.c: a scratch partition, batches whose bytes tell which they are, and a reader of
+ * what is on disk. */
 #ifndef MQD_LOG_TEST_H
 #define MQD_LOG_TEST_H
 
@@ -54,10 +55,17 @@ __attribute__((destructor)) static void log_at_exit(void)
 
 __attribute__((unused)) static struct mqd_log_options log_options(void)
 {
-    return (struct mqd_log_options){
-        .segment_bytes = 1 << 20, .segment_ms = INT64_MAX, .index_interval_bytes = 4096, .max_message_bytes = 1 << 20, .preallocate_bytes_min = 65536,
-        .preallocate_bytes_max = 32 << 20, .timestamp_before_max_ms = INT64_MAX, .timestamp_after_max_ms = INT64_MAX, .producer_id_count_max = 100,
-        .producer_id_expiration_ms = 86400000, .flush_on_ack = 1};
+    return (struct mqd_log_options){.segment_bytes = 1 << 20,
+                                    .segment_ms = INT64_MAX,
+                                    .index_interval_bytes = 4096,
+                                    .max_message_bytes = 1 << 20,
+                                    .preallocate_bytes_min = 65536,
+                                    .preallocate_bytes_max = 32 << 20,
+                                    .timestamp_before_max_ms = INT64_MAX,
+                                    .timestamp_after_max_ms = INT64_MAX,
+                                    .producer_id_count_max = 100,
+                                    .producer_id_expiration_ms = 86400000,
+                                    .flush_on_ack = 1};
 }
 
 /* Nothing trusted: every CRC is checked. */
@@ -66,7 +74,8 @@ __attribute__((unused)) static struct mqd_recovery log_untrusted(void)
     return (struct mqd_recovery){.recovery_point_offset = -1, .trusted_end_offset = -1};
 }
 
-__attribute__((unused)) static struct mqd_partition *log_open(const struct mqd_log_options *options, struct mqd_recovery *recovery)
+__attribute__((unused)) static struct mqd_partition *log_open(const struct mqd_log_options *options,
+                                                              struct mqd_recovery *recovery)
 {
     struct mqd_recovery own = log_untrusted();
     struct mqd_partition *partition = mqd_partition_open(log_path, options, 0, NOW, recovery ? recovery : &own);
@@ -74,7 +83,7 @@ __attribute__((unused)) static struct mqd_partition *log_open(const struct mqd_l
     return partition;
 }
 
-struct log_batch { /* what to make */
+struct log_batch {        /* what to make */
     int32_t record_count; /* 0 = 1 */
     int32_t body_bytes;   /* 0 = 64 */
     int64_t timestamp_ms; /* 0 = NOW */
@@ -90,16 +99,35 @@ struct log_batch { /* what to make */
 /* Body and attributes of a transaction marker; 17 bytes. */
 __attribute__((unused)) static void log_marker(uint8_t body[17], bool commit, int32_t coordinator_epoch)
 {
-    const uint8_t record[17] = {32, 0, 0, 0, 8, 0, 0, 0, commit, 12, 0, 0, (uint8_t)(coordinator_epoch >> 24), (uint8_t)(coordinator_epoch >> 16), (uint8_t)(coordinator_epoch >> 8),
-                                (uint8_t)coordinator_epoch, 0};
+    const uint8_t record[17] = {32,
+                                0,
+                                0,
+                                0,
+                                8,
+                                0,
+                                0,
+                                0,
+                                commit,
+                                12,
+                                0,
+                                0,
+                                (uint8_t)(coordinator_epoch >> 24),
+                                (uint8_t)(coordinator_epoch >> 16),
+                                (uint8_t)(coordinator_epoch >> 8),
+                                (uint8_t)coordinator_epoch,
+                                0};
     memcpy(body, record, sizeof record);
 }
 
-/* A whole batch with a right CRC; the body is not made of records, which nothing here opens. Returns its size. */
+/* A whole batch with a right CRC; the body is not made of records, which nothing here opens.
+ * Returns its size. */
 __attribute__((unused)) static uint32_t log_encode(uint8_t *out, struct log_batch want)
 {
-    int32_t count = want.record_count ? want.record_count : 1, body = want.marker ? 17 : want.body_bytes ? want.body_bytes : 64;
-    int64_t timestamp = want.timestamp_ms ? want.timestamp_ms : NOW, producer_id = want.producer_id ? want.producer_id : -1;
+    int32_t count = want.record_count ? want.record_count : 1, body = want.marker       ? 17
+                                                                      : want.body_bytes ? want.body_bytes
+                                                                                        : 64;
+    int64_t timestamp = want.timestamp_ms ? want.timestamp_ms : NOW,
+            producer_id = want.producer_id ? want.producer_id : -1;
     memset(out, 0, MQD_BATCH_HEADER_BYTES);
     out[16] = 2;
     uint32_t u32;
@@ -128,13 +156,16 @@ __attribute__((unused)) static uint32_t log_encode(uint8_t *out, struct log_batc
 }
 
 /* Encodes into `bytes` (which must stay until the write) and stages. */
-__attribute__((unused)) static int16_t log_stage(struct mqd_partition *partition, uint8_t *bytes, struct log_batch want, struct mqd_stage_result *result)
+__attribute__((unused)) static int16_t log_stage(struct mqd_partition *partition, uint8_t *bytes, struct log_batch want,
+                                                 struct mqd_stage_result *result)
 {
     struct mqd_batch batch;
     struct mqd_stage_result own;
     log_encode(bytes, want);
     mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, &batch);
-    return mqd_partition_stage(partition, &batch, bytes, want.mark % 2 == 0, want.marker || (want.attributes & 0x20) ? MQD_STAGE_COORDINATOR : 0, 0, NOW, result ? result : &own);
+    return mqd_partition_stage(partition, &batch, bytes, want.mark % 2 == 0,
+                               want.marker || (want.attributes & 0x20) ? MQD_STAGE_COORDINATOR : 0, 0, NOW,
+                               result ? result : &own);
 }
 
 /* One batch, staged and written. Returns the stage's error, or -2 when the write failed. */
@@ -209,8 +240,10 @@ __attribute__((unused)) static struct mqd_positions log_positions(struct mqd_par
     return positions;
 }
 
-/* Checks every segment file of the partition against its index files: contiguous offsets, right CRCs, index entries that name batches, and that the walk from any
- * entry to the next is not longer than interval_bytes + the largest batch. Returns the end offset, -1 on a finding. marks (may be NULL): gets body marks by offset. */
+/* Checks every segment file of the partition against its index files: contiguous offsets, right
+ * CRCs, index entries that name batches, and that the walk from any entry to the next is not longer
+ * than interval_bytes + the largest batch. Returns the end offset, -1 on a finding. marks (may be
+ * NULL): gets body marks by offset. */
 __attribute__((unused)) static int64_t log_verify(struct mqd_partition *partition, uint64_t *marks)
 {
     int64_t end_offset = partition->segments[0];
@@ -228,7 +261,8 @@ __attribute__((unused)) static int64_t log_verify(struct mqd_partition *partitio
         CHECK_OR(mqd_walk_begin(&walk, fd, base, 0, base, scan.valid_bytes, INT64_MAX) == 0, return -1);
         while (mqd_walk_next(&walk, &batch, &position) == 1) {
             CHECK_OR(batch.base_offset == next, mqd_walk_end(&walk); close(fd); return -1);
-            if (marks && batch.size_bytes >= MQD_BATCH_HEADER_BYTES + 8 && pread(fd, &marks[next], 8, position + MQD_BATCH_HEADER_BYTES) != 8)
+            if (marks && batch.size_bytes >= MQD_BATCH_HEADER_BYTES + 8 &&
+                pread(fd, &marks[next], 8, position + MQD_BATCH_HEADER_BYTES) != 8)
                 CHECK_OR(false, break);
             next = mqd_batch_end_offset(&batch);
             struct mqd_index_entry entry;

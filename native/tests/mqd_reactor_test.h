@@ -1,8 +1,10 @@
-/* For test_reactor*.c: a broker in one process. Two reactors with their threads and real partitions, a third worker and the acceptor whose endpoints the test
- * drives itself, clients over loopback TCP that speak raw Kafka frames.
+/* For test_reactor*.c: a broker in one process. Two reactors with their threads and real
+ * partitions, a third worker and the acceptor whose endpoints the test drives itself, clients over
+ * loopback TCP that speak raw Kafka frames.
  *
  *   slots 0..3   topic "quick", partitions 0..3, owned by worker 0, 1, 0, 1
- *   slot 4       topic "quick", partition 4, owned by worker 2, which is the test: what is forwarded to it waits for the test's answer
+ *   slot 4       topic "quick", partition 4, owned by worker 2, which is the test: what is
+ *                forwarded to it waits for the test's answer
  *
  *   slot 5       nobody's yet; worker 1 would own it
  *
@@ -53,7 +55,10 @@ struct bench {
 };
 
 static const uint32_t bench_slots[PARTITIONS] = {0, 1, 2, 3, 4};
-static inline uint32_t bench_owner(uint32_t slot) { return slot == 4 ? FAKE : slot % 2; }
+static inline uint32_t bench_owner(uint32_t slot)
+{
+    return slot == 4 ? FAKE : slot % 2;
+}
 
 static void *bench_memory(size_t size_bytes)
 {
@@ -81,7 +86,8 @@ static struct mqd_event bench_done(struct bench *b, uint32_t worker, uint64_t to
     }
 }
 
-__attribute__((unused)) static void bench_topic_put(struct bench *b, const uint8_t id[16], const char *name, const uint32_t *slots, uint32_t count)
+__attribute__((unused)) static void bench_topic_put(struct bench *b, const uint8_t id[16], const char *name,
+                                                    const uint32_t *slots, uint32_t count)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         CHECK_EQUAL(mqd_reactor_topic_put(b->reactors[worker], ++b->token, id, name, slots, count), 0);
@@ -105,7 +111,8 @@ static void bench_partition_open(struct bench *b, uint32_t slot, uint32_t partit
     snprintf(path, sizeof path, "%s/quick-%u", log_root, partition);
     b->partitions[slot] = mqd_partition_open(path, &b->log_options, 0, NOW, &recovery);
     CHECK(b->partitions[slot]);
-    CHECK_EQUAL(mqd_reactor_partition_open(b->reactors[bench_owner(slot)], ++b->token, slot, 0, b->partitions[slot]), 0);
+    CHECK_EQUAL(mqd_reactor_partition_open(b->reactors[bench_owner(slot)], ++b->token, slot, 0, b->partitions[slot]),
+                0);
     CHECK_EQUAL(bench_done(b, bench_owner(slot), b->token).error, 0);
 }
 
@@ -124,10 +131,23 @@ static void bench_options(struct bench *b, uint32_t worker, int backend)
     int handoff[2];
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, handoff) == 0);
     b->handoffs[worker] = handoff[0];
-    b->options[worker] = (struct mqd_reactor_options){
-        .control = b->control, .links = b->links, .self = worker, .endpoint_count = ENDPOINTS, .eventfds = b->eventfds, .handoff_fd = handoff[1], .backend = backend, .cpu = -1,
-        .connection_count_max = 1000, .request_bytes_max = REQUEST_BYTES_MAX, .heap_bytes_max = 32 << 20, .inflight_count_max = 16, .connection_idle_ms_max = 600000,
-        .fetch_bytes_max = 8 << 20, .session_count_max = 100, .sendfile_bytes_min = 8192, .read_fd_count_max = 64};
+    b->options[worker] = (struct mqd_reactor_options){.control = b->control,
+                                                      .links = b->links,
+                                                      .self = worker,
+                                                      .endpoint_count = ENDPOINTS,
+                                                      .eventfds = b->eventfds,
+                                                      .handoff_fd = handoff[1],
+                                                      .backend = backend,
+                                                      .cpu = -1,
+                                                      .connection_count_max = 1000,
+                                                      .request_bytes_max = REQUEST_BYTES_MAX,
+                                                      .heap_bytes_max = 32 << 20,
+                                                      .inflight_count_max = 16,
+                                                      .connection_idle_ms_max = 600000,
+                                                      .fetch_bytes_max = 8 << 20,
+                                                      .session_count_max = 100,
+                                                      .sendfile_bytes_min = 8192,
+                                                      .read_fd_count_max = 64};
     for (uint32_t i = 0; i < ENDPOINTS; i++) {
         b->options[worker].arenas[i] = b->arenas[i];
         b->options[worker].arena_bytes[i] = ARENA_BYTES;
@@ -240,7 +260,8 @@ static bool bench_take(struct bench *b, uint32_t endpoint, struct mqd_descriptor
 }
 
 /* The next of `kind`; RELEASE notes and other kinds are passed over. */
-__attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *b, uint32_t endpoint, uint16_t kind, uint32_t *from)
+__attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *b, uint32_t endpoint, uint16_t kind,
+                                                                  uint32_t *from)
 {
     struct mqd_descriptor descriptor;
     uint32_t sender;
@@ -250,7 +271,8 @@ __attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *
     return descriptor;
 }
 
-__attribute__((unused)) static void bench_say(struct bench *b, uint32_t endpoint, uint32_t to, struct mqd_descriptor descriptor)
+__attribute__((unused)) static void bench_say(struct bench *b, uint32_t endpoint, uint32_t to,
+                                              struct mqd_descriptor descriptor)
 {
     while (mqd_endpoint_send(b->endpoints[endpoint], to, &descriptor) < 0)
         mqd_endpoint_flush(b->endpoints[endpoint]);
@@ -258,7 +280,8 @@ __attribute__((unused)) static void bench_say(struct bench *b, uint32_t endpoint
 }
 
 /* The acceptor's answer to `ask`: correlation id and `body`, laid at `at` in its arena. */
-__attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, const struct mqd_descriptor *ask, const char *body, uint16_t flags, bool first, uint64_t at)
+__attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, const struct mqd_descriptor *ask,
+                                                  const char *body, uint16_t flags, bool first, uint64_t at)
 {
     uint8_t *bytes = b->arenas[ACCEPTOR] + at;
     uint32_t size_bytes = 0;
@@ -267,8 +290,13 @@ __attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, 
         size_bytes = 4;
     }
     memcpy(bytes + size_bytes, body, strlen(body));
-    bench_say(b, ACCEPTOR, to, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .flags = flags, .token = ask->token, .offset = at, .size_bytes = size_bytes + (uint32_t)strlen(body),
-                                                       .a = (int64_t)mqd_control_metadata_version(b->control)});
+    bench_say(b, ACCEPTOR, to,
+              (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE,
+                                      .flags = flags,
+                                      .token = ask->token,
+                                      .offset = at,
+                                      .size_bytes = size_bytes + (uint32_t)strlen(body),
+                                      .a = (int64_t)mqd_control_metadata_version(b->control)});
 }
 
 /* BOTH(test) { ... backend ... }: once for io_uring, where it is permitted, and once for epoll. */
@@ -282,15 +310,27 @@ static bool backend_works(int backend)
     mqd_poll_destroy(poll);
     return true;
 }
-#define BOTH(function)                                                                                     \
-    static void function(int backend);                                                                     \
-    TEST(function##_uring) { if (backend_works(MQD_BACKEND_IO_URING)) function(MQD_BACKEND_IO_URING); }    \
-    TEST(function##_epoll) { function(MQD_BACKEND_EPOLL); }                                                \
+#define BOTH(function)                                                                                                 \
+    static void function(int backend);                                                                                 \
+    TEST(function##_uring)                                                                                             \
+    {                                                                                                                  \
+        if (backend_works(MQD_BACKEND_IO_URING))                                                                       \
+            function(MQD_BACKEND_IO_URING);                                                                            \
+    }                                                                                                                  \
+    TEST(function##_epoll)                                                                                             \
+    {                                                                                                                  \
+        function(MQD_BACKEND_EPOLL);                                                                                   \
+    }                                                                                                                  \
     static void function(int backend)
 
 /* ---- clients ---- */
 
-struct client { int fd; uint8_t *reply; uint32_t reply_bytes, at; bool broken; };
+struct client {
+    int fd;
+    uint8_t *reply;
+    uint32_t reply_bytes, at;
+    bool broken;
+};
 
 /* peer_node: of the host that it comes from, by the listener between hosts; -1 = a client. */
 static struct client client_open_as(struct bench *b, uint32_t worker, int32_t peer_node)
@@ -301,7 +341,9 @@ static struct client client_open_as(struct bench *b, uint32_t worker, int32_t pe
     struct timeval limit = {LIMIT_MS / 1000, 0};
     int one = 1, peer;
     getsockname(b->listener, (struct sockaddr *)&address, &size_bytes);
-    CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0 && (peer = accept(b->listener, NULL, NULL)) >= 0, abort());
+    CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+                 (peer = accept(b->listener, NULL, NULL)) >= 0,
+             abort());
     setsockopt(client.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(client.fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -313,9 +355,13 @@ static struct client client_open_as(struct bench *b, uint32_t worker, int32_t pe
         bytes[6] = 2; /* MQD_HANDOFF_PEER */
         memcpy(bytes + 44, &peer_node, 4);
     }
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } ancillary = {0};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } ancillary = {0};
     struct iovec iov = {bytes, sizeof bytes};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(header), &peer, sizeof peer);
@@ -337,7 +383,8 @@ __attribute__((unused)) static void client_close(struct client *client)
     client->fd = -1;
 }
 
-/* recv with a time-out (SO_RCVTIMEO) is not restarted after an interruption, and io_uring interrupts whoever made the ring when it has news. */
+/* recv with a time-out (SO_RCVTIMEO) is not restarted after an interruption, and io_uring
+ * interrupts whoever made the ring when it has news. */
 static ssize_t client_recv(struct client *client, uint8_t *bytes, size_t size_bytes)
 {
     ssize_t n;
@@ -347,7 +394,8 @@ static ssize_t client_recv(struct client *client, uint8_t *bytes, size_t size_by
     return n;
 }
 
-/* 1: a whole reply is in client->reply, from the correlation id on; 0: the broker closed; -1: nothing came in time. */
+/* 1: a whole reply is in client->reply, from the correlation id on; 0: the broker closed; -1:
+ * nothing came in time. */
 static int client_receive(struct client *client)
 {
     uint8_t length[4];
@@ -391,7 +439,10 @@ static void take_bytes(struct client *client, uint32_t bytes)
 
 /* ---- frames ---- */
 
-struct frame { uint8_t *bytes; uint32_t size_bytes, capacity; };
+struct frame {
+    uint8_t *bytes;
+    uint32_t size_bytes, capacity;
+};
 
 static void put_bytes(struct frame *frame, const void *bytes, uint32_t size_bytes)
 {
@@ -418,7 +469,8 @@ static void put_text(struct frame *frame, const char *text)
 static uint32_t frame_begin(struct frame *frame, int16_t api_key, int16_t version, int32_t correlation_id)
 {
     uint32_t begin = frame->size_bytes;
-    put(frame, 4, 0), put(frame, 2, (uint16_t)api_key), put(frame, 2, (uint16_t)version), put(frame, 4, (uint32_t)correlation_id), put(frame, 2, 0xffff);
+    put(frame, 4, 0), put(frame, 2, (uint16_t)api_key), put(frame, 2, (uint16_t)version),
+        put(frame, 4, (uint32_t)correlation_id), put(frame, 2, 0xffff);
     return begin;
 }
 static void frame_end(struct frame *frame, uint32_t begin)
@@ -433,15 +485,21 @@ static void frame_free(struct frame *frame)
     *frame = (struct frame){0};
 }
 
-struct part { int32_t partition; struct log_batch batch; };
+struct part {
+    int32_t partition;
+    struct log_batch batch;
+};
 
 /* Produce v7 of one batch for each part, all of topic "quick". */
-static void put_produce(struct frame *frame, int32_t correlation_id, int acks, int32_t timeout_ms, const struct part *parts, uint32_t count)
+static void put_produce(struct frame *frame, int32_t correlation_id, int acks, int32_t timeout_ms,
+                        const struct part *parts, uint32_t count)
 {
     uint32_t begin = frame_begin(frame, 0, 7, correlation_id);
-    put(frame, 2, 0xffff), put(frame, 2, (uint16_t)acks), put(frame, 4, (uint32_t)timeout_ms), put(frame, 4, 1), put_text(frame, "quick"), put(frame, 4, count);
+    put(frame, 2, 0xffff), put(frame, 2, (uint16_t)acks), put(frame, 4, (uint32_t)timeout_ms), put(frame, 4, 1),
+        put_text(frame, "quick"), put(frame, 4, count);
     for (uint32_t i = 0; i < count; i++) {
-        uint8_t *batch = malloc(MQD_BATCH_HEADER_BYTES + (size_t)(parts[i].batch.body_bytes ? parts[i].batch.body_bytes : 64));
+        uint8_t *batch =
+            malloc(MQD_BATCH_HEADER_BYTES + (size_t)(parts[i].batch.body_bytes ? parts[i].batch.body_bytes : 64));
         uint32_t size_bytes = log_encode(batch, parts[i].batch);
         put(frame, 4, (uint32_t)parts[i].partition), put(frame, 4, size_bytes), put_bytes(frame, batch, size_bytes);
         free(batch);
@@ -449,20 +507,31 @@ static void put_produce(struct frame *frame, int32_t correlation_id, int acks, i
     frame_end(frame, begin);
 }
 
-struct asked { int32_t partition; int64_t offset; };
-struct fetch { int32_t correlation_id, wait_ms, bytes_min, bytes_max, session_id, session_epoch; const char *topic; int32_t forget; /* partition + 1; 0 = none */ uint8_t committed; const char *rack; };
+struct asked {
+    int32_t partition;
+    int64_t offset;
+};
+struct fetch {
+    int32_t correlation_id, wait_ms, bytes_min, bytes_max, session_id, session_epoch;
+    const char *topic;
+    int32_t forget; /* partition + 1; 0 = none */
+    uint8_t committed;
+    const char *rack;
+};
 
 /* Fetch v11 */
 static void put_fetch(struct frame *frame, struct fetch fetch, const struct asked *asked, uint32_t count)
 {
     const char *topic = fetch.topic ? fetch.topic : "quick";
     uint32_t begin = frame_begin(frame, 1, 11, fetch.correlation_id);
-    put(frame, 4, 0xffffffff), put(frame, 4, (uint32_t)fetch.wait_ms), put(frame, 4, (uint32_t)fetch.bytes_min), put(frame, 4, (uint32_t)fetch.bytes_max), put(frame, 1, fetch.committed);
+    put(frame, 4, 0xffffffff), put(frame, 4, (uint32_t)fetch.wait_ms), put(frame, 4, (uint32_t)fetch.bytes_min),
+        put(frame, 4, (uint32_t)fetch.bytes_max), put(frame, 1, fetch.committed);
     put(frame, 4, (uint32_t)fetch.session_id), put(frame, 4, (uint32_t)fetch.session_epoch), put(frame, 4, count != 0);
     if (count)
         put_text(frame, topic), put(frame, 4, count);
     for (uint32_t i = 0; i < count; i++)
-        put(frame, 4, (uint32_t)asked[i].partition), put(frame, 4, 0xffffffff), put(frame, 8, (uint64_t)asked[i].offset), put(frame, 8, UINT64_MAX), put(frame, 4, 4 << 20);
+        put(frame, 4, (uint32_t)asked[i].partition), put(frame, 4, 0xffffffff),
+            put(frame, 8, (uint64_t)asked[i].offset), put(frame, 8, UINT64_MAX), put(frame, 4, 4 << 20);
     put(frame, 4, fetch.forget != 0);
     if (fetch.forget)
         put_text(frame, topic), put(frame, 4, 1), put(frame, 4, (uint32_t)fetch.forget - 1);
@@ -485,7 +554,12 @@ static bool client_send(struct client *client, const struct frame *frame)
 
 /* ---- answers ---- */
 
-struct produced { int32_t correlation_id, partition[8]; int16_t error[8]; int64_t base_offset[8]; uint32_t count; };
+struct produced {
+    int32_t correlation_id, partition[8];
+    int16_t error[8];
+    int64_t base_offset[8];
+    uint32_t count;
+};
 
 static struct produced take_produced(struct client *client)
 {
@@ -495,7 +569,8 @@ static struct produced take_produced(struct client *client)
     out.count = (uint32_t)take(client, 4);
     CHECK_OR(out.count <= 8, return out);
     for (uint32_t i = 0; i < out.count; i++) {
-        out.partition[i] = (int32_t)take(client, 4), out.error[i] = (int16_t)take(client, 2), out.base_offset[i] = (int64_t)take(client, 8);
+        out.partition[i] = (int32_t)take(client, 4), out.error[i] = (int16_t)take(client, 2),
+        out.base_offset[i] = (int64_t)take(client, 8);
         take(client, 8), take(client, 8);
     }
     take(client, 4);
@@ -503,9 +578,21 @@ static struct produced take_produced(struct client *client)
     return out;
 }
 
-struct seen { int64_t offset; uint64_t mark; int32_t partition; };
-struct fetched { int32_t correlation_id, session_id, partition_count, error[8], partition[8]; int16_t top_error; int64_t high_watermark[8], last_stable_offset[8]; int32_t preferred[8];
-    int32_t aborted_count; /* of all partitions; -1 = null */ int64_t aborted_producer[8192], aborted_first[8192]; uint32_t batch_count; struct seen batches[4096]; };
+struct seen {
+    int64_t offset;
+    uint64_t mark;
+    int32_t partition;
+};
+struct fetched {
+    int32_t correlation_id, session_id, partition_count, error[8], partition[8];
+    int16_t top_error;
+    int64_t high_watermark[8], last_stable_offset[8];
+    int32_t preferred[8];
+    int32_t aborted_count; /* of all partitions; -1 = null */
+    int64_t aborted_producer[8192], aborted_first[8192];
+    uint32_t batch_count;
+    struct seen batches[4096];
+};
 
 static void take_batches(struct client *client, struct fetched *out, int32_t partition, uint32_t size_bytes)
 {
@@ -541,7 +628,8 @@ static void take_fetched(struct client *client, struct fetched *out)
         for (uint32_t count = (uint32_t)take(client, 4); count && !client->broken; count--) {
             int32_t partition = (int32_t)take(client, 4), at = out->partition_count++;
             CHECK(at < 8);
-            out->partition[at] = partition, out->error[at] = (int16_t)take(client, 2), out->high_watermark[at] = (int64_t)take(client, 8);
+            out->partition[at] = partition, out->error[at] = (int16_t)take(client, 2),
+            out->high_watermark[at] = (int64_t)take(client, 8);
             out->last_stable_offset[at] = (int64_t)take(client, 8), take(client, 8);
             int32_t aborted = (int32_t)take(client, 4);
             CHECK(aborted <= 8192);
@@ -558,7 +646,8 @@ static void take_fetched(struct client *client, struct fetched *out)
 }
 
 /* Sends and takes one answer. */
-__attribute__((unused)) static struct produced client_produce(struct client *client, int acks, const struct part *parts, uint32_t count)
+__attribute__((unused)) static struct produced client_produce(struct client *client, int acks, const struct part *parts,
+                                                              uint32_t count)
 {
     struct frame frame = {0};
     struct produced out = {.correlation_id = -1};
@@ -571,7 +660,8 @@ done:
     return out;
 }
 
-__attribute__((unused)) static void client_fetch(struct client *client, struct fetch fetch, const struct asked *asked, uint32_t count, struct fetched *out)
+__attribute__((unused)) static void client_fetch(struct client *client, struct fetch fetch, const struct asked *asked,
+                                                 uint32_t count, struct fetched *out)
 {
     struct frame frame = {0};
     put_fetch(&frame, fetch, asked, count);

@@ -1,5 +1,6 @@
-/* For the tests of the reader: a partition made by hand, what is known about it, and counts of what the reader asks of the kernel (the cost of a look-up is part of its contract).
- * Include it once, first. */
+/* For the tests of the reader: a partition made by hand, what is known about it, and counts of what
+ * the reader asks of the kernel (the cost of a look-up is part of its contract). Include it once,
+ * first. */
 #ifndef MQD_READER_TEST_H
 #define MQD_READER_TEST_H
 #include <dirent.h>
@@ -32,14 +33,18 @@ int open(const char *path, int flags, ...)
 
 #define BATCH_COUNT_MAX 4096
 #define SEGMENT_COUNT_MAX 64
-struct model_batch { int64_t base_offset, last_offset, segment; uint32_t position, size_bytes; };
+struct model_batch {
+    int64_t base_offset, last_offset, segment;
+    uint32_t position, size_bytes;
+};
 struct model {
     char path[64];
     struct model_batch batches[BATCH_COUNT_MAX];
     uint32_t batch_count;
     int64_t segments[SEGMENT_COUNT_MAX];
     uint32_t segment_count;
-    uint32_t active_bytes, index_interval, since_entry, unindexed_count; /* entries held back, like the writer's pending ones */
+    /* entries held back, like the writer's pending ones */
+    uint32_t active_bytes, index_interval, since_entry, unindexed_count;
     FILE *log, *index;
     struct mqd_positions positions; /* with the high watermark at the log end */
 };
@@ -50,7 +55,8 @@ static void put_word(uint8_t *at, uint64_t value, int bytes)
         at[i] = (uint8_t)value;
 }
 
-/* A batch of size_bytes with a valid header and CRC; its records are noise, which nobody here looks into. */
+/* A batch of size_bytes with a valid header and CRC; its records are noise, which nobody here looks
+ * into. */
 static void make_batch(uint8_t *bytes, int64_t base_offset, int32_t last_delta, uint32_t size_bytes)
 {
     for (uint32_t i = MQD_BATCH_HEADER_BYTES; i < size_bytes; i++)
@@ -126,7 +132,8 @@ static void model_append(struct model *m, int64_t gap, int32_t last_delta, uint3
         fflush(m->index);
         m->since_entry = 0;
     }
-    m->batches[m->batch_count++] = (struct model_batch){base_offset, base_offset + last_delta, segment, m->active_bytes, size_bytes};
+    m->batches[m->batch_count++] =
+        (struct model_batch){base_offset, base_offset + last_delta, segment, m->active_bytes, size_bytes};
     m->since_entry += size_bytes;
     m->active_bytes += size_bytes;
     m->positions.log_end_offset = m->positions.high_watermark = base_offset + last_delta + 1;
@@ -168,11 +175,14 @@ __attribute__((unused)) static void model_random(struct model *m, uint64_t *seed
     static const uint32_t intervals[] = {0, 200, 4096, 20000};
     model_begin(m, (int64_t)(test_random(seed) % 1000), intervals[test_random(seed) % 4]);
     for (uint32_t s = 0; s < segment_count; s++) {
-        uint32_t count = (uint32_t)(test_random(seed) % 120), unindexed = s + 1 == segment_count ? (uint32_t)(test_random(seed) % 60) : 0;
+        uint32_t count = (uint32_t)(test_random(seed) % 120),
+                 unindexed = s + 1 == segment_count ? (uint32_t)(test_random(seed) % 60) : 0;
         uint32_t size_max = 62 + (uint32_t)(test_random(seed) % 9000);
         for (uint32_t i = 0; i < count; i++) {
-            uint32_t size_bytes = test_random(seed) % 40 == 0 ? 70000 + (uint32_t)(test_random(seed) % 9000) : 62 + (uint32_t)(test_random(seed) % size_max);
-            model_append(m, test_random(seed) % 10 == 0 ? (int64_t)(test_random(seed) % 5) : 0, (int32_t)(test_random(seed) % 20), size_bytes, i + unindexed < count);
+            uint32_t size_bytes = test_random(seed) % 40 == 0 ? 70000 + (uint32_t)(test_random(seed) % 9000)
+                                                              : 62 + (uint32_t)(test_random(seed) % size_max);
+            model_append(m, test_random(seed) % 10 == 0 ? (int64_t)(test_random(seed) % 5) : 0,
+                         (int32_t)(test_random(seed) % 20), size_bytes, i + unindexed < count);
         }
         if (s + 1 < segment_count && count > 0)
             model_roll(m, m->positions.log_end_offset + (int64_t)(test_random(seed) % 3));
@@ -181,7 +191,8 @@ __attribute__((unused)) static void model_random(struct model *m, uint64_t *seed
 
 /* ---- checks of one answer ---- */
 
-__attribute__((unused)) static uint32_t segment_limit(const struct model *m, const struct mqd_positions *positions, int64_t segment)
+__attribute__((unused)) static uint32_t segment_limit(const struct model *m, const struct mqd_positions *positions,
+                                                      int64_t segment)
 {
     uint32_t limit = 0;
     for (uint32_t i = 0; i < m->batch_count; i++)
@@ -190,11 +201,16 @@ __attribute__((unused)) static uint32_t segment_limit(const struct model *m, con
     return limit;
 }
 
-/* Holds the range against the model; returns the number of the batch behind it, UINT32_MAX on failure. */
-__attribute__((unused)) static uint32_t check_range(const struct model *m, const struct mqd_positions *positions, int64_t offset, uint32_t size_max, bool whole_first, const struct mqd_range *range)
+/* Holds the range against the model; returns the number of the batch behind it, UINT32_MAX on
+ * failure. */
+__attribute__((unused)) static uint32_t check_range(const struct model *m, const struct mqd_positions *positions,
+                                                    int64_t offset, uint32_t size_max, bool whole_first,
+                                                    const struct mqd_range *range)
 {
     uint32_t first = model_locate(m, offset);
-    if (offset >= positions->high_watermark || first == m->batch_count || m->batches[first].base_offset >= positions->high_watermark) { /* the last two: in a gap */
+    /* the last two: in a gap */
+    if (offset >= positions->high_watermark || first == m->batch_count ||
+        m->batches[first].base_offset >= positions->high_watermark) {
         CHECK_OR(range->size_bytes == 0 && !range->segment, return UINT32_MAX);
         return first;
     }
@@ -203,7 +219,8 @@ __attribute__((unused)) static uint32_t check_range(const struct model *m, const
         CHECK_OR(range->size_bytes == 0 && !range->segment, return UINT32_MAX);
         return first;
     }
-    CHECK_OR(range->segment && range->position == batch->position && range->size_bytes >= batch->size_bytes, return UINT32_MAX);
+    CHECK_OR(range->segment && range->position == batch->position && range->size_bytes >= batch->size_bytes,
+             return UINT32_MAX);
     CHECK_OR(range->size_bytes <= size_max || range->size_bytes == batch->size_bytes, return UINT32_MAX);
     uint32_t limit = segment_limit(m, positions, batch->segment);
     if ((uint64_t)range->position + size_max >= limit)
@@ -216,12 +233,15 @@ __attribute__((unused)) static uint32_t check_range(const struct model *m, const
     uint32_t end = range->position + range->size_bytes, number = first;
     while (number < m->batch_count && m->batches[number].segment == batch->segment && m->batches[number].position < end)
         number++;
-    CHECK_OR(m->batches[number - 1].position + m->batches[number - 1].size_bytes == end, return UINT32_MAX); /* whole batches */
+    /* whole batches */
+    CHECK_OR(m->batches[number - 1].position + m->batches[number - 1].size_bytes == end, return UINT32_MAX);
     return number;
 }
 
-/* Behind a range the cursor stands at the next batch: its offset lies above the last one sent and not above the next one's. */
-__attribute__((unused)) static bool cursor_good(const struct model *m, const struct mqd_positions *positions, const struct mqd_range *range, const struct mqd_cursor *cursor)
+/* Behind a range the cursor stands at the next batch: its offset lies above the last one sent and
+ * not above the next one's. */
+__attribute__((unused)) static bool cursor_good(const struct model *m, const struct mqd_positions *positions,
+                                                const struct mqd_range *range, const struct mqd_cursor *cursor)
 {
     uint32_t last = 0;
     if (!range->size_bytes)
@@ -232,9 +252,12 @@ __attribute__((unused)) static bool cursor_good(const struct model *m, const str
     memcpy(&base_offset, header, 8);
     while (m->batches[last].base_offset != (int64_t)be64toh(base_offset))
         last++;
-    while (last + 1 < m->batch_count && m->batches[last + 1].segment == m->batches[last].segment && m->batches[last + 1].position < range->position + range->size_bytes)
+    while (last + 1 < m->batch_count && m->batches[last + 1].segment == m->batches[last].segment &&
+           m->batches[last + 1].position < range->position + range->size_bytes)
         last++;
-    int64_t next = last + 1 < m->batch_count && m->batches[last + 1].base_offset < positions->high_watermark ? m->batches[last + 1].base_offset : positions->high_watermark;
+    int64_t next = last + 1 < m->batch_count && m->batches[last + 1].base_offset < positions->high_watermark
+                       ? m->batches[last + 1].base_offset
+                       : positions->high_watermark;
     CHECK_OR(cursor->valid && cursor->offset > m->batches[last].last_offset && cursor->offset <= next, return false);
     return true;
 }

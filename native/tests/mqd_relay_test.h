@@ -1,5 +1,6 @@
-/* For test_relay*.c: a local client of worker 0, which is node 2; partitions 1 and 3 of "quick" are led by node 1. That is worker 1, with its own logs (two hosts in one process), or
- * the test itself, which says what it likes. */
+/* For test_relay*.c: a local client of worker 0, which is node 2; partitions 1 and 3 of "quick" are
+ * led by node 1. That is worker 1, with its own logs (two hosts in one process), or the test
+ * itself, which says what it likes. */
 #ifndef MQD_RELAY_TEST_H
 #define MQD_RELAY_TEST_H
 
@@ -22,14 +23,19 @@ __attribute__((unused)) static void place(struct bench *b, int32_t leader, int32
 {
     struct mqd_topic_partition places[PARTITIONS];
     for (uint32_t i = 0; i < PARTITIONS; i++)
-        places[i] = (struct mqd_topic_partition){.slot = i % 2 ? UINT32_MAX : bench_slots[i], .leader = i % 2 ? leader : 2, .leader_epoch = leader_epoch, .redirect = -1, .leader_worker = 1};
+        places[i] = (struct mqd_topic_partition){.slot = i % 2 ? UINT32_MAX : bench_slots[i],
+                                                 .leader = i % 2 ? leader : 2,
+                                                 .leader_epoch = leader_epoch,
+                                                 .redirect = -1,
+                                                 .leader_worker = 1};
     CHECK_EQUAL(mqd_reactor_topic_place(b->reactors[0], ++b->token, b->topic_id, "quick", places, PARTITIONS), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 
 __attribute__((unused)) static struct bench *relay_bench(int backend)
 {
-    struct mqd_broker_address brokers[2] = {{.node_id = 1, .port = 9092, .host = "one"}, {.node_id = 2, .port = 9092, .host = "two"}};
+    struct mqd_broker_address brokers[2] = {{.node_id = 1, .port = 9092, .host = "one"},
+                                            {.node_id = 2, .port = 9092, .host = "two"}};
     struct bench *b = local_bench(backend, NULL);
     CHECK_OR(mqd_reactor_brokers_put(b->reactors[0], ++b->token, 2, brokers, 2) == 0, abort());
     CHECK_OR(bench_done(b, 0, b->token).error == 0, abort());
@@ -39,7 +45,8 @@ __attribute__((unused)) static struct bench *relay_bench(int backend)
 
 __attribute__((unused)) static struct mqd_relay_options relay_options(uint32_t lane, uint32_t timeout_ms)
 {
-    return (struct mqd_relay_options){.leader_node = LEADER, .leader_worker = 1, .lane = lane, .timeout_ms = timeout_ms};
+    return (struct mqd_relay_options){
+        .leader_node = LEADER, .leader_worker = 1, .lane = lane, .timeout_ms = timeout_ms};
 }
 
 __attribute__((unused)) static uint64_t relay_put(struct bench *b, int fd, uint32_t lane, uint32_t timeout_ms)
@@ -65,7 +72,8 @@ __attribute__((unused)) static struct mqd_event relay_event(struct bench *b, uin
 }
 
 /* A connection whose other end is the test's: `client_receive` takes what the relay sends. */
-__attribute__((unused)) static struct client fake_leader(struct bench *b, uint32_t lane, uint32_t timeout_ms, int send_buffer_bytes)
+__attribute__((unused)) static struct client fake_leader(struct bench *b, uint32_t lane, uint32_t timeout_ms,
+                                                         int send_buffer_bytes)
 {
     int ends[2];
     struct timeval limit = {LIMIT_MS / 1000, 0};
@@ -92,7 +100,12 @@ __attribute__((unused)) static struct produced outcome(struct local *local)
 }
 
 /* What the fake leader was asked: v7, one partition. */
-struct relayed_request { int32_t correlation_id, partition; int16_t version, acks; uint32_t records_bytes; uint64_t mark; };
+struct relayed_request {
+    int32_t correlation_id, partition;
+    int16_t version, acks;
+    uint32_t records_bytes;
+    uint64_t mark;
+};
 __attribute__((unused)) static struct relayed_request relayed(struct client *leader)
 {
     struct relayed_request out = {0};
@@ -114,12 +127,18 @@ __attribute__((unused)) static struct relayed_request relayed(struct client *lea
     return out;
 }
 
-struct answer { int32_t correlation_id, partition; int16_t error; int64_t base_offset; };
+struct answer {
+    int32_t correlation_id, partition;
+    int16_t error;
+    int64_t base_offset;
+};
 __attribute__((unused)) static void put_answer(struct frame *frame, struct answer answer)
 {
     uint32_t begin = frame->size_bytes;
-    put(frame, 4, 0), put(frame, 4, (uint32_t)answer.correlation_id), put(frame, 4, 1), put_text(frame, "quick"), put(frame, 4, 1);
-    put(frame, 4, (uint32_t)answer.partition), put(frame, 2, (uint16_t)answer.error), put(frame, 8, (uint64_t)answer.base_offset), put(frame, 8, UINT64_MAX), put(frame, 8, 0);
+    put(frame, 4, 0), put(frame, 4, (uint32_t)answer.correlation_id), put(frame, 4, 1), put_text(frame, "quick"),
+        put(frame, 4, 1);
+    put(frame, 4, (uint32_t)answer.partition), put(frame, 2, (uint16_t)answer.error),
+        put(frame, 8, (uint64_t)answer.base_offset), put(frame, 8, UINT64_MAX), put(frame, 8, 0);
     put(frame, 4, 0);
     frame_end(frame, begin);
 }

@@ -1,4 +1,5 @@
-/* Kernels that lack a system call, for tests: a seccomp filter in a forked child, as containers' runtimes set one. */
+/* Kernels that lack a system call, for tests: a seccomp filter in a forked child, as containers'
+ * runtimes set one. */
 #ifndef MQD_SECCOMP_TEST_H
 #define MQD_SECCOMP_TEST_H
 

@@ -5,28 +5,38 @@
  *   12  int32  partition_leader_epoch  ] written by the broker
  *   16  int8   magic                     also where formats 0 and 1 keep theirs
  *   17  uint32 crc                       CRC32C of everything after it
- *   21  int16  attributes                bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
- *   23  int32  last_offset_delta
- *   27  int64  base_timestamp_ms
- *   35  int64  max_timestamp_ms
- *   43  int64  producer_id
+ *   21  int16  attributes                bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control, 6 delete
+ * horizon 23  int32  last_offset_delta 27  int64  base_timestamp_ms 35  int64  max_timestamp_ms 43  int64  producer_id
  *   51  int16  producer_epoch
  *   53  int32  base_sequence
  *   57  int32  record_count
  *   61         records, perhaps compressed; never opened here
  *
- * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks follow what Kafka's broker refuses from clients, as far as the
- * header tells. The bytes are a peer's: nothing is read before its length is known to be there.
+ * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks follow what Kafka's broker
+ * refuses from clients, as far as the header tells. The bytes are a peer's: nothing is read before
+ * its length is known to be there.
  */
 #include "base/big_endian.h"
 #include "base/error.h"
 
 #include <string.h>
 
-enum { NONE = 0, CORRUPT_MESSAGE = 2, UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, UNSUPPORTED_COMPRESSION_TYPE = 76, INVALID_RECORD = 87 };
-enum { COMPRESSION_MASK = 7, COMPRESSION_LAST = 4 /* zstd */, ATTRIBUTE_TRANSACTIONAL = 1 << 4, ATTRIBUTE_CONTROL = 1 << 5 };
+enum {
+    NONE = 0,
+    CORRUPT_MESSAGE = 2,
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43,
+    UNSUPPORTED_COMPRESSION_TYPE = 76,
+    INVALID_RECORD = 87
+};
+enum {
+    COMPRESSION_MASK = 7,
+    COMPRESSION_LAST = 4 /* zstd */,
+    ATTRIBUTE_TRANSACTIONAL = 1 << 4,
+    ATTRIBUTE_CONTROL = 1 << 5
+};
 enum { LENGTH_END = 12, MAGIC_AT = 16, CRC_END = 21 };
-/* length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte each at the least */
+/* length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte
+ * each at the least */
 #define RECORD_BYTES_MIN 7
 
 /* 61 bytes are there. size_bytes is only right when batch_length is sane: see sizes_reason. */
@@ -59,30 +69,35 @@ static int16_t refuse(int16_t error, const char *text, const char **reason)
     return error;
 }
 
-/* From here on the header is whole and the sizes agree. What a compressed batch holds inside is its reader's concern. */
+/* From here on the header is whole and the sizes agree. What a compressed batch holds inside is its
+ * reader's concern. */
 static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 {
     if ((batch->attributes & COMPRESSION_MASK) > COMPRESSION_LAST)
-        return refuse(UNSUPPORTED_COMPRESSION_TYPE, "compression type is none of none, gzip, snappy, lz4, zstd", reason);
+        return refuse(UNSUPPORTED_COMPRESSION_TYPE, "compression type is none of none, gzip, snappy, lz4, zstd",
+                      reason);
     if (batch->record_count <= 0)
         return refuse(INVALID_RECORD, "record count is not positive", reason);
     if (batch->last_offset_delta < 0)
         return refuse(INVALID_RECORD, "last offset delta is negative", reason);
     if (batch->last_offset_delta != batch->record_count - 1)
         return refuse(INVALID_RECORD, "last offset delta is not record count - 1", reason);
-    if (!(batch->attributes & COMPRESSION_MASK) && batch->record_count > (batch->size_bytes - MQD_BATCH_HEADER_BYTES) / RECORD_BYTES_MIN)
+    if (!(batch->attributes & COMPRESSION_MASK) &&
+        batch->record_count > (batch->size_bytes - MQD_BATCH_HEADER_BYTES) / RECORD_BYTES_MIN)
         return refuse(INVALID_RECORD, "record count is more than the bytes of the batch can hold", reason);
     return NONE;
 }
 
-/* Clients that are not idempotent leave all kinds of numbers in epoch and sequence; they count only beside a producer id. Control
- * batches carry no sequence. */
+/* Clients that are not idempotent leave all kinds of numbers in epoch and sequence; they count only
+ * beside a producer id. Control batches carry no sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
     if (batch->producer_id < -1)
         return refuse(INVALID_RECORD, "producer id is neither -1 (none) nor an id", reason);
     if (batch->producer_id == -1)
-        return batch->attributes & ATTRIBUTE_TRANSACTIONAL ? refuse(INVALID_RECORD, "transactional batch has no producer id", reason) : NONE;
+        return batch->attributes & ATTRIBUTE_TRANSACTIONAL
+                   ? refuse(INVALID_RECORD, "transactional batch has no producer id", reason)
+                   : NONE;
     if (batch->producer_epoch < 0)
         return refuse(INVALID_RECORD, "producer id comes with a negative producer epoch", reason);
     if (batch->base_sequence < 0 && !(batch->attributes & ATTRIBUTE_CONTROL))
@@ -90,7 +105,8 @@ static int16_t check_producer(const struct mqd_batch *batch, const char **reason
     return NONE;
 }
 
-/* base_offset is not looked at: the broker overwrites it, and has done so already in batches that come from a log. */
+/* base_offset is not looked at: the broker overwrites it, and has done so already in batches that
+ * come from a log. */
 int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason)
 {
     *reason = NULL;
@@ -100,7 +116,9 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
         return refuse(CORRUPT_MESSAGE, "record batch is cut off in its header", reason);
     int8_t magic = (int8_t)bytes[MAGIC_AT];
     if (magic == 0 || magic == 1)
-        return refuse(UNSUPPORTED_FOR_MESSAGE_FORMAT, "message format 0 or 1; only record batches of magic 2 are taken (clients since Kafka 0.11)", reason);
+        return refuse(UNSUPPORTED_FOR_MESSAGE_FORMAT,
+                      "message format 0 or 1; only record batches of magic 2 are taken (clients since Kafka 0.11)",
+                      reason);
     if (magic != 2)
         return refuse(CORRUPT_MESSAGE, "magic is not 2", reason);
     if (size_bytes < MQD_BATCH_HEADER_BYTES)
@@ -111,7 +129,8 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
     if ((uint64_t)claimed > size_bytes)
         return refuse(CORRUPT_MESSAGE, "batch length is more than the bytes there are", reason);
     if ((uint64_t)claimed < size_bytes)
-        return refuse(INVALID_RECORD, "more bytes than one record batch; a partition takes exactly one batch per request", reason);
+        return refuse(INVALID_RECORD,
+                      "more bytes than one record batch; a partition takes exactly one batch per request", reason);
     decode(bytes, out);
     if (mqd_crc32c(0, bytes + CRC_END, size_bytes - CRC_END) != out->crc)
         return refuse(CORRUPT_MESSAGE, "CRC32C of the record batch does not match its bytes", reason);

@@ -1,4 +1,5 @@
-/* The growing buffer of the encoders, and the frame around a response. See wire/wire.h and wire/buffer.h. */
+/* The growing buffer of the encoders, and the frame around a response. See wire/wire.h and
+ * wire/buffer.h. */
 #include "wire/buffer.h"
 
 #include <errno.h>
@@ -11,7 +12,8 @@
 
 void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes)
 {
-    if (buffer->failed || buffer->capacity_bytes - buffer->size_bytes >= more_bytes) return;
+    if (buffer->failed || buffer->capacity_bytes - buffer->size_bytes >= more_bytes)
+        return;
     uint64_t needed = (uint64_t)buffer->size_bytes + more_bytes;
     if (needed > MQD_BUFFER_BYTES_MAX) {
         buffer->failed = true;
@@ -19,11 +21,13 @@ void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes)
         return;
     }
     uint64_t capacity = buffer->capacity_bytes > BUFFER_BYTES_MIN ? buffer->capacity_bytes : BUFFER_BYTES_MIN;
-    while (capacity < needed) capacity *= 2;
+    while (capacity < needed)
+        capacity *= 2;
     uint8_t *bytes = realloc(buffer->bytes, capacity);
     if (bytes == NULL) {
         buffer->failed = true;
-        mqd_error_set_static(ENOMEM, "no memory for a response; lower queued.max.request.bytes or give the broker more memory");
+        mqd_error_set_static(ENOMEM,
+                             "no memory for a response; lower queued.max.request.bytes or give the broker more memory");
         return;
     }
     buffer->bytes = bytes;
@@ -41,17 +45,20 @@ void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t vers
     buffer->response_at = buffer->size_bytes;
     mqd_put_i32(buffer, 0);
     mqd_put_i32(buffer, correlation_id);
-    /* KIP-511: a client that does not know our versions must be able to read the answer, so ApiVersions keeps header v0 */
+    /* KIP-511: a client that does not know our versions must be able to read the answer, so
+     * ApiVersions keeps header v0 */
     mqd_put_no_tags(buffer, api_key != API_VERSIONS && mqd_api_flexible(api_key, version));
 }
 
 void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes)
 {
-    if (buffer->failed) return;
+    if (buffer->failed)
+        return;
     uint64_t size_bytes = (uint64_t)(buffer->size_bytes - buffer->response_at) - 4 + extra_bytes;
     if (size_bytes > INT32_MAX) {
         buffer->failed = true;
-        mqd_error_set_static(EMSGSIZE, "a response would be larger than its length word can say (2 GiB); lower fetch.max.bytes");
+        mqd_error_set_static(EMSGSIZE,
+                             "a response would be larger than its length word can say (2 GiB); lower fetch.max.bytes");
         return;
     }
     mqd_store_be32(buffer->bytes + buffer->response_at, (uint32_t)size_bytes);

@@ -1,7 +1,9 @@
-/* Writing primitives of the wire: append to a struct mqd_buffer (declared in wire/wire.h), which grows by doubling.
+/* Writing primitives of the wire: append to a struct mqd_buffer (declared in wire/wire.h), which
+ * grows by doubling.
  *
- * Private to the encoders. Each call makes sure of its own room, so no caller can write past the end; after a failure (out of memory, more
- * than MQD_BUFFER_BYTES_MAX) `failed` stays set and every call is a no-op: it is looked at once, when the response is finished.
+ * Private to the encoders. Each call makes sure of its own room, so no caller can write past the
+ * end; after a failure (out of memory, more than MQD_BUFFER_BYTES_MAX) `failed` stays set and every
+ * call is a no-op: it is looked at once, when the response is finished.
  */
 #ifndef MQD_BUFFER_H
 #define MQD_BUFFER_H
@@ -17,7 +19,8 @@ static inline uint8_t *mqd_buffer_room(struct mqd_buffer *buffer, uint32_t size_
 {
     if (__builtin_expect(buffer->failed || buffer->capacity_bytes - buffer->size_bytes < size_bytes, 0)) {
         mqd_buffer_reserve(buffer, size_bytes);
-        if (buffer->failed) return NULL;
+        if (buffer->failed)
+            return NULL;
     }
     uint8_t *at = buffer->bytes + buffer->size_bytes;
     buffer->size_bytes += size_bytes;
@@ -34,33 +37,38 @@ static inline void mqd_put_i16(struct mqd_buffer *buffer, int16_t value)
 {
     uint8_t *at = mqd_buffer_room(buffer, 2);
     uint16_t word = __builtin_bswap16((uint16_t)value);
-    if (at) memcpy(at, &word, sizeof word);
+    if (at)
+        memcpy(at, &word, sizeof word);
 }
 
 static inline void mqd_put_i32(struct mqd_buffer *buffer, int32_t value)
 {
     uint8_t *at = mqd_buffer_room(buffer, 4);
-    if (at) mqd_store_be32(at, (uint32_t)value);
+    if (at)
+        mqd_store_be32(at, (uint32_t)value);
 }
 
 static inline void mqd_put_i64(struct mqd_buffer *buffer, int64_t value)
 {
     uint8_t *at = mqd_buffer_room(buffer, 8);
     uint64_t word = __builtin_bswap64((uint64_t)value);
-    if (at) memcpy(at, &word, sizeof word);
+    if (at)
+        memcpy(at, &word, sizeof word);
 }
 
 static inline void mqd_put_bytes(struct mqd_buffer *buffer, const void *bytes, uint32_t size_bytes)
 {
     uint8_t *at = mqd_buffer_room(buffer, size_bytes);
-    if (at && size_bytes > 0) memcpy(at, bytes, size_bytes);
+    if (at && size_bytes > 0)
+        memcpy(at, bytes, size_bytes);
 }
 
 static inline void mqd_put_varint(struct mqd_buffer *buffer, uint32_t value)
 {
     uint8_t encoded[5];
     uint32_t size_bytes = 0;
-    for (; value >= 0x80; value >>= 7) encoded[size_bytes++] = (uint8_t)(value | 0x80);
+    for (; value >= 0x80; value >>= 7)
+        encoded[size_bytes++] = (uint8_t)(value | 0x80);
     encoded[size_bytes++] = (uint8_t)value;
     mqd_put_bytes(buffer, encoded, size_bytes);
 }
@@ -80,17 +88,20 @@ static inline void mqd_put_text(struct mqd_buffer *buffer, bool compact, struct 
         mqd_put_varint(buffer, (uint32_t)text.size_bytes + 1);
     else
         mqd_put_i16(buffer, (int16_t)text.size_bytes);
-    if (text.size_bytes > 0) mqd_put_bytes(buffer, text.bytes, (uint32_t)text.size_bytes);
+    if (text.size_bytes > 0)
+        mqd_put_bytes(buffer, text.bytes, (uint32_t)text.size_bytes);
 }
 
 /* A C string or NULL = null; cut to what an INT16 length can say. */
 static inline void mqd_put_message(struct mqd_buffer *buffer, bool compact, const char *message)
 {
-    struct mqd_text text = {.bytes = (const uint8_t *)message, .size_bytes = message ? (int32_t)strnlen(message, INT16_MAX) : -1};
+    struct mqd_text text = {.bytes = (const uint8_t *)message,
+                            .size_bytes = message ? (int32_t)strnlen(message, INT16_MAX) : -1};
     mqd_put_text(buffer, compact, text);
 }
 
-static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bool by_id, const struct mqd_topic_key *key)
+static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bool by_id,
+                                     const struct mqd_topic_key *key)
 {
     if (by_id)
         mqd_put_bytes(buffer, key->topic_id, sizeof key->topic_id);
@@ -106,7 +117,8 @@ void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_nod
 static inline void mqd_put_no_tags(struct mqd_buffer *buffer, bool flexible)
 {
     uint8_t *at = flexible ? mqd_buffer_room(buffer, 1) : NULL;
-    if (at) *at = 0;
+    if (at)
+        *at = 0;
 }
 
 #endif

@@ -1,6 +1,8 @@
-/* Tagged fields by which an answer names the leader that the client should have asked, and where it is (KIP-951):
+/* Tagged fields by which an answer names the leader that the client should have asked, and where it
+ * is (KIP-951):
  *   CurrentLeader   leader_id INT32 | leader_epoch INT32 | tags
- *   NodeEndpoints   [ node_id INT32 | host COMPACT_STRING | port INT32 | rack COMPACT_NULLABLE_STRING | tags ]
+ *   NodeEndpoints   [ node_id INT32 | host COMPACT_STRING | port INT32 | rack
+ *                   COMPACT_NULLABLE_STRING | tags ]
  */
 #include <string.h>
 
@@ -11,7 +13,8 @@
 static uint32_t varint_bytes(uint32_t value)
 {
     uint32_t size_bytes = 1;
-    for (; value >= 0x80; value >>= 7) size_bytes++;
+    for (; value >= 0x80; value >>= 7)
+        size_bytes++;
     return size_bytes;
 }
 

@@ -1,12 +1,16 @@
-/* Produce: requests and responses, versions 0..13 (0..2 carry old message sets that the caller refuses; they are parsed so that it can answer).
+/* Produce: requests and responses, versions 0..13 (0..2 carry old message sets that the caller
+ * refuses; they are parsed so that it can answer).
  *
- *   request    transactional_id v3+ | required_acks | timeout_ms | topics[ name v0-12 or topic_id v13+ | partitions[ index | records ] ]
- *   response   topics[ name or topic_id | partitions[ index | error | base_offset | log_append_time_ms v2+ | log_start_offset v5+ |
- *              record_errors v8+ | error_message v8+ | tags v9+ (current_leader, KIP-951: only ever sent by a broker that is not the leader) ] ] | throttle_ms v1+
+ *   request    transactional_id v3+ | required_acks | timeout_ms | topics[ name v0-12 or topic_id
+ *              v13+ | partitions[ index | records ] ]
+ *   response   topics[ name or topic_id | partitions[ index | error | base_offset |
+ *              log_append_time_ms v2+ | log_start_offset v5+ | record_errors v8+ | error_message
+ *              v8+ | tags v9+ (current_leader, KIP-951: only ever sent by a broker that is not the
+ *              leader) ] ] | throttle_ms v1+
  *   flexible from v9.
  *
- *   W1  mqd_produce_parse walks the whole body first: when it succeeds, every later call on the same bytes succeeds. So a frame that
- *       lies in its last byte has appended nothing.
+ *   W1  mqd_produce_parse walks the whole body first: when it succeeds, every later call on the
+ *       same bytes succeeds. So a frame that lies in its last byte has appended nothing.
  */
 #include "wire/buffer.h"
 #include "wire/cursor.h"
@@ -14,8 +18,14 @@
 
 #define PRODUCE_VERSION_MAX 13
 
-static inline bool flexible(int16_t version) { return version >= 9; }
-static inline bool by_id(int16_t version) { return version >= 13; }
+static inline bool flexible(int16_t version)
+{
+    return version >= 9;
+}
+static inline bool by_id(int16_t version)
+{
+    return version >= 13;
+}
 
 static uint32_t topic_bytes_min(int16_t version)
 {
@@ -27,9 +37,11 @@ static int walk(struct mqd_produce_request request)
     struct mqd_produce_topic topic;
     struct mqd_produce_partition partition;
     for (int32_t i = 0; i < request.topic_count; i++) {
-        if (mqd_produce_next_topic(&request, &topic)) return -1;
+        if (mqd_produce_next_topic(&request, &topic))
+            return -1;
         for (int32_t j = 0; j < topic.partition_count; j++)
-            if (mqd_produce_next_partition(&request, &partition)) return -1;
+            if (mqd_produce_next_partition(&request, &partition))
+                return -1;
     }
     return mqd_produce_end(&request);
 }
@@ -40,9 +52,12 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
     out->version = version;
     out->transactional_id = (struct mqd_text){.bytes = NULL, .size_bytes = -1};
     out->partitions_left = 0;
-    if (version < 0 || version > PRODUCE_VERSION_MAX) return mqd_wire_wrong(&out->cursor, "Produce", "of a version that is not advertised:", version);
-    if ((version >= 3 && mqd_take_text(&out->cursor, flexible(version), true, "transactional_id", &out->transactional_id)) ||
-        mqd_take_i16(&out->cursor, "acks", &out->required_acks) || mqd_take_i32(&out->cursor, "timeout_ms", &out->timeout_ms) ||
+    if (version < 0 || version > PRODUCE_VERSION_MAX)
+        return mqd_wire_wrong(&out->cursor, "Produce", "of a version that is not advertised:", version);
+    if ((version >= 3 &&
+         mqd_take_text(&out->cursor, flexible(version), true, "transactional_id", &out->transactional_id)) ||
+        mqd_take_i16(&out->cursor, "acks", &out->required_acks) ||
+        mqd_take_i32(&out->cursor, "timeout_ms", &out->timeout_ms) ||
         mqd_take_count(&out->cursor, flexible(version), "topic_data", topic_bytes_min(version), &out->topic_count))
         return -1;
     out->topics_left = out->topic_count;
@@ -52,7 +67,8 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out)
 {
     bool compact = flexible(request->version);
-    if (request->topics_left <= 0 || request->partitions_left > 0) return mqd_wire_misused("Produce: no further topic here");
+    if (request->topics_left <= 0 || request->partitions_left > 0)
+        return mqd_wire_misused("Produce: no further topic here");
     request->topics_left--;
     if (mqd_take_topic_key(&request->cursor, compact, by_id(request->version), &out->key) ||
         mqd_take_count(&request->cursor, compact, "partition_data", compact ? 4 + 1 + 1 : 4 + 4, &out->partition_count))
@@ -64,21 +80,27 @@ int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produ
 int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_produce_partition *out)
 {
     bool compact = flexible(request->version);
-    if (request->partitions_left <= 0) return mqd_wire_misused("Produce: no further partition here");
+    if (request->partitions_left <= 0)
+        return mqd_wire_misused("Produce: no further partition here");
     if (mqd_take_i32(&request->cursor, "partition index", &out->partition_index) ||
         mqd_take_length(&request->cursor, compact, false, "records", &out->size_bytes))
         return -1;
     /* not const: the owner stamps base offset and leader epoch into the batch where it lies */
     out->records = out->size_bytes < 0 ? NULL : (uint8_t *)(uintptr_t)request->cursor.at;
-    if (out->size_bytes > 0) request->cursor.at += out->size_bytes;
-    if (mqd_skip_tags(&request->cursor, compact)) return -1;
-    return --request->partitions_left == 0 ? mqd_skip_tags(&request->cursor, compact) : 0; /* behind the last one: the topic's tags */
+    if (out->size_bytes > 0)
+        request->cursor.at += out->size_bytes;
+    if (mqd_skip_tags(&request->cursor, compact))
+        return -1;
+    /* behind the last one: the topic's tags */
+    return --request->partitions_left == 0 ? mqd_skip_tags(&request->cursor, compact) : 0;
 }
 
 int mqd_produce_end(struct mqd_produce_request *request)
 {
-    if (request->topics_left > 0 || request->partitions_left > 0) return mqd_wire_misused("Produce: ended before its last partition");
-    if (mqd_skip_tags(&request->cursor, flexible(request->version))) return -1;
+    if (request->topics_left > 0 || request->partitions_left > 0)
+        return mqd_wire_misused("Produce: ended before its last partition");
+    if (mqd_skip_tags(&request->cursor, flexible(request->version)))
+        return -1;
     return mqd_cursor_finished(&request->cursor, "Produce");
 }
 
@@ -87,19 +109,23 @@ void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int
     mqd_put_count(buffer, flexible(version), topic_count);
 }
 
-void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count)
+void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
+                                int32_t partition_count)
 {
     mqd_put_topic_key(buffer, flexible(version), by_id(version), key);
     mqd_put_count(buffer, flexible(version), partition_count);
 }
 
-void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_produce_outcome *outcome)
+void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
+                                    const struct mqd_produce_outcome *outcome)
 {
     mqd_put_i32(buffer, outcome->partition_index);
     mqd_put_i16(buffer, outcome->error);
     mqd_put_i64(buffer, outcome->base_offset);
-    if (version >= 2) mqd_put_i64(buffer, outcome->log_append_time_ms);
-    if (version >= 5) mqd_put_i64(buffer, outcome->log_start_offset);
+    if (version >= 2)
+        mqd_put_i64(buffer, outcome->log_append_time_ms);
+    if (version >= 5)
+        mqd_put_i64(buffer, outcome->log_start_offset);
     if (version >= 8) {
         mqd_put_count(buffer, flexible(version), (int32_t)outcome->record_error_count);
         for (uint32_t i = 0; i < outcome->record_error_count; i++) {
@@ -124,11 +150,13 @@ void mqd_produce_response_topic_end(struct mqd_buffer *buffer, int16_t version)
 
 void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms)
 {
-    if (version >= 1) mqd_put_i32(buffer, throttle_ms);
+    if (version >= 1)
+        mqd_put_i32(buffer, throttle_ms);
     mqd_put_no_tags(buffer, flexible(version));
 }
 
-void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, const struct mqd_node_endpoint *nodes, uint32_t node_count)
+void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms,
+                                    const struct mqd_node_endpoint *nodes, uint32_t node_count)
 {
     if (version < 10 || !node_count) {
         mqd_produce_response_end(buffer, version, throttle_ms);

@@ -1,7 +1,9 @@
-/* Where keys and values lie in stored batches: for a coordinator that reads a whole partition when it starts, a million records in a moment.
+/* Where keys and values lie in stored batches: for a coordinator that reads a whole partition when
+ * it starts, a million records in a moment.
  *
- * Plain batches alone: uncompressed, of no transaction, not control. At any other the walk stops, and its caller looks at that batch itself. Every length is
- * checked against what is there; a checksum that does not match stops the walk too.
+ * Plain batches alone: uncompressed, of no transaction, not control. At any other the walk stops,
+ * and its caller looks at that batch itself. Every length is checked against what is there; a
+ * checksum that does not match stops the walk too.
  */
 #include <string.h>
 
@@ -16,7 +18,8 @@ struct cursor {
 };
 
 /* NULL: cut off. */
-static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uint8_t *data, uint32_t *position, int32_t *size_bytes)
+static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uint8_t *data, uint32_t *position,
+                                int32_t *size_bytes)
 {
     int64_t size;
     at = mqd_varint_size(at, end, &size);
@@ -42,7 +45,8 @@ static bool place_record(struct cursor *batch, const uint8_t *data, struct mqd_r
     return at && take_blob(at, end, data, &out->value_position, &out->value_bytes);
 }
 
-static enum mqd_walk_stop place_batch(const uint8_t *data, const struct mqd_batch *batch, const uint8_t *bytes, struct mqd_record_place *out)
+static enum mqd_walk_stop place_batch(const uint8_t *data, const struct mqd_batch *batch, const uint8_t *bytes,
+                                      struct mqd_record_place *out)
 {
     if (mqd_crc32c(0, bytes + CRC_END, (uint64_t)batch->size_bytes - CRC_END) != batch->crc)
         return MQD_WALK_CORRUPT;
@@ -55,7 +59,8 @@ static enum mqd_walk_stop place_batch(const uint8_t *data, const struct mqd_batc
     return cursor.at == cursor.end ? MQD_WALK_END : MQD_WALK_CORRUPT;
 }
 
-void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk, struct mqd_record_place *out, uint32_t capacity)
+void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
+                       struct mqd_record_place *out, uint32_t capacity)
 {
     walk->record_count = 0;
     walk->stop = MQD_WALK_END;

@@ -19,9 +19,11 @@ static uint32_t put_varlong(uint8_t *out, int64_t number)
     return count;
 }
 
-void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes)
+void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
+                       uint64_t size_bytes)
 {
-    *records = (struct mqd_records){.at = bytes, .end = bytes + size_bytes, .left = batch->record_count, .last_delta = batch->last_offset_delta};
+    *records = (struct mqd_records){
+        .at = bytes, .end = bytes + size_bytes, .left = batch->record_count, .last_delta = batch->last_offset_delta};
 }
 
 static int refuse(struct mqd_records *records, const char *reason)
@@ -74,11 +76,15 @@ int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_
     return timestamp_ms;
 }
 
-uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const struct mqd_record *record, int64_t base_timestamp_ms)
+uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const struct mqd_record *record,
+                           int64_t base_timestamp_ms)
 {
     uint8_t delta[10];
-    /* Modulo 2^64 on purpose: who adds it to the new base gets the very number that the old ones gave. */
-    uint32_t delta_bytes = put_varlong(delta, (int64_t)((uint64_t)batch->base_timestamp_ms + (uint64_t)record->timestamp_delta - (uint64_t)base_timestamp_ms));
+    /* Modulo 2^64 on purpose: who adds it to the new base gets the very number that the old ones
+     * gave. */
+    uint32_t delta_bytes =
+        put_varlong(delta, (int64_t)((uint64_t)batch->base_timestamp_ms + (uint64_t)record->timestamp_delta -
+                                     (uint64_t)base_timestamp_ms));
     uint32_t rest_bytes = (uint32_t)(record->bytes + record->size_bytes - record->offset_delta_at);
     uint32_t at = put_varlong(out, 1 + (int64_t)delta_bytes + rest_bytes);
     out[at++] = record->body[0];
@@ -101,5 +107,6 @@ void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *
     mqd_put_be16(out + 51, (uint16_t)batch->producer_epoch);
     mqd_put_be32(out + 53, (uint32_t)batch->base_sequence);
     mqd_put_be32(out + 57, (uint32_t)batch->record_count);
-    mqd_put_be32(out + 17, mqd_crc32c(mqd_crc32c(0, out + CRC_FROM, MQD_BATCH_HEADER_BYTES - CRC_FROM), records, records_bytes));
+    mqd_put_be32(out + 17,
+                 mqd_crc32c(mqd_crc32c(0, out + CRC_FROM, MQD_BATCH_HEADER_BYTES - CRC_FROM), records, records_bytes));
 }

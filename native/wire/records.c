@@ -1,19 +1,26 @@
-/* The records inside a batch, walked without being kept: a batch whose records cannot be parsed would stop every consumer at its offset. Finds the records without
- * a key on the way, for topics whose records must have one (cleanup.policy=compact).
+/* The records inside a batch, walked without being kept: a batch whose records cannot be parsed
+ * would stop every consumer at its offset. Finds the records without a key on the way, for topics
+ * whose records must have one (cleanup.policy=compact).
  *
- *   record   length varint (bytes after it) | attributes int8 | timestamp_delta varlong | offset_delta varint | key, value (varint size, -1 = null, bytes) |
- *            header count varint | headers (varint size and key; varint size, -1 = null, and value).  Varints are zigzag.
+ *   record   length varint (bytes after it) | attributes int8 | timestamp_delta varlong | offset_delta varint | key,
+ * value (varint size, -1 = null, bytes) | header count varint | headers (varint size and key; varint size, -1 = null,
+ * and value).  Varints are zigzag.
  *
- * The bytes are a peer's: a length is compared with what remains before it is used, a count with the least that its elements need; so no loop runs longer
- * than the bytes are. Offset deltas must count up from 0: the log believes them when it compacts.
- * Source: Kafka's protocol guide, "Record"; what is refused is what Kafka's LogValidator refuses, and deltas that are not in order (Kafka rewrites such batches).
+ * The bytes are a peer's: a length is compared with what remains before it is used, a count with
+ * the least that its elements need; so no loop runs longer than the bytes are. Offset deltas must
+ * count up from 0: the log believes them when it compacts. Source: Kafka's protocol guide,
+ * "Record"; what is refused is what Kafka's LogValidator refuses, and deltas that are not in order
+ * (Kafka rewrites such batches).
  */
 #include "base/varint.h"
 #include "native.h"
 
 #define RECORD_BYTES_MIN 7 /* with its length: see wire/batch.c */
 
-struct walk { const uint8_t *at; const uint8_t *end; };
+struct walk {
+    const uint8_t *at;
+    const uint8_t *end;
+};
 
 /* Moves on to `next`; NULL, which could not be read, is where it stays. */
 static inline bool move(struct walk *walk, const uint8_t *next)
@@ -48,7 +55,8 @@ static const char *skip_headers(struct walk *walk)
 static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
 {
     int64_t size_bytes, number;
-    if (!move(walk, mqd_varint(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1 || size_bytes > walk->end - walk->at)
+    if (!move(walk, mqd_varint(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1 ||
+        size_bytes > walk->end - walk->at)
         return "a record's length is impossible";
     struct walk record = {walk->at + 1, walk->at + size_bytes}; /* + 1: attributes, of which none are in use */
     if (!move(&record, mqd_varlong(record.at, record.end, &number)))
@@ -69,7 +77,8 @@ static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
     return NULL;
 }
 
-int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed, uint32_t unkeyed_count_max, const char **reason)
+int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed,
+                            uint32_t unkeyed_count_max, const char **reason)
 {
     struct walk walk = {records, records + size_bytes};
     int32_t count = 0;

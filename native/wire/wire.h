@@ -1,10 +1,13 @@
-/* Kafka's hot requests as bytes: parsing Produce, Fetch and ListOffsets of every version in docs/protocol.md, and encoding their responses.
- * No allocation, no copies: iterators over the frame; encoders append to a caller-grown buffer.
+/* Kafka's hot requests as bytes: parsing Produce, Fetch and ListOffsets of every version in
+ * docs/protocol.md, and encoding their responses. No allocation, no copies: iterators over the
+ * frame; encoders append to a caller-grown buffer.
  *
- * Every length is checked against the bytes that remain before it is believed; unknown tagged fields are skipped. Errors: -1 and mqd_error_message names
- * the field, and the position in the frame. mqd_*_parse walks the whole body once: when it succeeded, the calls that iterate over the same bytes
- * cannot fail (short of a caller that goes beyond the counts), so a frame that lies in its last byte has had no effect.
- * Sources: the public protocol guide, KIP-482 (flexible versions), KIP-227 (fetch sessions), KIP-516 (topic ids), KIP-951 (leader hints).
+ * Every length is checked against the bytes that remain before it is believed; unknown tagged
+ * fields are skipped. Errors: -1 and mqd_error_message names the field, and the position in the
+ * frame. mqd_*_parse walks the whole body once: when it succeeded, the calls that iterate over the
+ * same bytes cannot fail (short of a caller that goes beyond the counts), so a frame that lies in
+ * its last byte has had no effect. Sources: the public protocol guide, KIP-482 (flexible versions),
+ * KIP-227 (fetch sessions), KIP-516 (topic ids), KIP-951 (leader hints).
  */
 #ifndef MQD_WIRE_H
 #define MQD_WIRE_H
@@ -12,7 +15,11 @@
 #include "native.h"
 #include "wire/aborted.h"
 
-struct mqd_cursor_bytes { const uint8_t *at; const uint8_t *end; const uint8_t *begin; };
+struct mqd_cursor_bytes {
+    const uint8_t *at;
+    const uint8_t *end;
+    const uint8_t *begin;
+};
 
 struct mqd_request_header {
     int16_t api_key;
@@ -22,94 +29,215 @@ struct mqd_request_header {
     int32_t client_id_bytes;
     uint32_t header_bytes; /* where the body begins */
 };
-/* Decodes the header (v1 or v2 by api and version). An unknown api_key is not an error here: known = false and only the first 8 bytes are decoded. */
+/* Decodes the header (v1 or v2 by api and version). An unknown api_key is not an error here:
+ * known = false and only the first 8 bytes are decoded. */
 int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known);
-/* True when the api_version uses a flexible header; response header v1 has a tag byte (never for ApiVersions). */
+/* True when the api_version uses a flexible header; response header v1 has a tag byte (never for
+ * ApiVersions). */
 bool mqd_api_flexible(int16_t api_key, int16_t api_version);
 
-struct mqd_text { const uint8_t *bytes; int32_t size_bytes; }; /* size -1 = null */
+struct mqd_text {
+    const uint8_t *bytes;
+    int32_t size_bytes;
+}; /* size -1 = null */
 
-struct mqd_topic_key { struct mqd_text name; uint8_t topic_id[16]; bool by_id; };
+struct mqd_topic_key {
+    struct mqd_text name;
+    uint8_t topic_id[16];
+    bool by_id;
+};
 
-/* -- Produce 0..13; 0..2 carry message sets of before magic 2, parsed so that each partition can be told (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
-struct mqd_produce_request { struct mqd_cursor_bytes cursor; int16_t version; struct mqd_text transactional_id; int16_t required_acks; int32_t timeout_ms; int32_t topic_count;
-    int32_t topics_left; int32_t partitions_left; /* private: where the iteration stands */ };
-struct mqd_produce_topic { struct mqd_topic_key key; int32_t partition_count; };
-struct mqd_produce_partition { int32_t partition_index; uint8_t *records; int32_t size_bytes; /* -1 = null */ };
+/* -- Produce 0..13; 0..2 carry message sets of before magic 2, parsed so that each partition can be
+ * told (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
+struct mqd_produce_request {
+    struct mqd_cursor_bytes cursor;
+    int16_t version;
+    struct mqd_text transactional_id;
+    int16_t required_acks;
+    int32_t timeout_ms;
+    int32_t topic_count;
+    int32_t topics_left;
+    int32_t partitions_left; /* private: where the iteration stands */
+};
+struct mqd_produce_topic {
+    struct mqd_topic_key key;
+    int32_t partition_count;
+};
+struct mqd_produce_partition {
+    int32_t partition_index;
+    uint8_t *records;
+    int32_t size_bytes; /* -1 = null */
+};
 int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *out);
-int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out);           /* call topic_count times */
-int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_produce_partition *out);   /* call partition_count times per topic */
+/* call topic_count times */
+int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out);
+/* call partition_count times per topic */
+int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_produce_partition *out);
 int mqd_produce_end(struct mqd_produce_request *request); /* tags and no trailing bytes */
 
 /* -- Fetch 4..18 -- */
 struct mqd_fetch_request {
-    struct mqd_cursor_bytes cursor; int16_t version; int32_t replica_id; int64_t replica_epoch; int32_t wait_ms_max; int32_t bytes_min; int32_t bytes_max; int8_t isolation_level;
-    int32_t session_id; int32_t session_epoch; int32_t topic_count;
-    const uint8_t *rack_id; int32_t rack_id_bytes; /* replica_id, replica_epoch and rack_id are known after mqd_fetch_parse */
-    int32_t topics_left; int32_t partitions_left; bool forgotten_taken; /* private: where the iteration stands */
+    struct mqd_cursor_bytes cursor;
+    int16_t version;
+    int32_t replica_id;
+    int64_t replica_epoch;
+    int32_t wait_ms_max;
+    int32_t bytes_min;
+    int32_t bytes_max;
+    int8_t isolation_level;
+    int32_t session_id;
+    int32_t session_epoch;
+    int32_t topic_count;
+    /* replica_id, replica_epoch and rack_id are known after mqd_fetch_parse */
+    const uint8_t *rack_id;
+    int32_t rack_id_bytes;
+    int32_t topics_left;
+    int32_t partitions_left;
+    bool forgotten_taken; /* private: where the iteration stands */
 };
-struct mqd_fetch_topic { struct mqd_topic_key key; int32_t partition_count; };
-struct mqd_fetch_partition { int32_t partition_index; int32_t current_leader_epoch; int64_t fetch_offset; int32_t last_fetched_epoch; int64_t log_start_offset; int32_t bytes_max; int64_t high_watermark; };
+struct mqd_fetch_topic {
+    struct mqd_topic_key key;
+    int32_t partition_count;
+};
+struct mqd_fetch_partition {
+    int32_t partition_index;
+    int32_t current_leader_epoch;
+    int64_t fetch_offset;
+    int32_t last_fetched_epoch;
+    int64_t log_start_offset;
+    int32_t bytes_max;
+    int64_t high_watermark;
+};
 int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_fetch_request *out);
 int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch_partition *out);
-/* after all topics: the forgotten topics. count in *forgotten; then next_forgotten_topic / next_forgotten_partition; then end. */
+/* after all topics: the forgotten topics. count in *forgotten; then next_forgotten_topic /
+ * next_forgotten_partition; then end. */
 int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count);
 int mqd_fetch_next_forgotten_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_t *partition_index);
 int mqd_fetch_end(struct mqd_fetch_request *request);
 
 /* -- ListOffsets 1..11 -- */
-struct mqd_list_offsets_request { struct mqd_cursor_bytes cursor; int16_t version; int32_t replica_id; int8_t isolation_level; int32_t topic_count; int32_t timeout_ms; /* -1 before v10 */
-    int32_t topics_left; int32_t partitions_left; /* private */ };
-struct mqd_list_offsets_topic { struct mqd_text name; int32_t partition_count; };
-struct mqd_list_offsets_partition { int32_t partition_index; int32_t current_leader_epoch; int64_t timestamp; };
-int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_list_offsets_request *out);
+/* -1 before v10 */
+struct mqd_list_offsets_request {
+    struct mqd_cursor_bytes cursor;
+    int16_t version;
+    int32_t replica_id;
+    int8_t isolation_level;
+    int32_t topic_count;
+    int32_t timeout_ms;
+    int32_t topics_left;
+    int32_t partitions_left; /* private */
+};
+struct mqd_list_offsets_topic {
+    struct mqd_text name;
+    int32_t partition_count;
+};
+struct mqd_list_offsets_partition {
+    int32_t partition_index;
+    int32_t current_leader_epoch;
+    int64_t timestamp;
+};
+int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
+                           struct mqd_list_offsets_request *out);
 int mqd_list_offsets_next_topic(struct mqd_list_offsets_request *request, struct mqd_list_offsets_topic *out);
 int mqd_list_offsets_next_partition(struct mqd_list_offsets_request *request, struct mqd_list_offsets_partition *out);
 int mqd_list_offsets_end(struct mqd_list_offsets_request *request);
 
 /* -- encoding -- a growing buffer; `failed` is sticky (out of memory), checked once at the end. */
-struct mqd_buffer { uint8_t *bytes; uint32_t size_bytes; uint32_t capacity_bytes; bool failed; uint32_t response_at; /* where the open response began */ };
+struct mqd_buffer {
+    uint8_t *bytes;
+    uint32_t size_bytes;
+    uint32_t capacity_bytes;
+    bool failed;
+    uint32_t response_at; /* where the open response began */
+};
 void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes);
 void mqd_buffer_free(struct mqd_buffer *buffer);
 
-/* Response frame, appended to what the buffer holds already: length word (patched by mqd_response_finish), correlation id, header tags. `extra_bytes` = record bytes that are sent from files between pieces. */
+/* Response frame, appended to what the buffer holds already: length word (patched by
+ * mqd_response_finish), correlation id, header tags. `extra_bytes` = record bytes that are sent
+ * from files between pieces. */
 void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t version, int32_t correlation_id);
 void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes);
 
-/* What a client is told beside an error: who leads the partition instead, and where that is (KIP-951). */
-struct mqd_current_leader { int32_t leader; int32_t leader_epoch; };
-struct mqd_node_endpoint { int32_t node_id; int32_t port; const char *host; const char *rack; /* NULL = none */ };
+/* What a client is told beside an error: who leads the partition instead, and where that is
+ * (KIP-951). */
+struct mqd_current_leader {
+    int32_t leader;
+    int32_t leader_epoch;
+};
+struct mqd_node_endpoint {
+    int32_t node_id;
+    int32_t port;
+    const char *host;
+    const char *rack; /* NULL = none */
+};
 
 void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int32_t topic_count);
-void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count);
-struct mqd_produce_outcome { int32_t partition_index; int16_t error; int64_t base_offset; int64_t log_append_time_ms; int64_t log_start_offset; const char *message;
-    const int32_t *record_errors; uint32_t record_error_count; const char *record_message; /* v8+: places in the batch, one text for all (KIP-467) */
-    const struct mqd_current_leader *current_leader; /* v10+, NULL = nothing to tell */ };
-void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_produce_outcome *outcome);
+void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
+                                int32_t partition_count);
+struct mqd_produce_outcome {
+    int32_t partition_index;
+    int16_t error;
+    int64_t base_offset;
+    int64_t log_append_time_ms;
+    int64_t log_start_offset;
+    const char *message;
+    /* v8+: places in the batch, one text for all (KIP-467) */
+    const int32_t *record_errors;
+    uint32_t record_error_count;
+    const char *record_message;
+    const struct mqd_current_leader *current_leader; /* v10+, NULL = nothing to tell */
+};
+void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
+                                    const struct mqd_produce_outcome *outcome);
 void mqd_produce_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms);
-void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, const struct mqd_node_endpoint *nodes, uint32_t node_count);
+void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms,
+                                    const struct mqd_node_endpoint *nodes, uint32_t node_count);
 
-void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int16_t error, int32_t session_id, int32_t topic_count);
-void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count);
-struct mqd_fetch_outcome { int32_t partition_index; int16_t error; int64_t high_watermark; int64_t last_stable_offset; int64_t log_start_offset; uint32_t records_bytes;
-    bool committed; const struct mqd_aborted *aborted; uint32_t aborted_count; /* read_committed; else aborted_transactions are null */
-    bool has_preferred; int32_t preferred_read_replica;                        /* v11+ (KIP-392) */
-    bool diverges; int32_t diverging_epoch; int64_t diverging_end;             /* v12+, to a follower (KIP-595) */
-    const struct mqd_current_leader *current_leader;                           /* v12+, NULL = nothing to tell */ };
-/* everything up to and with the length of the records; the records_bytes themselves follow from elsewhere, then _partition_end */
+void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int16_t error,
+                              int32_t session_id, int32_t topic_count);
+void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
+                              int32_t partition_count);
+struct mqd_fetch_outcome {
+    int32_t partition_index;
+    int16_t error;
+    int64_t high_watermark;
+    int64_t last_stable_offset;
+    int64_t log_start_offset;
+    uint32_t records_bytes;
+    /* read_committed; else aborted_transactions are null */
+    bool committed;
+    const struct mqd_aborted *aborted;
+    uint32_t aborted_count;
+    bool has_preferred;
+    int32_t preferred_read_replica; /* v11+ (KIP-392) */
+    bool diverges;
+    int32_t diverging_epoch;
+    int64_t diverging_end;                           /* v12+, to a follower (KIP-595) */
+    const struct mqd_current_leader *current_leader; /* v12+, NULL = nothing to tell */
+};
+/* everything up to and with the length of the records; the records_bytes themselves follow from
+ * elsewhere, then _partition_end */
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version);
-void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome); /* instead of _end, with what the outcome has to tell there */
+/* instead of _end, with what the outcome has to tell there */
+void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version,
+                                       const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_fetch_response_end(struct mqd_buffer *buffer, int16_t version);
-void mqd_fetch_response_end_nodes(struct mqd_buffer *buffer, int16_t version, const struct mqd_node_endpoint *nodes, uint32_t node_count);
+void mqd_fetch_response_end_nodes(struct mqd_buffer *buffer, int16_t version, const struct mqd_node_endpoint *nodes,
+                                  uint32_t node_count);
 
-void mqd_list_offsets_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int32_t topic_count);
-void mqd_list_offsets_response_topic(struct mqd_buffer *buffer, int16_t version, struct mqd_text name, int32_t partition_count);
-void mqd_list_offsets_response_partition(struct mqd_buffer *buffer, int16_t version, int32_t partition_index, int16_t error, int64_t timestamp, int64_t offset, int32_t leader_epoch);
+void mqd_list_offsets_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms,
+                                     int32_t topic_count);
+void mqd_list_offsets_response_topic(struct mqd_buffer *buffer, int16_t version, struct mqd_text name,
+                                     int32_t partition_count);
+void mqd_list_offsets_response_partition(struct mqd_buffer *buffer, int16_t version, int32_t partition_index,
+                                         int16_t error, int64_t timestamp, int64_t offset, int32_t leader_epoch);
 void mqd_list_offsets_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_list_offsets_response_end(struct mqd_buffer *buffer, int16_t version);
 

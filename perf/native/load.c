@@ -1,15 +1,17 @@
 /* The load generator's command line. Words are NAME=VALUE; one JSON object is printed.
  *
  *   load produce    port topic batch milliseconds  [partitions connections depth burst records acks shift count spin]
- *   load fetch      port topic bytes milliseconds  [partitions connections count spin]      from the start, round and round
- *   load parked     port topic                     [connections]      caught-up consumers; says `ready`, ends with its standard input
- *   load latency    port topic batch count         [acks cpu path]    one record at a time, an echo server (on cpu) and fdatasync (of path) interleaved
- *   load paced      port topic batch rate milliseconds  [warm_milliseconds partitions connections records acks]   requests/s that are kept, whatever the broker does
- *   load end_to_end port topic batch count         [acks records bytes_min wait_ms pause_us]   produce on one connection until a parked fetch on another has it
- *   load sync       path count                     [batch]            the disk alone
- *   load files      path files batch count         [merge]           the file system alone: CPU time of writing to many files in turn
- *   load warm       megabytes milliseconds                            touches memory and gives it back: a virtual machine's host backs a page at its first touch,
- *                                                                     which costs several times what the page cache costs later and would be counted as ours
+ *   load fetch      port topic bytes milliseconds  [partitions connections count spin]      from the start, round and
+ * round load parked     port topic                     [connections]      caught-up consumers; says `ready`, ends with
+ * its standard input load latency    port topic batch count         [acks cpu path]    one record at a time, an echo
+ * server (on cpu) and fdatasync (of path) interleaved load paced      port topic batch rate milliseconds
+ * [warm_milliseconds partitions connections records acks]   requests/s that are kept, whatever the broker does load
+ * end_to_end port topic batch count         [acks records bytes_min wait_ms pause_us]   produce on one connection until
+ * a parked fetch on another has it load sync       path count                     [batch]            the disk alone
+ *   load files      path files batch count         [merge]           the file system alone: CPU time of writing to many
+ * files in turn load warm       megabytes milliseconds                            touches memory and gives it back: a
+ * virtual machine's host backs a page at its first touch, which costs several times what the page cache costs later and
+ * would be counted as ours
  */
 #include <errno.h>
 #include <signal.h>
@@ -48,8 +50,10 @@ int64_t argument_number(const struct arguments *arguments, const char *name, int
 
 static int warm_main(const struct arguments *arguments)
 {
-    int64_t end_ns = now_ns() + argument_number(arguments, "milliseconds", INT64_MIN) * 1000000, bytes = argument_number(arguments, "megabytes", INT64_MIN) << 20;
-    char *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int64_t end_ns = now_ns() + argument_number(arguments, "milliseconds", INT64_MIN) * 1000000,
+            bytes = argument_number(arguments, "megabytes", INT64_MIN) << 20;
+    char *memory =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
         die("mmap");
     int64_t done = 0;
@@ -62,14 +66,20 @@ static int warm_main(const struct arguments *arguments)
 
 int main(int argc, char **argv)
 {
-    static const struct { const char *name; int (*run)(const struct arguments *); } ways[] = {
-        {"produce", produce_main}, {"fetch", fetch_main}, {"parked", parked_main}, {"latency", latency_main}, {"paced", paced_main}, {"end_to_end", end_to_end_main}, {"sync", sync_main}, {"files", files_main}, {"warm", warm_main},
+    static const struct {
+        const char *name;
+        int (*run)(const struct arguments *);
+    } ways[] = {
+        {"produce", produce_main}, {"fetch", fetch_main}, {"parked", parked_main},
+        {"latency", latency_main}, {"paced", paced_main}, {"end_to_end", end_to_end_main},
+        {"sync", sync_main},       {"files", files_main}, {"warm", warm_main},
     };
     signal(SIGPIPE, SIG_IGN);
     struct arguments arguments = {argc - 2, argv + 2};
     for (size_t i = 0; argc > 1 && i < sizeof ways / sizeof *ways; i++)
         if (!strcmp(argv[1], ways[i].name))
             return ways[i].run(&arguments);
-    fprintf(stderr, "usage: load produce|fetch|parked|latency|paced|end_to_end|sync|files|warm NAME=VALUE... (see perf/native/load.c)\n");
+    fprintf(stderr, "usage: load produce|fetch|parked|latency|paced|end_to_end|sync|files|warm NAME=VALUE... (see "
+                    "perf/native/load.c)\n");
     return 2;
 }

@@ -1,5 +1,6 @@
-/* What the files of the load generator share. It costs next to nothing: frames are encoded once, replies are only counted, so that it measures the broker
- * and not a client library. One thread; loopback only; every run is bounded by seconds or by a count.
+/* What the files of the load generator share. It costs next to nothing: frames are encoded once,
+ * replies are only counted, so that it measures the broker and not a client library. One thread;
+ * loopback only; every run is bounded by seconds or by a count.
  */
 #ifndef MQD_LOAD_H
 #define MQD_LOAD_H
@@ -10,13 +11,21 @@
 
 /* ---- arguments: NAME=VALUE words ---- */
 
-struct arguments { int count; char **word; };
-const char *argument_text(const struct arguments *arguments, const char *name, const char *otherwise); /* otherwise NULL: it must be there */
-int64_t argument_number(const struct arguments *arguments, const char *name, int64_t otherwise);       /* otherwise INT64_MIN: it must be there */
+struct arguments {
+    int count;
+    char **word;
+};
+/* otherwise NULL: it must be there */
+const char *argument_text(const struct arguments *arguments, const char *name, const char *otherwise);
+/* otherwise INT64_MIN: it must be there */
+int64_t argument_number(const struct arguments *arguments, const char *name, int64_t otherwise);
 
 /* ---- bytes ---- */
 
-struct bytes { uint8_t *at; size_t size; };
+struct bytes {
+    uint8_t *at;
+    size_t size;
+};
 void die(const char *what);
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 int64_t now_ns(void);
@@ -24,18 +33,25 @@ uint32_t get32(const uint8_t *p);
 uint64_t get64(const uint8_t *p);
 void set64(uint8_t *p, uint64_t v);
 void *allocate(size_t size);
-void percentiles(const char *what, int64_t *ns, int count, const char *more); /* prints a JSON member and `more`; sorts ns */
+/* prints a JSON member and `more`; sorts ns */
+void percentiles(const char *what, int64_t *ns, int count, const char *more);
 
 /* ---- frames, with their length word ---- */
 
-struct bytes produce_frame(const char *topic, int partition, size_t batch_bytes, int records, int acks); /* v8; batch_bytes is met exactly where possible */
-struct bytes fetch_frame(const char *topic, int partition, int bytes_max, int bytes_min, int wait_ms);   /* v11; the offset is set by fetch_frame_offset */
+/* v8; batch_bytes is met exactly where possible */
+struct bytes produce_frame(const char *topic, int partition, size_t batch_bytes, int records, int acks);
+/* v11; the offset is set by fetch_frame_offset */
+struct bytes fetch_frame(const char *topic, int partition, int bytes_max, int bytes_min, int wait_ms);
 void fetch_frame_offset(struct bytes *frame, int64_t offset);
 struct bytes log_end_frame(const char *topic);
 
 /* Of a reply without its length word, for the only partition it holds. */
 int produce_reply_error(const uint8_t *reply, size_t size, size_t topic_bytes);
-struct fetched { int error; uint32_t records_bytes; const uint8_t *records; };
+struct fetched {
+    int error;
+    uint32_t records_bytes;
+    const uint8_t *records;
+};
 struct fetched fetch_reply(const uint8_t *reply, size_t size, size_t topic_bytes);
 int64_t next_offset(const uint8_t *records, uint32_t size, int64_t offset); /* after the last whole batch */
 
@@ -45,7 +61,11 @@ int dial(int port);
 void not_blocking(int fd);
 void send_all(int fd, const uint8_t *bytes, size_t size);
 void receive_all(int fd, uint8_t *bytes, size_t size);
-struct room { uint8_t *at; size_t capacity; uint32_t size; };
+struct room {
+    uint8_t *at;
+    size_t capacity;
+    uint32_t size;
+};
 void receive_frame(int fd, struct room *room); /* blocking; grows the room */
 
 /* ---- what it can do ---- */

@@ -1,5 +1,6 @@
-/* The file system alone: what a broker's writes cost without the broker. Batches of `batch` bytes go to `files` files in turn, `merge` of them in each pwritev, from
- * one thread, into fresh preallocated files; prints CPU time, not time.
+/* The file system alone: what a broker's writes cost without the broker. Batches of `batch` bytes
+ * go to `files` files in turn, `merge` of them in each pwritev, from one thread, into fresh
+ * preallocated files; prints CPU time, not time.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -20,11 +21,15 @@ static int64_t cpu_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void name_of(char *name, size_t size, const char *directory, int64_t index) { snprintf(name, size, "%s/load-%lld", directory, (long long)index); }
+static void name_of(char *name, size_t size, const char *directory, int64_t index)
+{
+    snprintf(name, size, "%s/load-%lld", directory, (long long)index);
+}
 
 int files_main(const struct arguments *arguments)
 {
-    int64_t files = argument_number(arguments, "files", INT64_MIN), merge = argument_number(arguments, "merge", 1), count = argument_number(arguments, "count", INT64_MIN);
+    int64_t files = argument_number(arguments, "files", INT64_MIN), merge = argument_number(arguments, "merge", 1),
+            count = argument_number(arguments, "count", INT64_MIN);
     size_t size = (size_t)argument_number(arguments, "batch", INT64_MIN);
     const char *directory = argument_text(arguments, "path", NULL);
     if (files < 1 || merge < 1 || merge > MERGE_MAX)
@@ -63,6 +68,7 @@ int files_main(const struct arguments *arguments)
         name_of(name, sizeof name, directory, i);
         unlink(name);
     }
-    printf("{\"what\": \"files\", \"count\": %lld, \"cpu_us_each\": %.3f}\n", (long long)count, (double)spent / 1e3 / (double)count);
+    printf("{\"what\": \"files\", \"count\": %lld, \"cpu_us_each\": %.3f}\n", (long long)count,
+           (double)spent / 1e3 / (double)count);
     return 0;
 }

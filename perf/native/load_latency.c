@@ -1,5 +1,7 @@
-/* One record at a time. What is compared is interleaved in blocks within one run, because this machine's clock and disk change from minute to minute:
- * the broker, a plain echo server with frames of the same size on the worker's CPU, and fdatasync of the same bytes on the same file system.
+/* One record at a time. What is compared is interleaved in blocks within one run, because this
+ * machine's clock and disk change from minute to minute: the broker, a plain echo server with
+ * frames of the same size on the worker's CPU, and fdatasync of the same bytes on the same file
+ * system.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -28,14 +30,19 @@ static int compare(const void *a, const void *b)
 void percentiles(const char *what, int64_t *ns, int count, const char *more)
 {
     qsort(ns, (size_t)count, sizeof *ns, compare);
-    printf("\"%s\": {\"count\": %d, \"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, \"max_us\": %.1f}%s", what, count, (double)ns[count / 2] / 1e3,
-           (double)ns[(int64_t)count * 9 / 10] / 1e3, (double)ns[(int64_t)count * 99 / 100] / 1e3, (double)ns[(int64_t)count * 999 / 1000] / 1e3,
+    printf("\"%s\": {\"count\": %d, \"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, "
+           "\"max_us\": %.1f}%s",
+           what, count, (double)ns[count / 2] / 1e3, (double)ns[(int64_t)count * 9 / 10] / 1e3,
+           (double)ns[(int64_t)count * 99 / 100] / 1e3, (double)ns[(int64_t)count * 999 / 1000] / 1e3,
            (double)ns[count - 1] / 1e3, more);
 }
 
 /* ---- echo ---- */
 
-struct echo { int fd; pid_t child; };
+struct echo {
+    int fd;
+    pid_t child;
+};
 
 static void echo_serve(int listener, size_t request_bytes, size_t reply_bytes, int cpu)
 {
@@ -65,7 +72,8 @@ static struct echo echo_start(size_t request_bytes, size_t reply_bytes, int cpu)
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t size = sizeof at;
-    if (listener < 0 || bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, 1) || getsockname(listener, (struct sockaddr *)&at, &size))
+    if (listener < 0 || bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, 1) ||
+        getsockname(listener, (struct sockaddr *)&at, &size))
         die("listen");
     struct echo echo = {-1, fork()};
     if (echo.child < 0)
@@ -85,9 +93,15 @@ static void echo_stop(struct echo *echo)
 
 /* ---- fdatasync ---- */
 
-struct sync { int fd; int64_t end; size_t size; uint8_t *bytes; };
+struct sync {
+    int fd;
+    int64_t end;
+    size_t size;
+    uint8_t *bytes;
+};
 
-/* As a segment is written: preallocated beyond its end, so that a flush carries the new size and the extent's conversion, and no allocation. */
+/* As a segment is written: preallocated beyond its end, so that a flush carries the new size and
+ * the extent's conversion, and no allocation. */
 static struct sync sync_open(const char *path, size_t size, int64_t room)
 {
     struct sync sync = {open(path, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0600), 0, size, allocate(size)};
@@ -157,7 +171,8 @@ int latency_main(const struct arguments *arguments)
     struct sync sync = {.fd = -1};
     if (*path)
         sync = sync_open(path, batch_bytes, (int64_t)batch_bytes * count);
-    int64_t *produce_ns = allocate(sizeof(int64_t) * (size_t)count), *echo_ns = allocate(sizeof(int64_t) * (size_t)count);
+    int64_t *produce_ns = allocate(sizeof(int64_t) * (size_t)count),
+            *echo_ns = allocate(sizeof(int64_t) * (size_t)count);
     int64_t *sync_ns = allocate(sizeof(int64_t) * (size_t)count);
     for (int i = 0; i < 5; i++)
         echo_once(echo.fd, echo_room, frame.size, reply_bytes);
@@ -182,7 +197,8 @@ int latency_main(const struct arguments *arguments)
 
 /* ---- produce to consume ---- */
 
-/* Asks again when a fetch's wait is over and nothing has come, as consumers do. Returns the offset after what came. */
+/* Asks again when a fetch's wait is over and nothing has come, as consumers do. Returns the offset
+ * after what came. */
 static int64_t consume(int fd, struct bytes *fetch, struct room *room, int64_t offset, size_t topic_bytes)
 {
     for (;;) {
@@ -200,15 +216,21 @@ static int64_t consume(int fd, struct bytes *fetch, struct room *room, int64_t o
 int end_to_end_main(const struct arguments *arguments)
 {
     const char *topic = argument_text(arguments, "topic", NULL);
-    int count = (int)argument_number(arguments, "count", INT64_MIN), port = (int)argument_number(arguments, "port", INT64_MIN);
-    int pause_us = (int)argument_number(arguments, "pause_us", 300), records = (int)argument_number(arguments, "records", 1);
-    struct bytes produce = produce_frame(topic, 0, (size_t)argument_number(arguments, "batch", INT64_MIN), records, (int)argument_number(arguments, "acks", 1));
-    struct bytes fetch = fetch_frame(topic, 0, 1 << 20, (int)argument_number(arguments, "bytes_min", 1), (int)argument_number(arguments, "wait_ms", 5000));
+    int count = (int)argument_number(arguments, "count", INT64_MIN),
+        port = (int)argument_number(arguments, "port", INT64_MIN);
+    int pause_us = (int)argument_number(arguments, "pause_us", 300),
+        records = (int)argument_number(arguments, "records", 1);
+    struct bytes produce = produce_frame(topic, 0, (size_t)argument_number(arguments, "batch", INT64_MIN), records,
+                                         (int)argument_number(arguments, "acks", 1));
+    struct bytes fetch = fetch_frame(topic, 0, 1 << 20, (int)argument_number(arguments, "bytes_min", 1),
+                                     (int)argument_number(arguments, "wait_ms", 5000));
     struct bytes ask = log_end_frame(topic);
     int producer = dial(port), consumer = dial(port);
     struct room room = {0}, reply = {0};
     int64_t *ns = allocate(sizeof *ns * (size_t)count);
-    struct bytes last = produce_frame(topic, 0, 100, 1, -1); /* with acks=all: what earlier runs left unflushed is visible after it, and the log's end stands still */
+    /* with acks=all: what earlier runs left unflushed is visible after it, and the log's end stands
+     * still */
+    struct bytes last = produce_frame(topic, 0, 100, 1, -1);
     produce_once(producer, &last, &reply, strlen(topic));
     send_all(consumer, ask.at, ask.size);
     receive_frame(consumer, &room);

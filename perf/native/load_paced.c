@@ -1,5 +1,7 @@
-/* Produce requests at a rate that is kept whatever the broker does: each has a moment at which it is due, and its time runs from there to its reply, so that
- * a broker which stands still is charged for all that would have been sent meanwhile. Requests go out over the connections in turn; replies come in order.
+/* Produce requests at a rate that is kept whatever the broker does: each has a moment at which it
+ * is due, and its time runs from there to its reply, so that a broker which stands still is charged
+ * for all that would have been sent meanwhile. Requests go out over the connections in turn;
+ * replies come in order.
  */
 #include <errno.h>
 #include <poll.h>
@@ -23,7 +25,10 @@ struct lane {
     size_t got;
 };
 
-struct samples { int64_t *replied_ns, *late_ns; int count, late_count, max; };
+struct samples {
+    int64_t *replied_ns, *late_ns;
+    int count, late_count, max;
+};
 
 static void lane_send(struct lane *lane, struct samples *samples, int64_t measured_ns)
 {
@@ -78,8 +83,10 @@ static struct lane *lanes_open(const struct arguments *arguments, int connection
         lane->fd = dial((int)argument_number(arguments, "port", INT64_MIN));
         not_blocking(lane->fd);
         lane->topic_bytes = strlen(topic);
-        lane->frame = produce_frame(topic, i % (int)argument_number(arguments, "partitions", 1), (size_t)argument_number(arguments, "batch", INT64_MIN),
-                                    (int)argument_number(arguments, "records", 1), (int)argument_number(arguments, "acks", -1));
+        lane->frame =
+            produce_frame(topic, i % (int)argument_number(arguments, "partitions", 1),
+                          (size_t)argument_number(arguments, "batch", INT64_MIN),
+                          (int)argument_number(arguments, "records", 1), (int)argument_number(arguments, "acks", -1));
     }
     return lanes;
 }
@@ -87,7 +94,8 @@ static struct lane *lanes_open(const struct arguments *arguments, int connection
 int paced_main(const struct arguments *arguments)
 {
     int connections = (int)argument_number(arguments, "connections", 1);
-    int64_t rate = argument_number(arguments, "rate", INT64_MIN), length_ns = argument_number(arguments, "milliseconds", INT64_MIN) * 1000000;
+    int64_t rate = argument_number(arguments, "rate", INT64_MIN),
+            length_ns = argument_number(arguments, "milliseconds", INT64_MIN) * 1000000;
     int64_t warm_ns = argument_number(arguments, "warm_milliseconds", 1000) * 1000000;
     if (rate < 1 || connections < 1)
         fail("rate (requests/s) and connections must be 1 at least");
@@ -96,15 +104,18 @@ int paced_main(const struct arguments *arguments)
     struct samples samples = {.max = (int)total};
     samples.replied_ns = allocate(sizeof(int64_t) * (total + 1));
     samples.late_ns = allocate(sizeof(int64_t) * (total + 1));
-    int64_t begin = now_ns(), measured_ns = begin + warm_ns, give_up_ns = begin + warm_ns + length_ns + 60ll * 1000000000;
+    int64_t begin = now_ns(), measured_ns = begin + warm_ns,
+            give_up_ns = begin + warm_ns + length_ns + 60ll * 1000000000;
     while (answered < total) {
         int64_t now = now_ns(), due_ns;
         if (now > give_up_ns)
-            fail("%llu of %llu requests without a reply 60 s after the last was due", (unsigned long long)(total - answered), (unsigned long long)total);
+            fail("%llu of %llu requests without a reply 60 s after the last was due",
+                 (unsigned long long)(total - answered), (unsigned long long)total);
         for (; made < total && (due_ns = begin + (int64_t)((double)made * 1e9 / (double)rate)) <= now; made++) {
             struct lane *lane = &lanes[made % (uint64_t)connections];
             if (lane->due - lane->answered == OWED_MAX)
-                fail("%d requests of a connection without a reply: %lld requests/s are not sustained", OWED_MAX, (long long)rate);
+                fail("%d requests of a connection without a reply: %lld requests/s are not sustained", OWED_MAX,
+                     (long long)rate);
             lane->due_ns[lane->due++ % OWED_MAX] = due_ns;
         }
         answered = 0;

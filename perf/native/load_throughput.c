@@ -1,5 +1,6 @@
-/* Saturating a broker: many connections, one thread that never sleeps while there is work, so that the broker pays no wake-ups that a client on another host
- * would not cost it either. `spin=0` sleeps in poll(2) instead.
+/* Saturating a broker: many connections, one thread that never sleeps while there is work, so that
+ * the broker pays no wake-ups that a client on another host would not cost it either. `spin=0`
+ * sleeps in poll(2) instead.
  */
 #include <errno.h>
 #include <poll.h>
@@ -18,8 +19,8 @@ struct stream {
     uint64_t done, bytes, errors;
     bool closed;
     /* produce */
-    struct bytes frames;   /* `frame_count` frames, sent round and round in bursts */
-    size_t *frame_end;     /* where each ends */
+    struct bytes frames; /* `frame_count` frames, sent round and round in bursts */
+    size_t *frame_end;   /* where each ends */
     int frame_count, burst, depth, inflight, next_frame, acks;
     size_t send_at, send_end;
     /* fetch */
@@ -30,7 +31,13 @@ struct stream {
     size_t capacity, got;
 };
 
-struct run { int stream_count; struct stream *streams; int64_t end_ns; uint64_t count_max, sent; bool spin; };
+struct run {
+    int stream_count;
+    struct stream *streams;
+    int64_t end_ns;
+    uint64_t count_max, sent;
+    bool spin;
+};
 
 static int64_t received(ssize_t n)
 {
@@ -41,7 +48,10 @@ static int64_t received(ssize_t n)
     return n < 0 ? 0 : n;
 }
 
-static bool open_for_more(const struct run *run) { return run->sent < run->count_max && now_ns() < run->end_ns; }
+static bool open_for_more(const struct run *run)
+{
+    return run->sent < run->count_max && now_ns() < run->end_ns;
+}
 
 /* ---- produce ---- */
 
@@ -142,7 +152,8 @@ static void sleep_until_ready(struct run *run)
     poll(ready, (nfds_t)count, 100);
 }
 
-static int run_all(struct run *run, const struct arguments *arguments, bool (*turn)(struct run *, struct stream *), const char *what)
+static int run_all(struct run *run, const struct arguments *arguments, bool (*turn)(struct run *, struct stream *),
+                   const char *what)
 {
     int64_t begin = now_ns(), quiet_since = begin;
     run->end_ns = begin + argument_number(arguments, "milliseconds", INT64_MIN) * 1000000;
@@ -172,8 +183,10 @@ static int run_all(struct run *run, const struct arguments *arguments, bool (*tu
     }
     struct timespec cpu;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
-    printf("{\"what\": \"%s\", \"count\": %llu, \"bytes\": %llu, \"errors\": %llu, \"seconds\": %.6f, \"client_cpu_seconds\": %.6f}\n", what, (unsigned long long)done,
-           (unsigned long long)bytes, (unsigned long long)errors, (double)(now_ns() - begin) / 1e9, (double)cpu.tv_sec + (double)cpu.tv_nsec / 1e9);
+    printf("{\"what\": \"%s\", \"count\": %llu, \"bytes\": %llu, \"errors\": %llu, \"seconds\": %.6f, "
+           "\"client_cpu_seconds\": %.6f}\n",
+           what, (unsigned long long)done, (unsigned long long)bytes, (unsigned long long)errors,
+           (double)(now_ns() - begin) / 1e9, (double)cpu.tv_sec + (double)cpu.tv_nsec / 1e9);
     return errors ? 1 : 0;
 }
 
@@ -191,17 +204,20 @@ static struct run streams_open(const struct arguments *arguments, size_t capacit
     return run;
 }
 
-/* Connection i writes partitions i, i + connections, ... in turn (or shares them, when there are fewer than connections); `shift` moves the start. */
+/* Connection i writes partitions i, i + connections, ... in turn (or shares them, when there are
+ * fewer than connections); `shift` moves the start. */
 static void frames_prepare(struct stream *s, const struct arguments *arguments, int index, int connections)
 {
-    int partitions = (int)argument_number(arguments, "partitions", 1), shift = (int)argument_number(arguments, "shift", 0);
+    int partitions = (int)argument_number(arguments, "partitions", 1),
+        shift = (int)argument_number(arguments, "shift", 0);
     int own = partitions > connections ? (partitions - index + connections - 1) / connections : 1;
     const char *topic = argument_text(arguments, "topic", NULL);
     s->acks = (int)argument_number(arguments, "acks", 1);
     s->depth = (int)argument_number(arguments, "depth", 1);
     struct bytes *frame = allocate(sizeof *frame * (size_t)own);
     for (int k = 0; k < own; k++)
-        frame[k] = produce_frame(topic, (index + k * connections + shift) % partitions, (size_t)argument_number(arguments, "batch", INT64_MIN),
+        frame[k] = produce_frame(topic, (index + k * connections + shift) % partitions,
+                                 (size_t)argument_number(arguments, "batch", INT64_MIN),
                                  (int)argument_number(arguments, "records", 1), s->acks);
     s->burst = (int)argument_number(arguments, "burst", s->depth > 1 ? s->depth / 2 : 1);
     while (s->burst > 1 && frame[0].size * (size_t)s->burst > 262144)
@@ -230,8 +246,10 @@ int produce_main(const struct arguments *arguments)
 
 int fetch_main(const struct arguments *arguments)
 {
-    int bytes_max = (int)argument_number(arguments, "bytes", INT64_MIN), partitions = (int)argument_number(arguments, "partitions", 1);
-    struct run run = streams_open(arguments, (size_t)bytes_max + (2u << 20)); /* a reply may exceed bytes_max by its first batch */
+    int bytes_max = (int)argument_number(arguments, "bytes", INT64_MIN),
+        partitions = (int)argument_number(arguments, "partitions", 1);
+    /* a reply may exceed bytes_max by its first batch */
+    struct run run = streams_open(arguments, (size_t)bytes_max + (2u << 20));
     for (int i = 0; i < run.stream_count; i++) {
         run.streams[i].request = fetch_frame(argument_text(arguments, "topic", NULL), i % partitions, bytes_max, 1, 0);
         not_blocking(run.streams[i].fd);
@@ -239,7 +257,8 @@ int fetch_main(const struct arguments *arguments)
     return run_all(&run, arguments, fetch_turn, "fetch");
 }
 
-/* Fetches at the log's end that wait for records which never come: `ready` is said when all are parked, then it sleeps until its input ends. */
+/* Fetches at the log's end that wait for records which never come: `ready` is said when all are
+ * parked, then it sleeps until its input ends. */
 int parked_main(const struct arguments *arguments)
 {
     struct run run = streams_open(arguments, 4096);

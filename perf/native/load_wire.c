@@ -1,4 +1,5 @@
-/* Bytes, frames and sockets of the load generator: just enough of Kafka's protocol (Produce v8, Fetch v11, ListOffsets v1) to drive a broker. */
+/* Bytes, frames and sockets of the load generator: just enough of Kafka's protocol (Produce v8,
+ * Fetch v11, ListOffsets v1) to drive a broker. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,11 +54,30 @@ static void put(struct bytes *b, const void *bytes, size_t size)
     memcpy(b->at + b->size, bytes, size);
     b->size += size;
 }
-static void put8(struct bytes *b, int v) { b->at[b->size++] = (uint8_t)v; }
-static void put16(struct bytes *b, int v) { uint16_t n = htons((uint16_t)v); put(b, &n, 2); }
-static void put32(struct bytes *b, uint32_t v) { uint32_t n = htonl(v); put(b, &n, 4); }
-static void put64(struct bytes *b, uint64_t v) { put32(b, (uint32_t)(v >> 32)); put32(b, (uint32_t)v); }
-static void put_text(struct bytes *b, const char *text) { put16(b, (int)strlen(text)); put(b, text, strlen(text)); }
+static void put8(struct bytes *b, int v)
+{
+    b->at[b->size++] = (uint8_t)v;
+}
+static void put16(struct bytes *b, int v)
+{
+    uint16_t n = htons((uint16_t)v);
+    put(b, &n, 2);
+}
+static void put32(struct bytes *b, uint32_t v)
+{
+    uint32_t n = htonl(v);
+    put(b, &n, 4);
+}
+static void put64(struct bytes *b, uint64_t v)
+{
+    put32(b, (uint32_t)(v >> 32));
+    put32(b, (uint32_t)v);
+}
+static void put_text(struct bytes *b, const char *text)
+{
+    put16(b, (int)strlen(text));
+    put(b, text, strlen(text));
+}
 static void put_varint(struct bytes *b, int64_t value)
 {
     uint64_t v = (uint64_t)value << 1 ^ (uint64_t)(value >> 63);
@@ -65,10 +85,26 @@ static void put_varint(struct bytes *b, int64_t value)
         put8(b, (int)(v | 0x80));
     put8(b, (int)v);
 }
-uint32_t get32(const uint8_t *p) { uint32_t n; memcpy(&n, p, 4); return ntohl(n); }
-uint64_t get64(const uint8_t *p) { return (uint64_t)get32(p) << 32 | get32(p + 4); }
-static void set32(uint8_t *p, uint32_t v) { v = htonl(v); memcpy(p, &v, 4); }
-void set64(uint8_t *p, uint64_t v) { set32(p, (uint32_t)(v >> 32)); set32(p + 4, (uint32_t)v); }
+uint32_t get32(const uint8_t *p)
+{
+    uint32_t n;
+    memcpy(&n, p, 4);
+    return ntohl(n);
+}
+uint64_t get64(const uint8_t *p)
+{
+    return (uint64_t)get32(p) << 32 | get32(p + 4);
+}
+static void set32(uint8_t *p, uint32_t v)
+{
+    v = htonl(v);
+    memcpy(p, &v, 4);
+}
+void set64(uint8_t *p, uint64_t v)
+{
+    set32(p, (uint32_t)(v >> 32));
+    set32(p + 4, (uint32_t)v);
+}
 
 static uint32_t crc32c(const uint8_t *p, size_t n)
 {
@@ -173,7 +209,8 @@ struct bytes produce_frame(const char *topic, int partition, size_t batch_bytes,
     return frame_end(b);
 }
 
-#define FETCH_OFFSET_FROM_END (8 + 8 + 4 + 4 + 2) /* fetch offset, log start offset, bytes, no forgotten topics, no rack */
+/* fetch offset, log start offset, bytes, no forgotten topics, no rack */
+#define FETCH_OFFSET_FROM_END (8 + 8 + 4 + 4 + 2)
 
 struct bytes fetch_frame(const char *topic, int partition, int bytes_max, int bytes_min, int wait_ms)
 {
@@ -198,7 +235,10 @@ struct bytes fetch_frame(const char *topic, int partition, int bytes_max, int by
     return frame_end(b);
 }
 
-void fetch_frame_offset(struct bytes *frame, int64_t offset) { set64(frame->at + frame->size - FETCH_OFFSET_FROM_END, (uint64_t)offset); }
+void fetch_frame_offset(struct bytes *frame, int64_t offset)
+{
+    set64(frame->at + frame->size - FETCH_OFFSET_FROM_END, (uint64_t)offset);
+}
 
 struct bytes log_end_frame(const char *topic)
 {
@@ -224,11 +264,13 @@ int produce_reply_error(const uint8_t *reply, size_t size, size_t topic_bytes)
 
 struct fetched fetch_reply(const uint8_t *reply, size_t size, size_t topic_bytes)
 {
-    size_t at = 4 + 4 + 2 + 4 + 4 + 2 + topic_bytes + 4; /* correlation id, throttle, error, session, topics, name, partitions */
+    /* correlation id, throttle, error, session, topics, name, partitions */
+    size_t at = 4 + 4 + 2 + 4 + 4 + 2 + topic_bytes + 4;
     size_t records_at = at + 4 + 2 + 8 + 8 + 8 + 4 + 4 + 4;
     if (size < records_at)
         fail("a Fetch reply of %zu bytes is too short", size);
-    struct fetched fetched = {(int16_t)(reply[at + 4] << 8 | reply[at + 5]), get32(reply + records_at - 4), reply + records_at};
+    struct fetched fetched = {(int16_t)(reply[at + 4] << 8 | reply[at + 5]), get32(reply + records_at - 4),
+                              reply + records_at};
     if (fetched.records_bytes == UINT32_MAX)
         fetched.records_bytes = 0;
     if (fetched.records_bytes != size - records_at)
@@ -253,7 +295,8 @@ int64_t next_offset(const uint8_t *records, uint32_t size, int64_t offset)
 int dial(int port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to))
         die("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);

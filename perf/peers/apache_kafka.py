@@ -1,4 +1,6 @@
-"""Apache Kafka, one node in KRaft mode, with the settings of its own distribution: config/server.properties, and what kafka-server-start.sh gives the JVM."""
+"""Apache Kafka, one node in KRaft mode, with the settings of its own distribution:
+config/server.properties, and what kafka-server-start.sh gives the JVM.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,37 @@ from perf.peers.processes import free_port
 POM = Path(__file__).resolve().parent / "kafka" / "pom.xml"
 
 # kafka-run-class.sh (KAFKA_JVM_PERFORMANCE_OPTS); the heap is kafka-server-start.sh's
-JVM = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true")
+JVM = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
 
 # config/server.properties of the distribution, but for places, ports and one replica
 PROPERTIES = {
-    "process.roles": "broker,controller", "node.id": "1", "inter.broker.listener.name": "PLAINTEXT", "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT", "num.network.threads": "3", "num.io.threads": "8",
-    "socket.send.buffer.bytes": "102400", "socket.receive.buffer.bytes": "102400", "socket.request.max.bytes": "104857600", "num.partitions": "1",
-    "num.recovery.threads.per.data.dir": "1", "offsets.topic.replication.factor": "1", "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1", "transaction.state.log.replication.factor": "1", "transaction.state.log.min.isr": "1",
-    "log.retention.hours": "168", "log.segment.bytes": "1073741824", "log.retention.check.interval.ms": "300000",
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "num.network.threads": "3",
+    "num.io.threads": "8",
+    "socket.send.buffer.bytes": "102400",
+    "socket.receive.buffer.bytes": "102400",
+    "socket.request.max.bytes": "104857600",
+    "num.partitions": "1",
+    "num.recovery.threads.per.data.dir": "1",
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "log.retention.hours": "168",
+    "log.segment.bytes": "1073741824",
+    "log.retention.check.interval.ms": "300000",
 }
 
 LOGGING = """<Configuration><Appenders><Console name="out"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console></Appenders>
@@ -34,7 +57,9 @@ TOOL_LOGGING = LOGGING.replace('level="INFO"', 'level="WARN"').replace('name="ou
 
 
 def cluster_id() -> str:
-    """As `kafka-storage.sh random-uuid` makes them: 22 characters, of which the first is no dash, which would read as an option."""
+    """As `kafka-storage.sh random-uuid` makes them: 22 characters, of which the first is no dash,
+    which would read as an option.
+    """
     while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
@@ -43,8 +68,9 @@ def cluster_id() -> str:
 class ApacheKafka(KafkaProtocolPeer):
     name = "Apache Kafka"
     settings = (
-        "KRaft, one node, controller and broker in one JVM; `server.properties` and JVM flags of its distribution (3 network threads, 8 I/O threads, G1, 1 GB heap unless told), "
-        "its INFO log; files of deleted topics go after a second"
+        "KRaft, one node, controller and broker in one JVM; `server.properties` and JVM flags of its distribution (3"
+        " network threads, 8 I/O threads, G1, 1 GB heap unless told), its INFO log; files of deleted topics go after a"
+        " second"
     )
     flush_settings = "`flush.messages=1` on the topic"
 
@@ -56,30 +82,53 @@ class ApacheKafka(KafkaProtocolPeer):
         self.directory.mkdir(parents=True, exist_ok=True)
         self.data.mkdir(exist_ok=True)
         listeners = f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}"
-        # No advertised.listeners for the controller: the distribution's own file lets it follow `listeners`.
-        own = {"listeners": listeners, "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}", "log.dirs": str(self.data)}
-        (self.directory / "server.properties").write_text("".join(f"{key}={value}\n" for key, value in {**PROPERTIES, **own}.items()))
+        # No advertised.listeners for the controller: the distribution's own file lets it follow
+        # `listeners`.
+        own = {
+            "listeners": listeners,
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+            "log.dirs": str(self.data),
+        }
+        (self.directory / "server.properties").write_text(
+            "".join(f"{key}={value}\n" for key, value in {**PROPERTIES, **own}.items())
+        )
         (self.directory / "log4j2.xml").write_text(LOGGING)
         self._format()
 
     def _format(self) -> None:
         """What `kafka-storage.sh format --standalone` does; not part of the start-up time."""
-        command = self._run_class("kafka.tools.StorageTool", ["-Xmx128M"], "format", "--standalone", "-t", cluster_id(), "-c", str(self.directory / "server.properties"))
+        command = self._run_class(
+            "kafka.tools.StorageTool",
+            ["-Xmx128M"],
+            "format",
+            "--standalone",
+            "-t",
+            cluster_id(),
+            "-c",
+            str(self.directory / "server.properties"),
+        )
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if done.returncode:
-            raise Unavailable(f"its storage cannot be formatted: {(done.stderr or done.stdout).strip().splitlines()[-1][:200]}")
+            raise Unavailable(
+                f"its storage cannot be formatted: {(done.stderr or done.stdout).strip().splitlines()[-1][:200]}"
+            )
 
     def _run_class(self, name: str, options: list[str], *words: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.xml'}"
         return [self._java, *options, logging, "-cp", f"{self._jars}/*", name, *words]
 
     def version(self) -> str:
-        return next(path.name.removeprefix("kafka-server-").removesuffix(".jar") for path in self._jars.glob("kafka-server-[0-9]*.jar"))
+        return next(
+            path.name.removeprefix("kafka-server-").removesuffix(".jar")
+            for path in self._jars.glob("kafka-server-[0-9]*.jar")
+        )
 
     def command(self) -> list[str]:
         heap = [f"-Xmx{self.heap}", f"-Xms{self.heap}"]
         return self._run_class("kafka.Kafka", [*heap, *JVM], str(self.directory / "server.properties"))
 
     def topic_config(self, load: Load) -> dict[str, str]:
-        """Deleted topics go after a second instead of a minute, so that nobody waits while the kernel writes back what is deleted anyway (mqd's go at once)."""
+        """Deleted topics go after a second instead of a minute, so that nobody waits while the
+        kernel writes back what is deleted anyway (mqd's go at once).
+        """
         return {"file.delete.delay.ms": "1000"} | ({"flush.messages": "1"} if load.durable else {})

@@ -1,6 +1,8 @@
-"""Charts of the comparison, as PNG below docs/images/. matplotlib is asked for only here (extra `bench`); without it the tables are all there is.
+"""Charts of the comparison, as PNG below docs/images/. matplotlib is asked for only here (extra
+`bench`); without it the tables are all there is.
 
-Every chart shows a peer in the same colour and leaves out what was not measured: a missing bar is a missing figure, never a zero.
+Every chart shows a peer in the same colour and leaves out what was not measured: a missing bar is a
+missing figure, never a zero.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from perf.peers.plan import BASE, Step
 from perf.peers.report import DURABLE, LATENCY_CHART, THROUGHPUT_CHART
 from perf.peers.results import Run, saturated
 
-COLOURS = {"mqd": "#0b6e4f", "Apache Kafka": "#c8553d", "NATS JetStream": "#3d7ea6", "RabbitMQ streams": "#e09f3e", "Redis Streams": "#7b506f"}
+COLOURS = {
+    "mqd": "#0b6e4f",
+    "Apache Kafka": "#c8553d",
+    "NATS JetStream": "#3d7ea6",
+    "RabbitMQ streams": "#e09f3e",
+    "Redis Streams": "#7b506f",
+}
 DOTS_PER_INCH = 110
 
 
@@ -23,8 +31,13 @@ def short(load: Load) -> str:
     if load == BASE:
         return "base"
     size = f"{load.record_bytes // 1024} KiB" if load.record_bytes % 1024 == 0 else f"{load.record_bytes} B"
-    differing = [(load.record_bytes != BASE.record_bytes, size), (load.acks != BASE.acks, f"acks={load.acks}"), (load.compression != BASE.compression, load.compression),
-                 (load.partitions != BASE.partitions, f"{load.partitions} part."), (load.durable, "fsync")]
+    differing = [
+        (load.record_bytes != BASE.record_bytes, size),
+        (load.acks != BASE.acks, f"acks={load.acks}"),
+        (load.compression != BASE.compression, load.compression),
+        (load.partitions != BASE.partitions, f"{load.partitions} part."),
+        (load.durable, "fsync"),
+    ]
     return " ".join(text for differs, text in differing if differs)
 
 
@@ -38,7 +51,9 @@ def bars(run: Run, loads: list[Load], value: str) -> dict[str, list[float | None
 
 
 def latency_points(run: Run, load: Load, value: str) -> dict[str, list[tuple[float, float, bool]]]:
-    """For each peer (thousand records/s, milliseconds, whether the rate was kept up) at 25, 50 and 75 % of its maximum."""
+    """For each peer (thousand records/s, milliseconds, whether the rate was kept up) at 25, 50 and
+    75 % of its maximum.
+    """
     found = {}
     for facts in run.measured():
         points = []
@@ -55,15 +70,25 @@ def _bar_chart(axes: Any, run: Run, loads: list[Load], value: str, scale: float,
     groups = bars(run, loads, value)
     width = 0.8 / max(len(groups), 1)
     for index, (name, values) in enumerate(groups.items()):
-        places = [place + (index - (len(groups) - 1) / 2) * width for place, found in enumerate(values) if found is not None]
-        axes.bar(places, [found * scale for found in values if found is not None], width, label=name, color=COLOURS.get(name))
+        places = [
+            place + (index - (len(groups) - 1) / 2) * width for place, found in enumerate(values) if found is not None
+        ]
+        axes.bar(
+            places, [found * scale for found in values if found is not None], width, label=name, color=COLOURS.get(name)
+        )
     axes.set_xticks(range(len(loads)), [short(load) for load in loads], rotation=35, ha="right")
     axes.set_title(title, fontsize=10, loc="left")
 
 
 def _latency_chart(axes: Any, run: Run, load: Load, value: str, title: str) -> None:
     for name, points in latency_points(run, load, value).items():
-        axes.plot([point[0] for point in points], [point[1] for point in points], color=COLOURS.get(name), label=name, linewidth=1.2)
+        axes.plot(
+            [point[0] for point in points],
+            [point[1] for point in points],
+            color=COLOURS.get(name),
+            label=name,
+            linewidth=1.2,
+        )
         for rate, milliseconds, kept in points:
             axes.plot(rate, milliseconds, "o" if kept else "x", color=COLOURS.get(name), markersize=5)
     axes.set_yscale("log")
@@ -98,7 +123,14 @@ def draw(run: Run, directory: Path) -> list[str]:
     figure, axes = pyplot.subplots(3, 1, figsize=(9, 9.5))
     _bar_chart(axes[0], run, loads, "mb_per_s", 1.0, "Produced, MB/s of payload (more is better)")
     _bar_chart(axes[1], run, loads, "consume_mb_per_s", 1.0, "Read back, MB/s of payload (more is better)")
-    _bar_chart(axes[2], run, loads, "broker_cpu_s_per_million", 1.0, "Broker CPU-seconds per million records produced (less is better)")
+    _bar_chart(
+        axes[2],
+        run,
+        loads,
+        "broker_cpu_s_per_million",
+        1.0,
+        "Broker CPU-seconds per million records produced (less is better)",
+    )
     _finish(figure, list(axes), directory / THROUGHPUT_CHART)
     pyplot.close(figure)
     if run.loads(plan.LATENCY, plan.NEUTRAL):

@@ -1,6 +1,9 @@
-"""`make bench-peers`, or `python -m perf peers`: mqd beside its peers, the same load on this machine, without a hand on it.
+"""`make bench-peers`, or `python -m perf peers`: mqd beside its peers, the same load on this
+machine, without a hand on it.
 
-    python -m perf peers                 the base point and one factor varied at a time, three rounds, 25 minutes at most; appends to perf/history.jsonl, fills the pages, draws the charts
+    python -m perf peers                 the base point and one factor varied at a time, three
+                                         rounds, 25 minutes at most; appends to perf/history.jsonl,
+                                         fills the pages, draws the charts
     python -m perf peers --full          every combination instead of the star (hours: give --minutes)
     python -m perf peers --quick         to try the laboratory, not to judge anybody: short measurements, one round, nothing is recorded
     python -m perf peers --only mqd --only kafka
@@ -42,7 +45,13 @@ HISTORY = loading.ROOT / "perf" / "history.jsonl"
 README = loading.ROOT / "README.md"
 PAGE = loading.ROOT / "docs" / "performance.md"
 IMAGES = loading.ROOT / "docs" / "images"
-PEERS: dict[str, type[Peer]] = {"mqd": Mqd, "kafka": ApacheKafka, "nats": NatsJetStream, "rabbitmq": RabbitmqStreams, "redis": RedisStreams}
+PEERS: dict[str, type[Peer]] = {
+    "mqd": Mqd,
+    "kafka": ApacheKafka,
+    "nats": NatsJetStream,
+    "rabbitmq": RabbitmqStreams,
+    "redis": RedisStreams,
+}
 
 
 def _say(line: str) -> None:
@@ -50,15 +59,38 @@ def _say(line: str) -> None:
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m perf peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of short measurements; nothing is recorded unless --record")
-    parser.add_argument("--full", action="store_true", help="every combination of sizes, acks, codecs, partitions and fsync")
-    parser.add_argument("--only", action="append", choices=PEERS, metavar="PEER", help=f"measure these peers only: {', '.join(PEERS)}")
-    parser.add_argument("--minutes", type=float, help="time bound of the whole run (default 25; 5 with --quick; 300 with --full)")
-    parser.add_argument("--rounds", type=int, help="rounds at most (default 3; 1 with --quick); as many as the time allows")
-    parser.add_argument("--heap", default="1G", help="heap of Java peers (default 1G, that of Kafka's own start script)")
-    parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=None, help="append to perf/history.jsonl and fill the pages (the default unless --quick or --only)")
-    parser.add_argument("--directory", type=Path, help="where the peers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR); 40 GB")
+    parser = argparse.ArgumentParser(
+        prog="python -m perf peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of short measurements; nothing is recorded unless --record"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="every combination of sizes, acks, codecs, partitions and fsync"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=PEERS, metavar="PEER", help=f"measure these peers only: {', '.join(PEERS)}"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="time bound of the whole run (default 25; 5 with --quick; 300 with --full)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="rounds at most (default 3; 1 with --quick); as many as the time allows"
+    )
+    parser.add_argument(
+        "--heap", default="1G", help="heap of Java peers (default 1G, that of Kafka's own start script)"
+    )
+    parser.add_argument(
+        "--record",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="append to perf/history.jsonl and fill the pages (the default unless --quick or --only)",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="where the peers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR); 40 GB",
+    )
     parser.add_argument("--prepare", action="store_true", help="only get what the peers need")
     parser.add_argument("--pages", action="store_true", help="only fill the pages from the last comparison")
     arguments = parser.parse_args(words)
@@ -85,7 +117,9 @@ def _prepare(directory: Path, names: list[str], heap: str) -> tuple[list[Peer], 
 
 
 def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None, dict[str, Driver]]:
-    """The neutral driver of each protocol that is needed; Kafka's tools if they can be had; the lean drivers."""
+    """The neutral driver of each protocol that is needed; Kafka's tools if they can be had; the
+    lean drivers.
+    """
     streams: dict[str, Driver] = {peer.protocol: StreamLoad() for peer in peers if isinstance(peer, StreamPeer)}
     neutral, lean = dict(streams), dict(streams)
     if any(peer.protocol == "kafka" for peer in peers):
@@ -98,7 +132,9 @@ def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None, dict[
 
 
 def fill_pages(run: Run) -> None:
-    """README.md, docs/performance.md and, where matplotlib is, docs/images. Charts that cannot be drawn anew are not shown: they would be of another run."""
+    """README.md, docs/performance.md and, where matplotlib is, docs/images. Charts that cannot be
+    drawn anew are not shown: they would be of another run.
+    """
     try:
         drawn = charts.draw(run, IMAGES)
     except ImportError:
@@ -119,7 +155,16 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
     neutral, tools, lean = _drivers(peers)
     samples_file = BUILD / f"samples-{datetime.datetime.now():%Y%m%d-%H%M%S}.jsonl"
     bounds = Bounds.quick() if arguments.quick else Bounds()
-    laboratory = Laboratory(peers, neutral, tools, lean, say=_say, seconds=arguments.minutes * 60 - (time.monotonic() - began), bounds=bounds, samples_file=samples_file)
+    laboratory = Laboratory(
+        peers,
+        neutral,
+        tools,
+        lean,
+        say=_say,
+        seconds=arguments.minutes * 60 - (time.monotonic() - began),
+        bounds=bounds,
+        samples_file=samples_file,
+    )
     interrupted = False
     try:
         laboratory.warm()
@@ -130,12 +175,24 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
         for peer in peers:
             peer.drop()
     if interrupted:
-        _say(f"Interrupted: the table is of what there is, and nothing is recorded. Every sample is in {samples_file.relative_to(loading.ROOT)}.")
+        _say(
+            "Interrupted: the table is of what there is, and nothing is recorded. Every sample is in"
+            f" {samples_file.relative_to(loading.ROOT)}."
+        )
         arguments.record = False
     facts = laboratory.facts()
-    how = {"rounds": laboratory.rounds, "minutes": round((time.monotonic() - began) / 60, 1), "quick": arguments.quick, "full": arguments.full, "heap": arguments.heap, "busy_before": round(busy, 2)}
+    how = {
+        "rounds": laboratory.rounds,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "quick": arguments.quick,
+        "full": arguments.full,
+        "heap": arguments.heap,
+        "busy_before": round(busy, 2),
+    }
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return results.history_line(date, commit(), machine(), [*facts, *skipped], laboratory.samples, laboratory.failures, how)
+    return results.history_line(
+        date, commit(), machine(), [*facts, *skipped], laboratory.samples, laboratory.failures, how
+    )
 
 
 def main(words: list[str]) -> int:
@@ -143,7 +200,8 @@ def main(words: list[str]) -> int:
     if arguments.pages:
         fill_pages(Run(results.last_run(HISTORY)))
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside, it still stops its peers and deletes their data
+    # ended from outside, it still stops its peers and deletes their data
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     place = Path(arguments.directory or os.environ.get("MQD_PERF_DIR") or loading.BUILD)
     place.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="peers-", dir=place))
@@ -155,7 +213,10 @@ def main(words: list[str]) -> int:
             return 1 if skipped else 0
         busy = wait_quiet(5.0)
         if busy > BUSY_MAX:
-            _say(f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the peers'.")
+            _say(
+                f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the"
+                " peers'."
+            )
         line = _measure(arguments, directory, busy)
     except (LoadFailed, Unavailable) as error:
         _say(f"Cannot measure: {error}")
@@ -173,5 +234,8 @@ def main(words: list[str]) -> int:
         with HISTORY.open("a") as history:
             history.write(line + "\n")
         fill_pages(run)
-        print(f"Added to {HISTORY.relative_to(loading.ROOT)}; README.md, docs/performance.md and docs/images/ are filled from it.")
+        print(
+            f"Added to {HISTORY.relative_to(loading.ROOT)}; README.md, docs/performance.md and docs/images/ are filled"
+            " from it."
+        )
     return 0

@@ -1,6 +1,8 @@
-"""Peers from Debian's packages, unpacked into a cache below .build: no root, nothing installed. `apt-get download` and `dpkg -x` do the work.
+"""Peers from Debian's packages, unpacked into a cache below .build: no root, nothing installed.
+`apt-get download` and `dpkg -x` do the work.
 
-The lists of the machine's own apt are used; where it has none (a fresh container), they are fetched into the cache.
+The lists of the machine's own apt are used; where it has none (a fresh container), they are fetched
+into the cache.
 """
 
 from __future__ import annotations

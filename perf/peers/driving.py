@@ -1,8 +1,10 @@
 """Load generators: what drives a peer, and what they print made into figures.
 
-`neutral` is one program per protocol, the same for every peer that speaks it. `kafka tools` are Apache Kafka's own, run from its jars against every broker that speaks its
-protocol, so that nobody can say our client favours us. `lean` spends next to nothing in the client, so that the broker is what is measured: it is perf/native's generator for
-Kafka's protocol and stream_load, which is lean already, for the others.
+`neutral` is one program per protocol, the same for every peer that speaks it. `kafka tools` are
+Apache Kafka's own, run from its jars against every broker that speaks its protocol, so that nobody
+can say our client favours us. `lean` spends next to nothing in the client, so that the broker is
+what is measured: it is perf/native's generator for Kafka's protocol and stream_load, which is lean
+already, for the others.
 """
 
 from __future__ import annotations
@@ -31,15 +33,21 @@ NEUTRAL, KAFKA_TOOLS, LEAN = "neutral", "kafka tools", "lean"
 
 
 class Driver(Protocol):
-    """Each answers a dict of figures. `topic` exists; `records` of it were produced before `consume`."""
+    """Each answers a dict of figures. `topic` exists; `records` of it were produced before
+    `consume`.
+    """
 
     name: str
 
-    def produce(self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False) -> dict: ...
+    def produce(
+        self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False
+    ) -> dict: ...
 
     def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict: ...
 
-    def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict: ...
+    def latency(
+        self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
+    ) -> dict: ...
 
 
 def run(command: list[str], timeout_s: float) -> str:
@@ -55,7 +63,7 @@ def run(command: list[str], timeout_s: float) -> str:
     return done.stdout
 
 
-# -- the programs of native/ -----------------------------------------------------------------------------------------------
+# -- the programs of native/ -----------------------------------------------------------------------
 
 
 def librdkafka() -> Path:
@@ -71,11 +79,26 @@ def librdkafka() -> Path:
 def build(program: str, sources: list[str], libraries: list[str]) -> Path:
     """Compiled when its sources or libraries are newer. Raises LoadFailed."""
     target = BUILD / program
-    newest = max([path.stat().st_mtime for path in SOURCES.iterdir()] + [Path(word).stat().st_mtime for word in libraries if word.startswith("/")])
+    newest = max(
+        [path.stat().st_mtime for path in SOURCES.iterdir()]
+        + [Path(word).stat().st_mtime for word in libraries if word.startswith("/")]
+    )
     if not target.exists() or target.stat().st_mtime < newest:
         BUILD.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-        command = [compiler, "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-o", str(target), *(str(SOURCES / source) for source in sources), *libraries, "-lpthread"]
+        command = [
+            compiler,
+            "-std=gnu11",
+            "-O2",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-o",
+            str(target),
+            *(str(SOURCES / source) for source in sources),
+            *libraries,
+            "-lpthread",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise LoadFailed(f"{compiler} cannot build {program}:\n{done.stderr}")
@@ -88,7 +111,9 @@ def rdkafka_load() -> Path:
 
 
 class Librdkafka:
-    """librdkafka's own defaults but for acks, compression, linger where latency is measured, and the nap of a reader that is ahead (native/rdkafka_load.c)."""
+    """librdkafka's own defaults but for acks, compression, linger where latency is measured, and
+    the nap of a reader that is ahead (native/rdkafka_load.c).
+    """
 
     name = "librdkafka"
 
@@ -99,23 +124,52 @@ class Librdkafka:
         return "librdkafka " + run([self._program, "version"], 10).strip()
 
     def _run(self, what: str, peer: Peer, topic: str, load: Load, timeout_s: float, **words: object) -> dict:
-        common = {"bootstrap": peer.address, "topic": topic, "partitions": load.partitions, "record_bytes": load.record_bytes, "acks": load.acks, "compression": load.compression}
-        return json.loads(run([self._program, what, *(f"{key}={value}" for key, value in {**common, **words}.items())], timeout_s))
+        common = {
+            "bootstrap": peer.address,
+            "topic": topic,
+            "partitions": load.partitions,
+            "record_bytes": load.record_bytes,
+            "acks": load.acks,
+            "compression": load.compression,
+        }
+        return json.loads(
+            run([self._program, what, *(f"{key}={value}" for key, value in {**common, **words}.items())], timeout_s)
+        )
 
-    def produce(self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False) -> dict:
-        return self._run("produce", peer, topic, load, 60 + milliseconds / 1000, records=records, milliseconds=milliseconds, reading=int(reading))
+    def produce(
+        self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False
+    ) -> dict:
+        return self._run(
+            "produce",
+            peer,
+            topic,
+            load,
+            60 + milliseconds / 1000,
+            records=records,
+            milliseconds=milliseconds,
+            reading=int(reading),
+        )
 
     def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict:
         return self._run("consume", peer, topic, load, 90, records=records)
 
-    def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict:
-        words = {"rate": rate, "milliseconds": milliseconds, "warm_milliseconds": warm_milliseconds, "linger_ms": LATENCY_LINGER_MS}
+    def latency(
+        self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
+    ) -> dict:
+        words = {
+            "rate": rate,
+            "milliseconds": milliseconds,
+            "warm_milliseconds": warm_milliseconds,
+            "linger_ms": LATENCY_LINGER_MS,
+        }
         return self._run("latency", peer, topic, load, 60 + (milliseconds + warm_milliseconds) / 1000, **words)
 
 
 class EncodedFrames:
-    """perf/native's generator: Produce requests with a batch of 100 records each (as many as stream_load puts in a frame), encoded once and sent over and over by one thread;
-    it only produces."""
+    """perf/native's generator: Produce requests with a batch of 100 records each (as many as
+    stream_load puts in a frame), encoded once and sent over and over by one thread; it only
+    produces.
+    """
 
     name = "encoded frames"
     BATCH_RECORDS, BATCH_BYTES_MAX = 100, 900_000
@@ -129,22 +183,40 @@ class EncodedFrames:
     def version(self) -> str:
         return "perf/native"
 
-    def produce(self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False) -> dict:
+    def produce(
+        self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False
+    ) -> dict:
         each = max(1, min(self.BATCH_RECORDS, self.BATCH_BYTES_MAX // load.record_bytes))
         frame = {
-            "port": peer.port, "topic": topic, "partitions": load.partitions, "acks": -1 if load.acks == "all" else int(load.acks), "records": each,
+            "port": peer.port,
+            "topic": topic,
+            "partitions": load.partitions,
+            "acks": -1 if load.acks == "all" else int(load.acks),
+            "records": each,
             "batch": self.BATCH_OVERHEAD + each * (load.record_bytes + self.RECORD_OVERHEAD),
         }
         self._warm({**frame, "count": load.partitions, "milliseconds": 10_000})
-        said = self._produce({**frame, "count": max(1, records // each), "milliseconds": milliseconds, **self.FLOW}, 60 + milliseconds / 1000)
+        said = self._produce(
+            {**frame, "count": max(1, records // each), "milliseconds": milliseconds, **self.FLOW},
+            60 + milliseconds / 1000,
+        )
         sent = said["count"] * each
-        return {"records": sent, "stored": sent + load.partitions * each, "seconds": said["seconds"], "client_cpu_seconds": said["client_cpu_seconds"]}
+        return {
+            "records": sent,
+            "stored": sent + load.partitions * each,
+            "seconds": said["seconds"],
+            "client_cpu_seconds": said["client_cpu_seconds"],
+        }
 
     def _produce(self, words: dict[str, object], timeout_s: float) -> dict:
-        return json.loads(run([self._program, "produce", *(f"{key}={value}" for key, value in words.items())], timeout_s))
+        return json.loads(
+            run([self._program, "produce", *(f"{key}={value}" for key, value in words.items())], timeout_s)
+        )
 
     def _warm(self, words: dict[str, object]) -> None:
-        """A batch to each partition, until all are taken: a topic that was made just now may have no leader yet, which other clients wait for by themselves."""
+        """A batch to each partition, until all are taken: a topic that was made just now may have
+        no leader yet, which other clients wait for by themselves.
+        """
         deadline = time.monotonic() + self.LEADER_SECONDS
         while True:
             try:
@@ -158,15 +230,19 @@ class EncodedFrames:
     def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict:
         raise LoadFailed("encoded frames only produce")
 
-    def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict:
+    def latency(
+        self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
+    ) -> dict:
         raise LoadFailed("encoded frames only produce")
 
 
-# -- Apache Kafka's own tools ----------------------------------------------------------------------------------------------
+# -- Apache Kafka's own tools ----------------------------------------------------------------------
 
 _PRODUCED = re.compile(
-    r"^(?P<records>\d+) records sent, (?P<rate>[\d.,]+) records/sec \([\d.,]+ MB/sec\), (?P<average>[\d.,]+) ms avg latency, (?P<maximum>[\d.,]+) ms max latency, "
-    r"(?P<p50>[\d.,]+) ms 50th, (?P<p95>[\d.,]+) ms 95th, (?P<p99>[\d.,]+) ms 99th, (?P<p999>[\d.,]+) ms 99\.9th", re.M
+    r"^(?P<records>\d+) records sent, (?P<rate>[\d.,]+) records/sec \([\d.,]+ MB/sec\), (?P<average>[\d.,]+) ms avg"
+    r" latency, (?P<maximum>[\d.,]+) ms max latency, "
+    r"(?P<p50>[\d.,]+) ms 50th, (?P<p95>[\d.,]+) ms 95th, (?P<p99>[\d.,]+) ms 99th, (?P<p999>[\d.,]+) ms 99\.9th",
+    re.M,
 )
 _END_TO_END = re.compile(r"50th = (?P<p50>[\d.]+), 99th = (?P<p99>[\d.]+), 99\.9th = (?P<p999>[\d.]+)")
 _END_TO_END_AVERAGE = re.compile(r"Avg latency: (?P<average>[\d.]+) ms")
@@ -177,22 +253,36 @@ def _number(text: str) -> float:
 
 
 def parse_producer_performance(said: str) -> dict:
-    """The last summary line: that of the whole run (or of what follows the warm-up records, which Kafka prints last). Milliseconds become microseconds."""
+    """The last summary line: that of the whole run (or of what follows the warm-up records, which
+    Kafka prints last). Milliseconds become microseconds.
+    """
     found = list(_PRODUCED.finditer(said))
     if not found:
         raise LoadFailed(f"ProducerPerformance printed no summary: {said.strip()[-200:]!r}")
     last = {key: _number(value) for key, value in found[-1].groupdict().items()}
     latency = {f"{key}_us": last[key] * 1000 for key in ("p50", "p95", "p99", "p999")}
-    return {"records": int(last["records"]), "seconds": last["records"] / last["rate"], "acknowledged": {"count": int(last["records"]), **latency, "max_us": last["maximum"] * 1000}}
+    return {
+        "records": int(last["records"]),
+        "seconds": last["records"] / last["rate"],
+        "acknowledged": {"count": int(last["records"]), **latency, "max_us": last["maximum"] * 1000},
+    }
 
 
 def parse_consumer_performance(said: str) -> dict:
-    """Its CSV by the names of its header. `seconds` is fetch time: joining the group is not reading."""
+    """Its CSV by the names of its header. `seconds` is fetch time: joining the group is not
+    reading.
+    """
     lines = [line for line in said.splitlines() if "," in line]
     header = next((index for index, line in enumerate(lines) if line.startswith("start.time")), None)
     if header is None or len(lines) < header + 2:
         raise LoadFailed(f"ConsumerPerformance printed no figures: {said.strip()[-200:]!r}")
-    row = dict(zip((word.strip() for word in lines[header].split(",")), (word.strip() for word in lines[header + 1].split(",")), strict=True))
+    row = dict(
+        zip(
+            (word.strip() for word in lines[header].split(",")),
+            (word.strip() for word in lines[header + 1].split(",")),
+            strict=True,
+        )
+    )
     records, milliseconds = int(row["data.consumed.in.nMsg"]), float(row["fetch.time.ms"])
     if not records or milliseconds <= 0:
         raise LoadFailed(f"ConsumerPerformance read {records} records in {milliseconds} ms")
@@ -204,11 +294,16 @@ def parse_end_to_end(said: str) -> dict:
     average = _END_TO_END_AVERAGE.search(said)
     if not found or not average:
         raise LoadFailed(f"EndToEndLatency printed no percentiles: {said.strip()[-200:]!r}")
-    return {"average_us": float(average["average"]) * 1000, **{f"{key}_us": float(found[key]) * 1000 for key in ("p50", "p99", "p999")}}
+    return {
+        "average_us": float(average["average"]) * 1000,
+        **{f"{key}_us": float(found[key]) * 1000 for key in ("p50", "p99", "p999")},
+    }
 
 
 class KafkaTools:
-    """ProducerPerformance, ConsumerPerformance and EndToEndLatency of Apache Kafka, with the heap of its scripts (512 MB)."""
+    """ProducerPerformance, ConsumerPerformance and EndToEndLatency of Apache Kafka, with the heap
+    of its scripts (512 MB).
+    """
 
     name = "Apache Kafka's tools"
     END_TO_END_RECORDS = 3000
@@ -221,31 +316,76 @@ class KafkaTools:
         self._logging.write_text(TOOL_LOGGING)
 
     def version(self) -> str:
-        return "Apache Kafka " + next(path.name.removeprefix("kafka-tools-").removesuffix(".jar") for path in self._jars.glob("kafka-tools-[0-9]*.jar"))
+        return "Apache Kafka " + next(
+            path.name.removeprefix("kafka-tools-").removesuffix(".jar")
+            for path in self._jars.glob("kafka-tools-[0-9]*.jar")
+        )
 
     def _tool(self, name: str, *words: str, timeout_s: float = 120) -> str:
-        options = ["-Xmx512M", "-XX:+UseG1GC", "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={self._logging}"]
-        return run([self._java, *options, "-cp", f"{self._jars}/*", f"org.apache.kafka.tools.{name}", *words], timeout_s)
+        options = [
+            "-Xmx512M",
+            "-XX:+UseG1GC",
+            "-Djava.awt.headless=true",
+            f"-Dlog4j2.configurationFile={self._logging}",
+        ]
+        return run(
+            [self._java, *options, "-cp", f"{self._jars}/*", f"org.apache.kafka.tools.{name}", *words], timeout_s
+        )
 
-    def produce(self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False) -> dict:
+    def produce(
+        self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False
+    ) -> dict:
         properties = [f"acks={load.acks}", f"compression.type={load.compression}"]
         if load.acks != "all":
             properties.append("enable.idempotence=false")  # the tool's own default would refuse these acks
         said = self._tool(
-            "ProducerPerformance", "--bootstrap-server", peer.address, "--topic", topic, "--num-records", str(records), "--throughput", "-1",
-            "--record-size", str(load.record_bytes), "--command-property", *properties,
+            "ProducerPerformance",
+            "--bootstrap-server",
+            peer.address,
+            "--topic",
+            topic,
+            "--num-records",
+            str(records),
+            "--throughput",
+            "-1",
+            "--record-size",
+            str(load.record_bytes),
+            "--command-property",
+            *properties,
         )
         figures = parse_producer_performance(said)
         return {**figures, "stored": records}
 
     def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict:
-        said = self._tool("ConsumerPerformance", "--bootstrap-server", peer.address, "--topic", topic, "--num-records", str(records), "--timeout", "20000")
+        said = self._tool(
+            "ConsumerPerformance",
+            "--bootstrap-server",
+            peer.address,
+            "--topic",
+            topic,
+            "--num-records",
+            str(records),
+            "--timeout",
+            "20000",
+        )
         return parse_consumer_performance(said)
 
-    def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict:
-        """One record at a time, produced and read back; `rate` and the times mean nothing to the tool."""
+    def latency(
+        self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
+    ) -> dict:
+        """One record at a time, produced and read back; `rate` and the times mean nothing to the
+        tool.
+        """
         with tempfile.NamedTemporaryFile("w", suffix=".properties", dir=BUILD) as config:
             config.write(f"compression.type={load.compression}\n")
             config.flush()
-            said = self._tool("EndToEndLatency", peer.address, topic, str(self.END_TO_END_RECORDS), load.acks, str(load.record_bytes), config.name)
+            said = self._tool(
+                "EndToEndLatency",
+                peer.address,
+                topic,
+                str(self.END_TO_END_RECORDS),
+                load.acks,
+                str(load.record_bytes),
+                config.name,
+            )
         return {"records": self.END_TO_END_RECORDS, "end_to_end": parse_end_to_end(said)}

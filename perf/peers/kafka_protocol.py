@@ -1,4 +1,6 @@
-"""Peers that speak Kafka's protocol: topics are made and the broker is asked by mqd's own test connection, which is not part of what is measured."""
+"""Peers that speak Kafka's protocol: topics are made and the broker is asked by mqd's own test
+connection, which is not part of what is measured.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class KafkaProtocolPeer(Peer):
 
     def make_topic(self, name: str, load: Load) -> None:
         configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in self.topic_config(load).items()]
-        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=load.partitions, replication_factor=1, configs=configs)
+        wanted = CreateTopicsRequest.Topic(
+            name=name, num_partitions=load.partitions, replication_factor=1, configs=configs
+        )
         with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
             result = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60000)).topics[0]
         if result.error_code:

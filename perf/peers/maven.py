@@ -1,4 +1,6 @@
-"""Java peers' jars, through Maven and whatever registry it is configured for, copied into a cache below .build."""
+"""Java peers' jars, through Maven and whatever registry it is configured for, copied into a cache
+below .build.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MAVEN_SECONDS = 300
 
 
 def java() -> str:
-    """The program. Raises Unavailable when there is none, or it is older than 17 (Kafka 4's minimum)."""
+    """The program. Raises Unavailable when there is none, or it is older than 17 (Kafka 4's
+    minimum).
+    """
     program = shutil.which("java")
     if program is None:
         raise Unavailable("no java on the PATH")
@@ -35,17 +39,30 @@ def java_major(said: str) -> int:
 
 
 def jars(pom: Path, offline_only: bool = False) -> Path:
-    """The directory with the jars of a pom's runtime dependencies; filled when it is not there yet. Raises Unavailable."""
+    """The directory with the jars of a pom's runtime dependencies; filled when it is not there yet.
+    Raises Unavailable.
+    """
     content = pom.read_bytes()
     directory = CACHE / f"{pom.parent.name}-{hashlib.sha256(content).hexdigest()[:12]}"
     if (directory / "complete").exists():
         return directory
     if offline_only:
-        raise Unavailable(f"its jars are not there yet; `python -m perf peers --prepare` gets them ({pom.relative_to(ROOT)})")
+        raise Unavailable(
+            f"its jars are not there yet; `python -m perf peers --prepare` gets them ({pom.relative_to(ROOT)})"
+        )
     maven = shutil.which("mvn")
     if maven is None:
         raise Unavailable("no mvn on the PATH to get its jars with")
-    command = [maven, "--batch-mode", "--quiet", "--file", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={directory}", "-DincludeScope=runtime"]
+    command = [
+        maven,
+        "--batch-mode",
+        "--quiet",
+        "--file",
+        str(pom),
+        "dependency:copy-dependencies",
+        f"-DoutputDirectory={directory}",
+        "-DincludeScope=runtime",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,9 @@
-"""One run of the laboratory: rounds over the plan, every step on every peer in turn, until the rounds or the time are over.
+"""One run of the laboratory: rounds over the plan, every step on every peer in turn, until the
+rounds or the time are over.
 
-It needs no hand: a measurement that fails is written down with its reason, a peer that died is started anew, one that fails over and over is left out of the rest with the
-reason; every sample goes to a file as soon as it is there.
+It needs no hand: a measurement that fails is written down with its reason, a peer that died is
+started anew, one that fails over and over is left out of the rest with the reason; every sample
+goes to a file as soon as it is there.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from perf.peers.processes import PeerFailed
 from perf.peers.results import Failure, PeerFacts, Sample, latency_values, step_json, throughput_values
 
 FAILURES_MAX = 4  # of one peer, one after the other: then it is left out
-ERRORS = (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError)  # of a peer or a load generator; anything else is a bug of the laboratory
+# of a peer or a load generator; anything else is a bug of the laboratory
+ERRORS = (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError)
 SYNC_SECONDS = 10.0
 WARM_MILLISECONDS = 5000
 
@@ -48,10 +51,21 @@ class Bounds:
 
 
 class Laboratory:
-    """`say` shows progress. `neutral` gives the driver of a protocol; `tools` drives what speaks Kafka's, or is None."""
+    """`say` shows progress. `neutral` gives the driver of a protocol; `tools` drives what speaks
+    Kafka's, or is None.
+    """
 
     def __init__(
-        self, peers: list[Peer], neutral: dict[str, Driver], tools: Driver | None, lean: dict[str, Driver] | None = None, *, say: Callable[[str], None], seconds: float, bounds: Bounds = Bounds(), samples_file: Path | None = None,
+        self,
+        peers: list[Peer],
+        neutral: dict[str, Driver],
+        tools: Driver | None,
+        lean: dict[str, Driver] | None = None,
+        *,
+        say: Callable[[str], None],
+        seconds: float,
+        bounds: Bounds = Bounds(),
+        samples_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.peers = {peer.name: peer for peer in peers}
@@ -91,7 +105,14 @@ class Laboratory:
 
     def facts(self) -> list[PeerFacts]:
         return [
-            PeerFacts(name, peer.version(), peer.settings, peer.flush_settings, self._neutral[peer.protocol].name, self.left_out.get(name, "") if not self._has_samples(name) else "")
+            PeerFacts(
+                name,
+                peer.version(),
+                peer.settings,
+                peer.flush_settings,
+                self._neutral[peer.protocol].name,
+                self.left_out.get(name, "") if not self._has_samples(name) else "",
+            )
             for name, peer in self.peers.items()
         ]
 
@@ -103,7 +124,9 @@ class Laboratory:
     def _wanted(self, peer: Peer, step: Step) -> bool:
         if peer.name in self.left_out or (peer.protocol != "kafka" and not step.everyone):
             return False
-        if (step.driver == KAFKA_TOOLS and self._tools is None) or (step.driver == LEAN and peer.protocol not in self._lean):
+        if (step.driver == KAFKA_TOOLS and self._tools is None) or (
+            step.driver == LEAN and peer.protocol not in self._lean
+        ):
             return False
         return not (step.kind != plan.START and peer.can(step.load))
 
@@ -161,7 +184,9 @@ class Laboratory:
             self._drop(peer, topic)
 
     def _start(self, peer: Peer) -> dict[str, float]:
-        """Of a second instance on an empty directory beside the one that is measured, so that the warm one stays warm. Its memory is of a broker that nobody has used."""
+        """Of a second instance on an empty directory beside the one that is measured, so that the
+        warm one stays warm. Its memory is of a broker that nobody has used.
+        """
         settle()
         self._serial += 1
         other = type(peer)(peer.directory.parent / f"{peer.directory.name}-start-{self._serial}", peer.heap)
@@ -176,28 +201,42 @@ class Laboratory:
         driver, load = self._driver(peer, step), step.load
         along = step.kind == plan.ALONG
         disk, cpu = peer.topic_disk_bytes(topic), peer.cpu_seconds()
-        produced = driver.produce(peer, topic, load, records=self._records(peer, step), milliseconds=self._bounds.throughput_ms, reading=along)
+        produced = driver.produce(
+            peer, topic, load, records=self._records(peer, step), milliseconds=self._bounds.throughput_ms, reading=along
+        )
         values = throughput_values(produced, peer.cpu_seconds() - cpu, load)
         if "acknowledged" in produced:
-            values |= {f"acknowledged_{key}": value for key, value in produced["acknowledged"].items() if key != "count"}
+            values |= {
+                f"acknowledged_{key}": value for key, value in produced["acknowledged"].items() if key != "count"
+            }
         if step.kind == plan.THROUGHPUT:
             values["disk_bytes_per_record"] = (peer.topic_disk_bytes(topic) - disk) / produced["stored"]
             values["pss_mb"] = peer.pss_bytes() / 1e6
             cpu = peer.cpu_seconds()
             consumed = driver.consume(peer, topic, load, records=produced["stored"])
-            values |= {f"consume_{key}": value for key, value in throughput_values(consumed, peer.cpu_seconds() - cpu, load).items()}
+            values |= {
+                f"consume_{key}": value
+                for key, value in throughput_values(consumed, peer.cpu_seconds() - cpu, load).items()
+            }
         return values
 
     def _megabytes(self, peer: Peer, step: Step) -> int:
         """What the step will write, about."""
         bounds, rate = self._bounds, self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s")
-        seconds = (bounds.latency_ms + bounds.latency_warm_ms if step.kind == plan.LATENCY else bounds.throughput_ms) / 1e3
-        payload = bounds.payload_bytes if rate is None else min(bounds.payload_bytes, int(rate * (step.share or 1.0) * seconds * step.load.record_bytes))
+        seconds = (
+            bounds.latency_ms + bounds.latency_warm_ms if step.kind == plan.LATENCY else bounds.throughput_ms
+        ) / 1e3
+        payload = (
+            bounds.payload_bytes
+            if rate is None
+            else min(bounds.payload_bytes, int(rate * (step.share or 1.0) * seconds * step.load.record_bytes))
+        )
         return payload // 1_000_000
 
     def _records(self, peer: Peer, step: Step) -> int:
-        """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what its own rate, or before that is known half of the neutral client's, does in a
-        few seconds."""
+        """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what its
+        own rate, or before that is known half of the neutral client's, does in a few seconds.
+        """
         by_bytes = self._bounds.payload_bytes // step.load.record_bytes
         if step.driver != KAFKA_TOOLS:
             return by_bytes
@@ -209,17 +248,34 @@ class Laboratory:
         rate = 1
         if step.driver == NEUTRAL:
             assert step.share is not None
-            maximum = self._lowest_maximum(step.load) if step.common else self._median(peer.name, Step(plan.ALONG, step.load), "records_per_s")
+            maximum = (
+                self._lowest_maximum(step.load)
+                if step.common
+                else self._median(peer.name, Step(plan.ALONG, step.load), "records_per_s")
+            )
             if maximum is None:
                 raise LoadFailed("its maximum is not known: it could not be measured")
             rate = max(1, int(maximum * step.share))
         cpu = peer.cpu_seconds()
-        measured = self._driver(peer, step).latency(peer, topic, step.load, rate=rate, milliseconds=self._bounds.latency_ms, warm_milliseconds=self._bounds.latency_warm_ms)
+        measured = self._driver(peer, step).latency(
+            peer,
+            topic,
+            step.load,
+            rate=rate,
+            milliseconds=self._bounds.latency_ms,
+            warm_milliseconds=self._bounds.latency_warm_ms,
+        )
         return latency_values(measured, peer.cpu_seconds() - cpu)
 
     def _median(self, name: str, step: Step, value: str) -> float | None:
         step = dataclasses.replace(step, everyone=False)
-        found = [sample.values[value] for sample in self.samples if sample.peer == name and dataclasses.replace(sample.step, everyone=False) == step and value in sample.values]
+        found = [
+            sample.values[value]
+            for sample in self.samples
+            if sample.peer == name
+            and dataclasses.replace(sample.step, everyone=False) == step
+            and value in sample.values
+        ]
         return statistics.median(found) if found else None
 
     def _lowest_maximum(self, load: Load) -> float | None:
@@ -236,19 +292,30 @@ class Laboratory:
         return name
 
     def _drop(self, peer: Peer, topic: str) -> None:
-        """What was measured before counts even when the topic will not go; and why a measurement failed says more than why its topic stayed."""
+        """What was measured before counts even when the topic will not go; and why a measurement
+        failed says more than why its topic stayed.
+        """
         try:
             peer.drop_topic(topic)
         except ERRORS as error:
             self._say(f"           {peer.name}: {topic} stays: {error}")
 
     def _warm_peer(self, peer: Peer) -> dict:
-        """Load that does not count, by every driver's way in: a JVM has compiled its hot paths afterwards, and everybody's memory is touched."""
+        """Load that does not count, by every driver's way in: a JVM has compiled its hot paths
+        afterwards, and everybody's memory is touched.
+        """
         self._say(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
         driver = self._neutral[peer.protocol]
         topic = self._topic(peer, plan.BASE)
         try:
-            stored = driver.produce(peer, topic, plan.BASE, records=self._bounds.payload_bytes * 2 // plan.BASE.record_bytes, milliseconds=self._bounds.warm_ms, reading=True)["stored"]
+            stored = driver.produce(
+                peer,
+                topic,
+                plan.BASE,
+                records=self._bounds.payload_bytes * 2 // plan.BASE.record_bytes,
+                milliseconds=self._bounds.warm_ms,
+                reading=True,
+            )["stored"]
             driver.consume(peer, topic, plan.BASE, records=stored)
         finally:
             self._drop(peer, topic)
@@ -261,7 +328,9 @@ class Laboratory:
 
 
 def settle() -> None:
-    """What the one before left to be written back is written now, so that the next one does not pay for it; within bounds, since a disk may be slow."""
+    """What the one before left to be written back is written now, so that the next one does not pay
+    for it; within bounds, since a disk may be slow.
+    """
     writer = threading.Thread(target=os.sync, daemon=True)
     writer.start()
     writer.join(SYNC_SECONDS)
@@ -269,7 +338,10 @@ def settle() -> None:
 
 
 def touch(megabytes: int) -> None:
-    """Touches and frees as much memory as the page cache is about to take, immediately before it does: in a virtual machine the first touch of a page costs several times what
-    writing to it does, and the host takes free pages back within seconds (perf/README.md). It would be charged to whichever peer happens to write there first."""
+    """Touches and frees as much memory as the page cache is about to take, immediately before it
+    does: in a virtual machine the first touch of a page costs several times what writing to it
+    does, and the host takes free pages back within seconds (perf/README.md). It would be charged to
+    whichever peer happens to write there first.
+    """
     if megabytes:
         loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)

@@ -21,11 +21,24 @@ class Mqd(KafkaProtocolPeer):
         self.port = free_port()
 
     def version(self) -> str:
-        commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True).stdout.strip()
+        commit = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
         return installed_version("mqd") + (f" ({commit})" if commit else "")
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(self.data), "--port", str(self.port), "--set", "admin.port=0"]
+        return [
+            sys.executable,
+            "-m",
+            "mqd.cli.main",
+            "up",
+            "--data-dir",
+            str(self.data),
+            "--port",
+            str(self.port),
+            "--set",
+            "admin.port=0",
+        ]
 
     def topic_config(self, load: Load) -> dict[str, str]:
         return {} if load.durable else {"flush.on.ack": "false"}

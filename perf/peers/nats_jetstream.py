@@ -1,4 +1,6 @@
-"""NATS JetStream: file streams of one replica. What is acknowledged is in the page cache; the server syncs every two minutes."""
+"""NATS JetStream: file streams of one replica. What is acknowledged is in the page cache; the
+server syncs every two minutes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ PACKAGES = ("nats-server",)
 class NatsJetStream(StreamPeer):
     name = "NATS JetStream"
     protocol = "nats"
-    settings = "Debian's package; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers without acknowledgements, 500 records ahead as `nats.go` does"
+    settings = (
+        "Debian's package; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers without"
+        " acknowledgements, 500 records ahead as `nats.go` does"
+    )
 
     def prepare(self) -> None:
         self._program = debian.program(debian.unpacked(PACKAGES), "usr/sbin/nats-server", "usr/bin/nats-server")
@@ -25,4 +30,13 @@ class NatsJetStream(StreamPeer):
         return (said.stdout or said.stderr).strip().removeprefix("nats-server: v")
 
     def command(self) -> list[str]:
-        return [self._program, "--addr", "127.0.0.1", "--port", str(self.port), "--jetstream", "--store_dir", str(self.data)]
+        return [
+            self._program,
+            "--addr",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--jetstream",
+            "--store_dir",
+            str(self.data),
+        ]

@@ -25,7 +25,9 @@ class Unavailable(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """One point of the comparison. `durable`: on disk before it is acknowledged. `acks`: Kafka's 0, 1 or all; peers without that choice acknowledge."""
+    """One point of the comparison. `durable`: on disk before it is acknowledged. `acks`: Kafka's 0,
+    1 or all; peers without that choice acknowledge.
+    """
 
     record_bytes: int = 1024
     acks: str = "all"
@@ -46,7 +48,8 @@ class Load:
 class Peer(abc.ABC):
     """One server on loopback with a data directory of its own, deleted when it is dropped.
 
-    `name` is how tables call it; `protocol` is which load generator drives it. Subclasses give `prepare`, `command`, `answers`, and the topics.
+    `name` is how tables call it; `protocol` is which load generator drives it. Subclasses give
+    `prepare`, `command`, `answers`, and the topics.
     """
 
     name: str
@@ -88,7 +91,7 @@ class Peer(abc.ABC):
         return {}
 
     def can(self, load: Load) -> str:
-        """"" or why this load cannot be asked of it."""
+        """ "" or why this load cannot be asked of it."""
         if load.durable and not self.flush_settings:
             return "does not fsync before it acknowledges"
         return ""
@@ -110,7 +113,13 @@ class Peer(abc.ABC):
         began = time.monotonic()
         with log:
             self.process = subprocess.Popen(
-                [*ENDED_WITH_US, *self.command()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **self.environment()}, cwd=self.directory, start_new_session=True
+                [*ENDED_WITH_US, *self.command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment()},
+                cwd=self.directory,
+                start_new_session=True,
             )
         try:
             processes.wait_answering(self.answers, self._dead, START_SECONDS)
@@ -153,5 +162,7 @@ class Peer(abc.ABC):
         return pss_bytes(self.pids())
 
     def topic_disk_bytes(self, topic: str) -> int:
-        """Of one topic: of all directories that bear its name. Other topics are being deleted meanwhile, so that a difference of everything would mean nothing."""
+        """Of one topic: of all directories that bear its name. Other topics are being deleted
+        meanwhile, so that a difference of everything would mean nothing.
+        """
         return sum(processes.disk_bytes(place) for place in self.data.rglob(f"*{topic}*") if place.is_dir())

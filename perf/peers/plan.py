@@ -1,6 +1,8 @@
-"""What is compared: a base point and one factor varied at a time (a star), or every combination (--full).
+"""What is compared: a base point and one factor varied at a time (a star), or every combination
+(--full).
 
-A step is measured for every peer that can do it before the next step begins, and the order of peers turns with every round: A-B, then B-A. Pure.
+A step is measured for every peer that can do it before the next step begins, and the order of peers
+turns with every round: A-B, then B-A. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ START = "start"  # from the command to the first answer
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """`share` of a latency step: of the peer's own maximum of ALONG; `common`: of the lowest maximum among the peers of Kafka's protocol, so that all get the same rate."""
+    """`share` of a latency step: of the peer's own maximum of ALONG; `common`: of the lowest
+    maximum among the peers of Kafka's protocol, so that all get the same rate.
+    """
 
     kind: str
     load: Load = BASE
@@ -38,7 +42,13 @@ class Step:
     everyone: bool = False  # peers that do not speak Kafka's protocol too
 
     def label(self) -> str:
-        what = {THROUGHPUT: "throughput", PRODUCE: "producing", ALONG: "produced and read at once", LATENCY: "latency", START: "start-up"}[self.kind]
+        what = {
+            THROUGHPUT: "throughput",
+            PRODUCE: "producing",
+            ALONG: "produced and read at once",
+            LATENCY: "latency",
+            START: "start-up",
+        }[self.kind]
         if self.kind == START:
             return what
         rate = "" if self.share is None else f" at {self.share:.0%} of {'the same' if self.common else 'its'} maximum"
@@ -47,7 +57,9 @@ class Step:
 
 
 def vary(base: Load) -> list[Load]:
-    """The base and its neighbours: one factor differs. acks=0 and 1 cannot wait for the disk, so a durable base varies no acks."""
+    """The base and its neighbours: one factor differs. acks=0 and 1 cannot wait for the disk, so a
+    durable base varies no acks.
+    """
     found = [base]
     found += [dataclasses.replace(base, record_bytes=size) for size in RECORD_BYTES if size != base.record_bytes]
     found += [dataclasses.replace(base, acks=acks) for acks in ACKS if acks != base.acks and not base.durable]
@@ -57,9 +69,15 @@ def vary(base: Load) -> list[Load]:
 
 
 def every() -> list[Load]:
-    """The whole product, without what means nothing (fsync before an acknowledgement that does not wait)."""
+    """The whole product, without what means nothing (fsync before an acknowledgement that does not
+    wait).
+    """
     points = itertools.product(RECORD_BYTES, ACKS, COMPRESSIONS, PARTITIONS, (False, True))
-    return [Load(size, acks, codec, count, durable) for size, acks, codec, count, durable in points if not durable or acks == "all"]
+    return [
+        Load(size, acks, codec, count, durable)
+        for size, acks, codec, count, durable in points
+        if not durable or acks == "all"
+    ]
 
 
 def _steps_for(load: Load, shares: Sequence[float], everyone: bool) -> list[Step]:
@@ -69,22 +87,34 @@ def _steps_for(load: Load, shares: Sequence[float], everyone: bool) -> list[Step
 
 
 def steps(full: bool = False, quick: bool = False) -> list[Step]:
-    """In the order in which a round makes them: what matters most first, since a round may be cut by the time bound."""
+    """In the order in which a round makes them: what matters most first, since a round may be cut
+    by the time bound.
+    """
     durable = dataclasses.replace(BASE, durable=True)
     if quick:
-        return [Step(START, everyone=True), Step(THROUGHPUT, everyone=True), Step(ALONG, everyone=True), Step(LATENCY, share=0.5, everyone=True), Step(PRODUCE, driver=LEAN, everyone=True),
-                Step(THROUGHPUT, driver=KAFKA_TOOLS)]
+        return [
+            Step(START, everyone=True),
+            Step(THROUGHPUT, everyone=True),
+            Step(ALONG, everyone=True),
+            Step(LATENCY, share=0.5, everyone=True),
+            Step(PRODUCE, driver=LEAN, everyone=True),
+            Step(THROUGHPUT, driver=KAFKA_TOOLS),
+        ]
     found = [Step(START, everyone=True)]
     for load in (BASE, durable):
         found += [Step(THROUGHPUT, load, everyone=True), Step(PRODUCE, load, LEAN, everyone=True)]
         found += _steps_for(load, SHARES, everyone=True)
         found += [Step(THROUGHPUT, load, KAFKA_TOOLS), Step(LATENCY, load, KAFKA_TOOLS)]
     others = every() if full else vary(BASE)[1:]
-    return found + [Step(THROUGHPUT, load, everyone=_everyone_can(load)) for load in others if load not in (BASE, durable)]
+    return found + [
+        Step(THROUGHPUT, load, everyone=_everyone_can(load)) for load in others if load not in (BASE, durable)
+    ]
 
 
 def _everyone_can(load: Load) -> bool:
-    """Codecs, acks and many partitions are Kafka's notions: other peers are compared at the record sizes."""
+    """Codecs, acks and many partitions are Kafka's notions: other peers are compared at the record
+    sizes.
+    """
     return dataclasses.replace(load, record_bytes=BASE.record_bytes) in (BASE, dataclasses.replace(BASE, durable=True))
 
 

@@ -1,6 +1,8 @@
-"""Processes of a peer: all that descend from those we started, what the kernel says they used, and how they are stopped, by pid.
+"""Processes of a peer: all that descend from those we started, what the kernel says they used, and
+how they are stopped, by pid.
 
-Concurrency: none; everything is read from /proc when asked. A process may end between two looks; what it used is then lost, which a peer that is to be measured does not do.
+Concurrency: none; everything is read from /proc when asked. A process may end between two looks;
+what it used is then lost, which a peer that is to be measured does not do.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def alive(pid: int) -> bool:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of all threads, those that ended included. Raises PeerFailed when one is gone: its time would be missing."""
+    """User and system time of all threads, those that ended included. Raises PeerFailed when one is
+    gone: its time would be missing.
+    """
     total = 0
     for pid in pids:
         try:
@@ -67,7 +71,9 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def stop(roots: Iterable[int], seconds: float = 20.0) -> None:
-    """SIGTERM to the roots, SIGKILL to whatever of their trees is left after so long. Reaps those that are our own children."""
+    """SIGTERM to the roots, SIGKILL to whatever of their trees is left after so long. Reaps those
+    that are our own children.
+    """
     roots = list(roots)
     every = tree(roots)
     for pid in roots:
@@ -94,8 +100,12 @@ def _reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def wait_answering(answers: Callable[[], bool], dead: Callable[[], str], seconds: float, interval: float = 0.005) -> float:
-    """Asks until `answers` says yes; how long that took. `dead` says why the peer cannot answer any more, or "". Raises PeerFailed."""
+def wait_answering(
+    answers: Callable[[], bool], dead: Callable[[], str], seconds: float, interval: float = 0.005
+) -> float:
+    """Asks until `answers` says yes; how long that took. `dead` says why the peer cannot answer any
+    more, or "". Raises PeerFailed.
+    """
     began = time.monotonic()
     while True:
         with contextlib.suppress(OSError, EOFError, ValueError):
@@ -109,7 +119,9 @@ def wait_answering(answers: Callable[[], bool], dead: Callable[[], str], seconds
 
 
 def disk_bytes(directory: Path) -> int:
-    """What the files below it take on the disk (blocks, so preallocated space counts and holes do not)."""
+    """What the files below it take on the disk (blocks, so preallocated space counts and holes do
+    not).
+    """
     total = 0
     for path, _, names in os.walk(directory):
         for name in names:

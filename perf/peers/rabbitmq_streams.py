@@ -1,7 +1,9 @@
-"""RabbitMQ streams: one node with the stream plugin, driven by its stream protocol. Streams never fsync by themselves (RabbitMQ's own documentation): the page cache and
-replicas are what they rest on.
+"""RabbitMQ streams: one node with the stream plugin, driven by its stream protocol. Streams never
+fsync by themselves (RabbitMQ's own documentation): the page cache and replicas are what they rest
+on.
 
-Debian's erl names its place absolutely, so that a small erl of ours stands before it; the Erlang port mapper is started beside the node and counted as its process.
+Debian's erl names its place absolutely, so that a small erl of ours stands before it; the Erlang
+port mapper is started beside the node and counted as its process.
 """
 
 from __future__ import annotations
@@ -16,7 +18,20 @@ from perf.peers.processes import PeerFailed, free_port
 from perf.peers.stream_peer import StreamPeer
 
 ERLANG = (
-    "base", "asn1", "crypto", "public-key", "mnesia", "runtime-tools", "ssl", "eldap", "inets", "os-mon", "parsetools", "syntax-tools", "tools", "xmerl",
+    "base",
+    "asn1",
+    "crypto",
+    "public-key",
+    "mnesia",
+    "runtime-tools",
+    "ssl",
+    "eldap",
+    "inets",
+    "os-mon",
+    "parsetools",
+    "syntax-tools",
+    "tools",
+    "xmerl",
 )
 PACKAGES = ("rabbitmq-server", *(f"erlang-{name}" for name in ERLANG))
 
@@ -33,7 +48,10 @@ exec "$BINDIR/erlexec" "$@"
 class RabbitmqStreams(StreamPeer):
     name = "RabbitMQ streams"
     protocol = "rabbitmq"
-    settings = "Debian's package; one node, `rabbitmq_stream` enabled, its defaults; 100 records to a publish frame and 10 credits to a reader, as its Java client has them"
+    settings = (
+        "Debian's package; one node, `rabbitmq_stream` enabled, its defaults; 100 records to a publish frame and 10"
+        " credits to a reader, as its Java client has them"
+    )
 
     def prepare(self) -> None:
         root = debian.unpacked(PACKAGES)
@@ -54,24 +72,39 @@ class RabbitmqStreams(StreamPeer):
         erl.write_text(ERL.format(root=self._erlang, emulator=self._emulator))
         erl.chmod(0o755)
         (self.directory / "enabled_plugins").write_text("[rabbitmq_stream].\n")
-        (self.directory / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self._amqp}\nstream.listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        (self.directory / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self._amqp}\nstream.listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+        )
 
     def version(self) -> str:
-        return self._home.name.removeprefix("rabbitmq_server-") + f" (Erlang {self._emulator.parent.name.removeprefix('erts-')})"
+        return (
+            self._home.name.removeprefix("rabbitmq_server-")
+            + f" (Erlang {self._emulator.parent.name.removeprefix('erts-')})"
+        )
 
     def environment(self) -> dict[str, str]:
         place: Path = self.directory
         return {
-            "PATH": f"{place / 'bin'}:{self._erlang / 'bin'}:{os.environ.get('PATH', '')}", "HOME": str(place), "LD_LIBRARY_PATH": self._libraries,
-            "ERL_EPMD_PORT": str(self._mapper), "ERL_EPMD_ADDRESS": "127.0.0.1", "RABBITMQ_NODENAME": f"peer{self.port}@localhost",
-            "RABBITMQ_MNESIA_BASE": str(self.data), "RABBITMQ_LOG_BASE": str(place / "log"), "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "enabled_plugins"), "RABBITMQ_CONF_ENV_FILE": str(place / "none"), "RABBITMQ_DIST_PORT": str(self._distribution),
+            "PATH": f"{place / 'bin'}:{self._erlang / 'bin'}:{os.environ.get('PATH', '')}",
+            "HOME": str(place),
+            "LD_LIBRARY_PATH": self._libraries,
+            "ERL_EPMD_PORT": str(self._mapper),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"peer{self.port}@localhost",
+            "RABBITMQ_MNESIA_BASE": str(self.data),
+            "RABBITMQ_LOG_BASE": str(place / "log"),
+            "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "enabled_plugins"),
+            "RABBITMQ_CONF_ENV_FILE": str(place / "none"),
+            "RABBITMQ_DIST_PORT": str(self._distribution),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         }
 
     def start(self) -> None:
         mapper = [*ENDED_WITH_US, str(self._emulator / "epmd"), "-port", str(self._mapper), "-address", "127.0.0.1"]
-        self._others = [subprocess.Popen(mapper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
+        self._others = [
+            subprocess.Popen(mapper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ]
         if self._others[0].poll() is not None:
             raise PeerFailed("Erlang's port mapper did not start")
         super().start()

@@ -1,4 +1,6 @@
-"""Redis Streams: XADD and XREAD on an append-only file, as Redis's own persistence page recommends for data that matters."""
+"""Redis Streams: XADD and XREAD on an append-only file, as Redis's own persistence page recommends
+for data that matters.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ class RedisStreams(StreamPeer):
     name = "Redis Streams"
     protocol = "redis"
     settings = (
-        "Debian's package; `appendonly yes`, `appendfsync everysec` (its default), no snapshots, the append-only file rewritten between measurements and not during one; "
-        "a stream is a key, held in memory whole"
+        "Debian's package; `appendonly yes`, `appendfsync everysec` (its default), no snapshots, the append-only file"
+        " rewritten between measurements and not during one; a stream is a key, held in memory whole"
     )
     flush_settings = "`appendfsync always`"
 
@@ -36,7 +38,15 @@ class RedisStreams(StreamPeer):
         return next((word.removeprefix("v=") for word in done.stdout.split() if word.startswith("v=")), "unknown")
 
     def command(self) -> list[str]:
-        settings = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.data), "appendonly": "yes", "appendfsync": "everysec", "save": "", "auto-aof-rewrite-percentage": "0"}
+        settings = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.data),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "auto-aof-rewrite-percentage": "0",
+        }
         return [self._program, *(word for key, value in settings.items() for word in (f"--{key}", value))]
 
     def make_topic(self, name: str, load: Load) -> None:
@@ -46,7 +56,9 @@ class RedisStreams(StreamPeer):
         super().make_topic(name, load)
 
     def drop_topic(self, name: str) -> None:
-        """The records are still in the append-only file afterwards, so that it is rewritten without them."""
+        """The records are still in the append-only file afterwards, so that it is rewritten without
+        them.
+        """
         super().drop_topic(name)
         self._command("BGREWRITEAOF", b"already in progress")
 

@@ -37,17 +37,66 @@ def headline_rows() -> list[Row]:
     rows = []
     for load, spoken in ((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement")):
         rows.append(Row(f"produce, {spoken}", Step(plan.THROUGHPUT, load), "records_per_s", "records/s", True))
-        rows.append(Row(f"broker CPU to produce, {spoken}", Step(plan.THROUGHPUT, load), "broker_cpu_s_per_million", "CPU-s per million"))
-        rows.append(Row(f"produce, by the leanest client, {spoken}", Step(plan.PRODUCE, load, LEAN), "records_per_s", "records/s", True))
-        rows.append(Row(f"acknowledged, p99 at half of its maximum, {spoken}", _latency(load, 0.5), "acknowledged_p99_us", "ms", scale=1e-3))
+        rows.append(
+            Row(
+                f"broker CPU to produce, {spoken}",
+                Step(plan.THROUGHPUT, load),
+                "broker_cpu_s_per_million",
+                "CPU-s per million",
+            )
+        )
+        rows.append(
+            Row(
+                f"produce, by the leanest client, {spoken}",
+                Step(plan.PRODUCE, load, LEAN),
+                "records_per_s",
+                "records/s",
+                True,
+            )
+        )
+        rows.append(
+            Row(
+                f"acknowledged, p99 at half of its maximum, {spoken}",
+                _latency(load, 0.5),
+                "acknowledged_p99_us",
+                "ms",
+                scale=1e-3,
+            )
+        )
     rows += [
         Row("read back", Step(plan.THROUGHPUT), "consume_records_per_s", "records/s", True),
         Row("broker CPU to read", Step(plan.THROUGHPUT), "consume_broker_cpu_s_per_million", "CPU-s per million"),
-        Row("produced to read, p99 at half of its maximum, no fsync", _latency(BASE, 0.5), "consumed_p99_us", "ms", scale=1e-3),
-        Row("produced to read, p99 at the same rate, no fsync", _latency(BASE, 0.5, common=True), "consumed_p99_us", "ms", scale=1e-3),
-        Row("produce, by Kafka's own tool", Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS), "records_per_s", "records/s", True),
-        Row("read back, by Kafka's own tool", Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS), "consume_records_per_s", "records/s", True),
-        Row("one record there and back, average, by Kafka's own tool", Step(plan.LATENCY, BASE, KAFKA_TOOLS), "end_to_end_average_us", "ms", scale=1e-3),
+        Row(
+            "produced to read, p99 at half of its maximum, no fsync",
+            _latency(BASE, 0.5),
+            "consumed_p99_us",
+            "ms",
+            scale=1e-3,
+        ),
+        Row(
+            "produced to read, p99 at the same rate, no fsync",
+            _latency(BASE, 0.5, common=True),
+            "consumed_p99_us",
+            "ms",
+            scale=1e-3,
+        ),
+        Row(
+            "produce, by Kafka's own tool", Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS), "records_per_s", "records/s", True
+        ),
+        Row(
+            "read back, by Kafka's own tool",
+            Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS),
+            "consume_records_per_s",
+            "records/s",
+            True,
+        ),
+        Row(
+            "one record there and back, average, by Kafka's own tool",
+            Step(plan.LATENCY, BASE, KAFKA_TOOLS),
+            "end_to_end_average_us",
+            "ms",
+            scale=1e-3,
+        ),
         Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
         Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
         Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
@@ -71,7 +120,9 @@ def cell(run: Run, peer: str, row: Row, best: bool) -> str:
 
 
 def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
-    """Whose figure is the best; None when there are not two to compare. A rate that was not kept up is no figure to win with."""
+    """Whose figure is the best; None when there are not two to compare. A rate that was not kept up
+    is no figure to win with.
+    """
     found = {facts.name: run.value(facts.name, row.step, row.value) for facts in peers}
     medians = {name: value["median"] for name, value in found.items() if value is not None}
     kept = {name: median for name, median in medians.items() if not _is_saturated(run, name, row.step)}
@@ -83,10 +134,17 @@ def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
 
 def table(run: Run, rows: Sequence[Row], heading: str, markdown: bool = True) -> str:
     """Rows and peers of which there is nothing are left out."""
-    peers = [facts for facts in run.measured() if any(run.value(facts.name, row.step, row.value) or run.failure(facts.name, row.step) for row in rows)]
+    peers = [
+        facts
+        for facts in run.measured()
+        if any(run.value(facts.name, row.step, row.value) or run.failure(facts.name, row.step) for row in rows)
+    ]
     lines = []
     for row in rows:
-        if all(run.value(facts.name, row.step, row.value) is None and not run.failure(facts.name, row.step) for facts in peers):
+        if all(
+            run.value(facts.name, row.step, row.value) is None and not run.failure(facts.name, row.step)
+            for facts in peers
+        ):
             continue
         best = _best(run, peers, row)
         lines.append((row.label, row.unit, *(cell(run, facts.name, row, facts.name == best) for facts in peers)))
@@ -99,14 +157,22 @@ def table(run: Run, rows: Sequence[Row], heading: str, markdown: bool = True) ->
 def plain(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     every = [[text.replace("**", "") for text in line] for line in (headings, *lines)]
     widths = [max(len(line[column]) for line in every) for column in range(len(headings))]
-    text = ["  ".join(word.ljust(width) if column < 2 else word.rjust(width) for column, (word, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in every]
+    text = [
+        "  ".join(
+            word.ljust(width) if column < 2 else word.rjust(width)
+            for column, (word, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in every
+    ]
     text.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """mqd's figure is to be at most `bound` times a peer's (at least, where more is better). `against`: one peer's name, or the best of the others ("")."""
+    """mqd's figure is to be at most `bound` times a peer's (at least, where more is better).
+    `against`: one peer's name, or the best of the others ("").
+    """
 
     row: Row
     bound: float
@@ -116,20 +182,36 @@ class Target:
 def targets() -> list[Target]:
     rows = {row.label: row for row in headline_rows()}
     wanted = [
-        ("broker CPU to produce, no fsync", 1 / 3, "Apache Kafka"), ("broker CPU to produce, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
-        ("broker CPU to produce, no fsync", 1 / 2, ""), ("produce, no fsync", 1.0, ""), ("produce, fsync before the acknowledgement", 1.0, ""),
-        ("produce, by the leanest client, no fsync", 1.0, ""), ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
-        ("acknowledged, p99 at half of its maximum, no fsync", 1 / 2, "Apache Kafka"), ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 2, "Apache Kafka"),
-        ("memory after load, all processes", 1 / 4, "Apache Kafka"), ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
+        ("broker CPU to produce, no fsync", 1 / 3, "Apache Kafka"),
+        ("broker CPU to produce, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
+        ("broker CPU to produce, no fsync", 1 / 2, ""),
+        ("produce, no fsync", 1.0, ""),
+        ("produce, fsync before the acknowledgement", 1.0, ""),
+        ("produce, by the leanest client, no fsync", 1.0, ""),
+        ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
+        ("acknowledged, p99 at half of its maximum, no fsync", 1 / 2, "Apache Kafka"),
+        ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 2, "Apache Kafka"),
+        ("memory after load, all processes", 1 / 4, "Apache Kafka"),
+        ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
     ]
     return [Target(rows[label], bound, against) for label, bound, against in wanted]
 
 
 def _against(run: Run, target: Target) -> tuple[str, float] | None:
-    """Whose figure a target is measured by, and the figure. "" is the best of those other than mqd; and other than Kafka where Kafka has a bound of its own."""
+    """Whose figure a target is measured by, and the figure. "" is the best of those other than mqd;
+    and other than Kafka where Kafka has a bound of its own.
+    """
     own = {other.against for other in targets() if other.row == target.row}
-    names = [target.against] if target.against else [facts.name for facts in run.measured() if facts.name != "mqd" and facts.name not in own]
-    found = {name: value["median"] for name in names if (value := run.value(name, target.row.step, target.row.value)) is not None}
+    names = (
+        [target.against]
+        if target.against
+        else [facts.name for facts in run.measured() if facts.name != "mqd" and facts.name not in own]
+    )
+    found = {
+        name: value["median"]
+        for name in names
+        if (value := run.value(name, target.row.step, target.row.value)) is not None
+    }
     if not found:
         return None
     choose: Callable[..., str] = max if target.row.more_is_better else min
@@ -147,10 +229,16 @@ def target_lines(run: Run) -> list[tuple[str, ...]]:
         times = own["median"] / other[1]
         reached = times >= target.bound if target.row.more_is_better else times <= target.bound
         scale = target.row.scale
-        lines.append((
-            f"{target.row.label}, {target.row.unit}", number(own["median"] * scale), f"{other[0]}: {number(other[1] * scale)}", number(times),
-            f"{'≥' if target.row.more_is_better else '≤'} {number(target.bound)}", REACHED if reached else MISSED,
-        ))
+        lines.append(
+            (
+                f"{target.row.label}, {target.row.unit}",
+                number(own["median"] * scale),
+                f"{other[0]}: {number(other[1] * scale)}",
+                number(times),
+                f"{'≥' if target.row.more_is_better else '≤'} {number(target.bound)}",
+                REACHED if reached else MISSED,
+            )
+        )
     return lines
 
 
@@ -173,7 +261,9 @@ def _notes(run: Run) -> list[str]:
         notes.append("* the rate was not kept up, so that this is a queue's length")
     if any(facts.flush_settings == "" for facts in run.measured()):
         lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
-        notes.append(f"{NOT_MEASURED} not asked of it, or it cannot be asked ({lacking}: no fsync before an acknowledgement)")
+        notes.append(
+            f"{NOT_MEASURED} not asked of it, or it cannot be asked ({lacking}: no fsync before an acknowledgement)"
+        )
     return notes
 
 
@@ -186,19 +276,29 @@ def head_text(run: Run) -> str:
     machine, how = line["machine"], line["run"]
     rounds = {0: "part of a round", 1: "1 round"}.get(how["rounds"], f"{how['rounds']} rounds")
     busy = how.get("busy_before", 0.0)
-    others = f" Other programs used {busy:.0%} of the CPUs when it began: its figures are theirs as much." if busy > BUSY_MAX else ""
+    others = (
+        f" Other programs used {busy:.0%} of the CPUs when it began: its figures are theirs as much."
+        if busy > BUSY_MAX
+        else ""
+    )
     return (
-        f"`make bench-peers` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share them. "
-        f"{versions_text(run)}. 1 KiB records, acks=all, 6 partitions, uncompressed; {rounds}, peers in turn.{others}"
+        f"`make bench-peers` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']},"
+        f" {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share them. {versions_text(run)}. 1 KiB"
+        f" records, acks=all, 6 partitions, uncompressed; {rounds}, peers in turn.{others}"
     )
 
 
 def readme_block(run: Run) -> str:
-    parts = [head_text(run), table(run, headline_rows(), "1 KiB records"), ". ".join(_notes(run)) + ".", skipped_text(run)]
+    parts = [
+        head_text(run),
+        table(run, headline_rows(), "1 KiB records"),
+        ". ".join(_notes(run)) + ".",
+        skipped_text(run),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
-# -- docs/performance.md ---------------------------------------------------------------------------------------------------
+# -- docs/performance.md ---------------------------------------------------------------------------
 
 
 def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
@@ -206,9 +306,12 @@ def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
     for load in loads:
         step, label = Step(plan.THROUGHPUT, load), load.label()
         rows += [
-            Row(label, step, "records_per_s", "produced/s", True), Row(label, step, "broker_cpu_s_per_million", "CPU-s per million produced"),
-            Row(label, step, "consume_records_per_s", "read/s", True), Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
-            Row(label, step, "disk_bytes_per_record", "bytes on disk"), Row(label, step, "broker_cores", "CPUs the broker took, producing"),
+            Row(label, step, "records_per_s", "produced/s", True),
+            Row(label, step, "broker_cpu_s_per_million", "CPU-s per million produced"),
+            Row(label, step, "consume_records_per_s", "read/s", True),
+            Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
+            Row(label, step, "disk_bytes_per_record", "bytes on disk"),
+            Row(label, step, "broker_cores", "CPUs the broker took, producing"),
             Row(label, step, "client_cores", "CPUs the client took, producing"),
         ]
     return rows
@@ -223,7 +326,10 @@ def _latency_rows(loads: Sequence[Load]) -> list[Row]:
             label = f"{spoken}, {share:.0%} of {'the lowest' if common else 'its'} maximum"
             rows.append(Row(label, step, "rate", "records/s", True))
             for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
-                rows += [Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3) for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))]
+                rows += [
+                    Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
+                    for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
+                ]
             rows.append(Row(label, step, "broker_cpu_s_per_million", "CPU-s per million"))
     return rows
 
@@ -234,9 +340,12 @@ def _tool_rows(loads: Sequence[Load]) -> list[Row]:
         label = load.label()
         through, latency = Step(plan.THROUGHPUT, load, KAFKA_TOOLS), Step(plan.LATENCY, load, KAFKA_TOOLS)
         rows += [
-            Row(label, through, "records_per_s", "ProducerPerformance, records/s", True), Row(label, through, "acknowledged_p99_us", "its p99 at full speed, ms", scale=1e-3),
-            Row(label, through, "broker_cpu_s_per_million", "broker CPU-s per million produced"), Row(label, through, "consume_records_per_s", "ConsumerPerformance, records/s", True),
-            Row(label, through, "consume_broker_cpu_s_per_million", "broker CPU-s per million read"), Row(label, latency, "end_to_end_average_us", "EndToEndLatency, average, ms", scale=1e-3),
+            Row(label, through, "records_per_s", "ProducerPerformance, records/s", True),
+            Row(label, through, "acknowledged_p99_us", "its p99 at full speed, ms", scale=1e-3),
+            Row(label, through, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
+            Row(label, through, "consume_records_per_s", "ConsumerPerformance, records/s", True),
+            Row(label, through, "consume_broker_cpu_s_per_million", "broker CPU-s per million read"),
+            Row(label, latency, "end_to_end_average_us", "EndToEndLatency, average, ms", scale=1e-3),
             Row(label, latency, "end_to_end_p99_us", "EndToEndLatency, p99, whole ms", scale=1e-3),
         ]
     return rows
@@ -247,15 +356,18 @@ def _lean_rows(loads: Sequence[Load]) -> list[Row]:
     for load in loads:
         step, label = Step(plan.PRODUCE, load, LEAN), load.label()
         rows += [
-            Row(label, step, "records_per_s", "produced/s", True), Row(label, step, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
-            Row(label, step, "broker_cores", "CPUs the broker took"), Row(label, step, "client_cores", "CPUs the client took"),
+            Row(label, step, "records_per_s", "produced/s", True),
+            Row(label, step, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
+            Row(label, step, "broker_cores", "CPUs the broker took"),
+            Row(label, step, "client_cores", "CPUs the client took"),
         ]
     return rows
 
 
 def footprint_rows() -> list[Row]:
     return [
-        Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"), Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
+        Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
+        Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
         Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
     ]
 
@@ -268,22 +380,39 @@ def spread_table(run: Run) -> str:
         cells = []
         for facts in peers:
             found = run.value(facts.name, row.step, row.value)
-            cells.append(f"{number(found['min'] * row.scale)}–{number(found['max'] * row.scale)} ({found['count']})" if found else NOT_MEASURED)
+            cells.append(
+                f"{number(found['min'] * row.scale)}–{number(found['max'] * row.scale)} ({found['count']})"
+                if found
+                else NOT_MEASURED
+            )
         if any(text != NOT_MEASURED for text in cells):
             lines.append((row.label, row.unit, *cells))
-    return markdown_table(("lowest–highest (measurements)", "", *(facts.name for facts in peers)), lines, right=range(2, 2 + len(peers)))
+    return markdown_table(
+        ("lowest–highest (measurements)", "", *(facts.name for facts in peers)), lines, right=range(2, 2 + len(peers))
+    )
 
 
 def settings_table(run: Run) -> str:
-    lines = [(facts.name, facts.version, facts.driver, facts.settings, facts.flush_settings or "cannot") for facts in run.measured()]
+    lines = [
+        (facts.name, facts.version, facts.driver, facts.settings, facts.flush_settings or "cannot")
+        for facts in run.measured()
+    ]
     return markdown_table(("peer", "version", "driven by", "settings", "fsync before the acknowledgement"), lines)
 
 
 THROUGHPUT_CHART, LATENCY_CHART = "peers-throughput.png", "peers-latency.png"
-CHARTS = {THROUGHPUT_CHART: "Throughput and broker CPU of every peer at every load", LATENCY_CHART: "p99 latency of every peer against its rate"}
+CHARTS = {
+    THROUGHPUT_CHART: "Throughput and broker CPU of every peer at every load",
+    LATENCY_CHART: "p99 latency of every peer against its rate",
+}
 CAPTIONS = {
-    THROUGHPUT_CHART: "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as they say.",
-    LATENCY_CHART: "At 25, 50 and 75 % of what each peer reached with a consumer reading along; an × is a rate that was not kept up.",
+    THROUGHPUT_CHART: (
+        "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as they say."
+    ),
+    LATENCY_CHART: (
+        "At 25, 50 and 75 % of what each peer reached with a consumer reading along; an × is a rate that was not"
+        " kept up."
+    ),
 }
 
 
@@ -298,8 +427,12 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
     latencies = run.loads(plan.LATENCY, plan.NEUTRAL)
     notes = ". ".join(_notes(run)) + "."
     return {
-        "peers-settings": "\n\n".join(part for part in (head_text(run), settings_table(run), skipped_text(run)) if part),
-        "peers-throughput": _chart(THROUGHPUT_CHART, charts) + f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}",
+        "peers-settings": "\n\n".join(
+            part for part in (head_text(run), settings_table(run), skipped_text(run)) if part
+        ),
+        "peers-throughput": (
+            _chart(THROUGHPUT_CHART, charts) + f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}"
+        ),
         "peers-lean": table(run, _lean_rows(run.loads(plan.PRODUCE, LEAN)), "load"),
         "peers-latency": _chart(LATENCY_CHART, charts) + table(run, _latency_rows(latencies), "latency"),
         "peers-tools": table(run, _tool_rows(tools), "load"),

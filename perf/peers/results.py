@@ -1,6 +1,8 @@
-"""What was measured: samples, their medians and spreads, and the line of perf/history.jsonl. Pure but for the files it is told to read or write.
+"""What was measured: samples, their medians and spreads, and the line of perf/history.jsonl. Pure
+but for the files it is told to read or write.
 
-A sample is one measurement of one step on one peer; a result is all samples of the same (peer, driver, step), each figure with median, minimum, maximum and count.
+A sample is one measurement of one step on one peer; a result is all samples of the same (peer,
+driver, step), each figure with median, minimum, maximum and count.
 """
 
 from __future__ import annotations
@@ -47,17 +49,26 @@ class PeerFacts:
 
 
 def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str, float]:
-    """Of one producing run: records/s, MB/s of payload, broker and client CPU-seconds per million records."""
+    """Of one producing run: records/s, MB/s of payload, broker and client CPU-seconds per million
+    records.
+    """
     rate = produced["records"] / produced["seconds"]
-    values = {"records_per_s": rate, "mb_per_s": rate * load.record_bytes / 1e6, "broker_cpu_s_per_million": broker_cpu / produced["records"] * 1e6, "broker_cores": broker_cpu / produced["seconds"]}
+    values = {
+        "records_per_s": rate,
+        "mb_per_s": rate * load.record_bytes / 1e6,
+        "broker_cpu_s_per_million": broker_cpu / produced["records"] * 1e6,
+        "broker_cores": broker_cpu / produced["seconds"],
+    }
     if "client_cpu_seconds" in produced:
         values["client_cores"] = produced["client_cpu_seconds"] / produced["seconds"]
     return values
 
 
 def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
-    """Percentiles as `acknowledged_p99_us`; `reached` of `rate`; CPU of the whole run, its warm-up included, over all its records. `late`: how much later than due the load
-    generator itself sent, which is in the latencies: of it the p99 says whether the generator was the bottleneck."""
+    """Percentiles as `acknowledged_p99_us`; `reached` of `rate`; CPU of the whole run, its warm-up
+    included, over all its records. `late`: how much later than due the load generator itself sent,
+    which is in the latencies: of it the p99 says whether the generator was the bottleneck.
+    """
     values: dict[str, float] = {"broker_cpu_s_per_million": broker_cpu / measured["records"] * 1e6}
     for what in ("acknowledged", "consumed", "end_to_end", "late"):
         for key, value in measured.get(what, {}).items():
@@ -77,15 +88,28 @@ def saturated(values: dict[str, float]) -> bool:
 
 
 def summary(values: list[float]) -> dict[str, float]:
-    return {"median": rounded(statistics.median(values)), "min": rounded(min(values)), "max": rounded(max(values)), "count": len(values)}
+    return {
+        "median": rounded(statistics.median(values)),
+        "min": rounded(min(values)),
+        "max": rounded(max(values)),
+        "count": len(values),
+    }
 
 
 def step_json(step: Step) -> dict:
-    return {"kind": step.kind, "driver": step.driver, "share": step.share, "common": step.common, "load": dataclasses.asdict(step.load)}
+    return {
+        "kind": step.kind,
+        "driver": step.driver,
+        "share": step.share,
+        "common": step.common,
+        "load": dataclasses.asdict(step.load),
+    }
 
 
 def aggregate(samples: Iterable[Sample]) -> list[dict]:
-    """One dict for each peer and step, in the order of their first samples. Steps that differ only in `everyone` are the same."""
+    """One dict for each peer and step, in the order of their first samples. Steps that differ only
+    in `everyone` are the same.
+    """
     grouped: dict[tuple, list[Sample]] = {}
     for sample in samples:
         grouped.setdefault((sample.peer, dataclasses.replace(sample.step, everyone=False)), []).append(sample)
@@ -97,12 +121,29 @@ def aggregate(samples: Iterable[Sample]) -> list[dict]:
     return found
 
 
-def history_line(date: str, commit: str, machine: dict, peers: Iterable[PeerFacts], samples: Iterable[Sample], failures: Iterable[Failure], run: dict) -> str:
+def history_line(
+    date: str,
+    commit: str,
+    machine: dict,
+    peers: Iterable[PeerFacts],
+    samples: Iterable[Sample],
+    failures: Iterable[Failure],
+    run: dict,
+) -> str:
     """`run`: rounds, minutes, and whatever else says how it was measured."""
-    failed = [{"peer": failure.peer, **step_json(failure.step), "round": failure.round, "reason": failure.reason} for failure in failures]
+    failed = [
+        {"peer": failure.peer, **step_json(failure.step), "round": failure.round, "reason": failure.reason}
+        for failure in failures
+    ]
     line = {
-        "kind": KIND, "date": date, "commit": commit, "machine": machine, "run": run, "peers": [dataclasses.asdict(facts) for facts in peers],
-        "results": aggregate(samples), "failures": failed,
+        "kind": KIND,
+        "date": date,
+        "commit": commit,
+        "machine": machine,
+        "run": run,
+        "peers": [dataclasses.asdict(facts) for facts in peers],
+        "results": aggregate(samples),
+        "failures": failed,
     }
     return json.dumps(line, ensure_ascii=False)
 
@@ -122,7 +163,17 @@ class Run:
     def __init__(self, line: dict) -> None:
         self.line = line
         self.peers = [PeerFacts(**facts) for facts in line["peers"]]
-        self._results = {self._key(result["peer"], result["kind"], result["driver"], result["share"], result["common"], Load(**result["load"])): result["values"] for result in line["results"]}
+        self._results = {
+            self._key(
+                result["peer"],
+                result["kind"],
+                result["driver"],
+                result["share"],
+                result["common"],
+                Load(**result["load"]),
+            ): result["values"]
+            for result in line["results"]
+        }
 
     @staticmethod
     def _key(peer: str, kind: str, driver: str, share: float | None, common: bool, load: Load) -> tuple:
@@ -143,9 +194,17 @@ class Run:
     def failure(self, peer: str, step: Step) -> str:
         """The last reason, or ""."""
         wanted = step_json(step)
-        reasons = [failed["reason"] for failed in self.line["failures"] if failed["peer"] == peer and all(failed[key] == value for key, value in wanted.items())]
+        reasons = [
+            failed["reason"]
+            for failed in self.line["failures"]
+            if failed["peer"] == peer and all(failed[key] == value for key, value in wanted.items())
+        ]
         return reasons[-1] if reasons else ""
 
     def loads(self, kind: str, driver: str) -> list[Load]:
-        found = [Load(**result["load"]) for result in self.line["results"] if result["kind"] == kind and result["driver"] == driver]
+        found = [
+            Load(**result["load"])
+            for result in self.line["results"]
+            if result["kind"] == kind and result["driver"] == driver
+        ]
         return list(dict.fromkeys(found))

@@ -1,4 +1,6 @@
-"""Peers with protocols of their own: one C program speaks them all (native/stream_load.c), to make streams, to ask whether they answer, and to drive them."""
+"""Peers with protocols of their own: one C program speaks them all (native/stream_load.c), to make
+streams, to ask whether they answer, and to drive them.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,32 @@ from perf.peers.driving import LoadFailed, build, run
 from perf.peers.peer import Load, Peer
 from perf.peers.processes import PeerFailed
 
-WINDOWS = {"nats": 4000, "rabbitmq": 10_000, "redis": 4000}  # records in flight: the defaults of nats.go and of RabbitMQ's Java client; Redis's clients have none, it gets NATS's
+# records in flight: the defaults of nats.go and of RabbitMQ's Java client; Redis's clients have
+# none, it gets NATS's
+WINDOWS = {"nats": 4000, "rabbitmq": 10_000, "redis": 4000}
 
 
 def stream_load() -> Path:
-    return build("stream_load", ["common.c", "stream_load.c", "stream_nats.c", "stream_rabbitmq.c", "stream_redis.c"], [])
+    return build(
+        "stream_load", ["common.c", "stream_load.c", "stream_nats.c", "stream_rabbitmq.c", "stream_redis.c"], []
+    )
 
 
 class StreamPeer(Peer):
     """`partitions` are as many streams, written in turn."""
 
     def _ask(self, what: str, topic: str = "ping", partitions: int = 1) -> str:
-        return run([str(stream_load()), what, f"protocol={self.protocol}", f"port={self.port}", f"topic={topic}", f"partitions={partitions}"], 60)
+        return run(
+            [
+                str(stream_load()),
+                what,
+                f"protocol={self.protocol}",
+                f"port={self.port}",
+                f"topic={topic}",
+                f"partitions={partitions}",
+            ],
+            60,
+        )
 
     def answers(self) -> bool:
         """A client has logged in (and JetStream, the stream plugin, answered)."""
@@ -56,15 +72,46 @@ class StreamLoad:
         return "stream_load"
 
     def _run(self, what: str, peer: Peer, topic: str, load: Load, timeout_s: float, **words: object) -> dict:
-        common = {"protocol": peer.protocol, "port": peer.port, "topic": topic, "partitions": load.partitions, "record_bytes": load.record_bytes, "window": WINDOWS[peer.protocol]}
-        return json.loads(run([self._program, what, *(f"{key}={value}" for key, value in {**common, **words}.items())], timeout_s))
+        common = {
+            "protocol": peer.protocol,
+            "port": peer.port,
+            "topic": topic,
+            "partitions": load.partitions,
+            "record_bytes": load.record_bytes,
+            "window": WINDOWS[peer.protocol],
+        }
+        return json.loads(
+            run([self._program, what, *(f"{key}={value}" for key, value in {**common, **words}.items())], timeout_s)
+        )
 
-    def produce(self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False) -> dict:
-        return self._run("produce", peer, topic, load, 60 + milliseconds / 1000, records=records, milliseconds=milliseconds, reading=int(reading))
+    def produce(
+        self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False
+    ) -> dict:
+        return self._run(
+            "produce",
+            peer,
+            topic,
+            load,
+            60 + milliseconds / 1000,
+            records=records,
+            milliseconds=milliseconds,
+            reading=int(reading),
+        )
 
     def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict:
         return self._run("consume", peer, topic, load, 90, records=records)
 
-    def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict:
+    def latency(
+        self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
+    ) -> dict:
         timeout_s = 60 + (milliseconds + warm_milliseconds) / 1000
-        return self._run("latency", peer, topic, load, timeout_s, rate=rate, milliseconds=milliseconds, warm_milliseconds=warm_milliseconds)
+        return self._run(
+            "latency",
+            peer,
+            topic,
+            load,
+            timeout_s,
+            rate=rate,
+            milliseconds=milliseconds,
+            warm_milliseconds=warm_milliseconds,
+        )

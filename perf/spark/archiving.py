@@ -1,6 +1,9 @@
-"""The pipelines archive and replay, as `mqd pipeline run` starts them: topics into Parquet (zstd), and back into a fresh topic.
+"""The pipelines archive and replay, as `mqd pipeline run` starts them: topics into Parquet (zstd),
+and back into a fresh topic.
 
-Bytes are those of keys and values, uncompressed. Records are JSON, as people have them: short ones, and about 1 KB. CPU is the JVM's and its Python workers'; MB/s/core is MB for each CPU second of theirs.
+Bytes are those of keys and values, uncompressed. Records are JSON, as people have them: short ones,
+and about 1 KB. CPU is the JVM's and its Python workers'; MB/s/core is MB for each CPU second of
+theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ SIZES = {0: 4_800_000, 780: 1_200_000}
 MB = 1e6
 
 
-def there_and_back(session: Any, bootstrap: str, place: Path, partitions: int, broker: Callable[[], float]) -> Iterator[str]:
+def there_and_back(
+    session: Any, bootstrap: str, place: Path, partitions: int, broker: Callable[[], float]
+) -> Iterator[str]:
     from mqd.spark.pipelines.running import run, start
     from mqd.spark.pipelines.session import defaults
     from mqd.spark.pipelines.settings import checked
@@ -38,9 +43,21 @@ def there_and_back(session: Any, bootstrap: str, place: Path, partitions: int, b
         for turn in range(2):  # the first one warms the JVM up
             path = str(place / f"archive-{text_bytes}-{turn}")
             common = {"name": f"{topic}-{turn}", "bootstrap": bootstrap, "path": path}
-            archive = checked({"pipeline": "archive", "trigger": "available-now", "checkpoint": f"{path}-checkpoint", "source": {"topics": [topic]}, **common}, "perf")
+            archive = checked(
+                {
+                    "pipeline": "archive",
+                    "trigger": "available-now",
+                    "checkpoint": f"{path}-checkpoint",
+                    "source": {"topics": [topic]},
+                    **common,
+                },
+                "perf",
+            )
             took, cpu, theirs = _timed(lambda archive=archive: start(session, archive).awaitTermination(), broker)
-        yield _line(f"archive, {size}", megabytes, took, cpu, theirs) + f"   {sum(file.stat().st_size for file in Path(path).rglob('*.parquet')) / MB:.0f} MB of Parquet"
+        yield (
+            _line(f"archive, {size}", megabytes, took, cpu, theirs)
+            + f"   {sum(file.stat().st_size for file in Path(path).rglob('*.parquet')) / MB:.0f} MB of Parquet"
+        )
         replay = checked({"pipeline": "replay", "to": {topic: back}, **common}, "perf")
         for _ in range(2):
             took, cpu, theirs = _timed(lambda replay=replay: run(session, replay, lambda _told: None, None), broker)
@@ -54,7 +71,10 @@ def _timed(work: Callable[[], object], broker: Callable[[], float]) -> tuple[flo
 
 
 def _line(name: str, megabytes: float, wall_s: float, cpu_s: float, broker_cpu_s: float) -> str:
-    return f"{name:<28} {megabytes / wall_s:7.0f} MB/s   {megabytes / cpu_s:6.0f} MB/s/core   broker {broker_cpu_s:.1f} CPU-s   {megabytes:.0f} MB"
+    return (
+        f"{name:<28} {megabytes / wall_s:7.0f} MB/s   {megabytes / cpu_s:6.0f} MB/s/core   broker {broker_cpu_s:.1f}"
+        f" CPU-s   {megabytes:.0f} MB"
+    )
 
 
 def _fill(bootstrap: str, topic: str, text_bytes: int, count: int, partitions: int) -> int:
@@ -65,7 +85,10 @@ def _fill(bootstrap: str, topic: str, text_bytes: int, count: int, partitions: i
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(3, 9))) for _ in range(5000)]
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 200_000})
     total = 0
-    chunks = [[_value(chance, words, number, text_bytes) for number in range(start, start + 10_000)] for start in range(0, 200_000, 10_000)]
+    chunks = [
+        [_value(chance, words, number, text_bytes) for number in range(start, start + 10_000)]
+        for start in range(0, 200_000, 10_000)
+    ]
     for start in range(0, count, 10_000):
         values = chunks[start // 10_000 % len(chunks)]
         keys = [b"%010d" % number for number in range(start, start + 10_000)]
@@ -79,9 +102,15 @@ def _fill(bootstrap: str, topic: str, text_bytes: int, count: int, partitions: i
 
 def _value(chance: random.Random, words: list[str], number: int, text_bytes: int) -> bytes:
     event = {
-        "id": number, "user": f"u{chance.randrange(100_000):06}", "session": f"{chance.getrandbits(64):016x}", "event": chance.choice(("view", "click", "add_to_cart", "purchase")),
-        "at": 1_700_000_000_000 + 37 * number, "page": f"/{chance.choice(words)}/{chance.choice(words)}", "price": round(chance.uniform(1, 500), 2), "country": chance.choice(("de", "fr", "us", "jp")),
-    }  # fmt: skip
+        "id": number,
+        "user": f"u{chance.randrange(100_000):06}",
+        "session": f"{chance.getrandbits(64):016x}",
+        "event": chance.choice(("view", "click", "add_to_cart", "purchase")),
+        "at": 1_700_000_000_000 + 37 * number,
+        "page": f"/{chance.choice(words)}/{chance.choice(words)}",
+        "price": round(chance.uniform(1, 500), 2),
+        "country": chance.choice(("de", "fr", "us", "jp")),
+    }
     if text_bytes:
         event["text"] = " ".join(chance.choices(words, k=text_bytes // 7))
     return json.dumps(event).encode()

@@ -1,10 +1,13 @@
-"""Reading by format("mqd"): records of a topic into Spark's noop sink, and the steps of it one by one.
+"""Reading by format("mqd"): records of a topic into Spark's noop sink, and the steps of it one by
+one.
 
     decode        batches in memory into Arrow, in this process: no broker, no Spark
     local, tcp    an executor's whole task in this process, without Spark: mapped segments, Fetch
-    spark         spark.read...write.format("noop"), local[2]; `connector`: the same by Spark's own connector for Kafka, from the same broker
+    spark         spark.read...write.format("noop"), local[2]; `connector`: the same by Spark's own
+                  connector for Kafka, from the same broker
 
-CPU seconds per million rows stand beside the rates: on a machine where others work they are what can be compared. `spark` counts the JVM and its Python workers; the broker's are beside.
+CPU seconds per million rows stand beside the rates: on a machine where others work they are what
+can be compared. `spark` counts the JVM and its Python workers; the broker's are beside.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ class Figure(NamedTuple):
 
     def line(self) -> str:
         million = self.rows / 1e6
-        return f"{self.name:<28} {million / self.wall_s:7.2f} M rows/s   {self.cpu_s / million:6.3f} CPU-s per million rows   broker {self.broker_cpu_s / million:6.3f}"
+        return (
+            f"{self.name:<28} {million / self.wall_s:7.2f} M rows/s   {self.cpu_s / million:6.3f} CPU-s per million"
+            f" rows   broker {self.broker_cpu_s / million:6.3f}"
+        )
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -48,7 +54,9 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become its own children from now on: what they have used stays countable. Linux (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    """Processes below this one whose parent ends become its own children from now on: what they
+    have used stays countable. Linux (prctl(2), PR_SET_CHILD_SUBREAPER).
+    """
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0) != 0:
@@ -83,7 +91,9 @@ def fill(bootstrap: str, topic: str, rows: int, value_bytes: int, partitions: in
 
     from mqd import Producer
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 262144, "queue.buffering.max.messages": 200_000})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 262144, "queue.buffering.max.messages": 200_000}
+    )
     chunk = 50_000
     values = numpy.random.default_rng(1).integers(0, 256, (chunk, value_bytes), numpy.uint8)
     for start in range(0, rows, chunk):
@@ -113,8 +123,16 @@ def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
     from mqd.spark.reading import ROWS_MAX, Assembly
 
     count = max(1, 256_000 // (value_bytes + KEY_BYTES + 10))
-    batch = encode_batch([Record(value=os.urandom(value_bytes), key=b"%0*d" % (KEY_BYTES, place), timestamp_ms=1_700_000_000_000 + place) for place in range(count)])
-    data = b"".join((number * count).to_bytes(8, "big") + batch[8:] for number in range(16))  # the base offset is outside of the checksum
+    batch = encode_batch(
+        [
+            Record(
+                value=os.urandom(value_bytes), key=b"%0*d" % (KEY_BYTES, place), timestamp_ms=1_700_000_000_000 + place
+            )
+            for place in range(count)
+        ]
+    )
+    # the base offset is outside of the checksum
+    data = b"".join((number * count).to_bytes(8, "big") + batch[8:] for number in range(16))
     end, rounds = 16 * count, -(-rows // (16 * count))
     assembly = Assembly(COLUMNS, "topic", 0, ROWS_MAX)
 
@@ -137,14 +155,32 @@ def task(name: str, bootstrap: str, topic: str, transport: str, rows: int, broke
     from mqd.spark.options import source_options
     from mqd.spark.reading import read_range
 
-    options = source_options({"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "transport": transport}, streaming=False)
+    options = source_options(
+        {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "transport": transport}, streaming=False
+    )
     ranges = plan_batch(options)
-    return measured(name, rows, lambda: sum(batch.num_rows for one in ranges for batch in read_range(options, COLUMNS, one)), broker)
+    return measured(
+        name, rows, lambda: sum(batch.num_rows for one in ranges for batch in read_range(options, COLUMNS, one)), broker
+    )
 
 
-def by_spark(session: Any, bootstrap: str, topic: str, rows: int, broker: Callable[[], float], rounds: int, name: str, form: str = "mqd", **given: str) -> Figure:
-    """The median round by wall time. The first one, in which workers start and Java compiles, is not counted."""
-    frame = session.read.format(form).options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **given}).load()
+def by_spark(
+    session: Any,
+    bootstrap: str,
+    topic: str,
+    rows: int,
+    broker: Callable[[], float],
+    rounds: int,
+    name: str,
+    form: str = "mqd",
+    **given: str,
+) -> Figure:
+    """The median round by wall time. The first one, in which workers start and Java compiles, is
+    not counted.
+    """
+    frame = (
+        session.read.format(form).options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **given}).load()
+    )
 
     def work() -> int:
         frame.write.format("noop").mode("overwrite").save()

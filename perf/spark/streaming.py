@@ -1,6 +1,8 @@
-"""How old a record is when a stream's sink gets it: readStream.format("mqd"), no pause between batches, into a sink that writes down `now - timestamp` of every row and nothing else.
+"""How old a record is when a stream's sink gets it: readStream.format("mqd"), no pause between
+batches, into a sink that writes down `now - timestamp` of every row and nothing else.
 
-Ages are of the moment in which Spark hands write() the rows: log, planning, reading, Spark's two log writes for each batch, all in them.
+Ages are of the moment in which Spark hands write() the rows: log, planning, reading, Spark's two
+log writes for each batch, all in them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ class Ages(NamedTuple):
     most: float
 
     def line(self) -> str:
-        return f"{'spark stream, age at write()':<28} p50 {self.p50:.0f} ms   p99 {self.p99:.0f} ms   max {self.most:.0f} ms   {self.rows} records in {self.batches} batches"
+        return (
+            f"{'spark stream, age at write()':<28} p50 {self.p50:.0f} ms   p99 {self.p99:.0f} ms   max {self.most:.0f}"
+            f" ms   {self.rows} records in {self.batches} batches"
+        )
 
 
 def ages(session: Any, bootstrap: str, place: Path) -> Ages:
@@ -36,12 +41,20 @@ def ages(session: Any, bootstrap: str, place: Path) -> Ages:
     folder = place / "ages"
     folder.mkdir()
     session.dataSource.register(_source())
-    records = session.readStream.format("mqd").options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "startingOffsets": "earliest"})
+    records = session.readStream.format("mqd").options(
+        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "startingOffsets": "earliest"}
+    )
     end = threading.Event()
     writer = threading.Thread(target=_produce, args=(bootstrap, end), daemon=True)
     create(bootstrap, TOPIC, 1)
     writer.start()
-    stream = records.load().select("timestamp").writeStream.format("ages").option("folder", str(folder)).option("checkpointLocation", str(place / "ages-checkpoint"))
+    stream = (
+        records.load()
+        .select("timestamp")
+        .writeStream.format("ages")
+        .option("folder", str(folder))
+        .option("checkpointLocation", str(place / "ages-checkpoint"))
+    )
     query = stream.trigger(processingTime="0 seconds").start()
     try:
         began = time.time() + WARM_S
@@ -50,7 +63,11 @@ def ages(session: Any, bootstrap: str, place: Path) -> Ages:
         query.stop()
         end.set()
         writer.join()
-    files = [path for path in folder.iterdir() if path.suffix == ".npy" and began <= float(path.stem.split("-")[0]) / 1000 <= began + MEASURED_S]
+    files = [
+        path
+        for path in folder.iterdir()
+        if path.suffix == ".npy" and began <= float(path.stem.split("-")[0]) / 1000 <= began + MEASURED_S
+    ]
     found = numpy.concatenate([numpy.load(path) for path in files])
     return Ages(len(found), len(files), *(float(numpy.percentile(found, part)) for part in (50, 99, 100)))
 

@@ -1,7 +1,10 @@
-"""Writing by format("mqd"): rows into a topic, exactly once unless said otherwise, and the steps of it one by one.
+"""Writing by format("mqd"): rows into a topic, exactly once unless said otherwise, and the steps of
+it one by one.
 
-    write         a task's whole work in this process, without Spark: enlisted, encoded, sent, acknowledged, committed
-    spark write   spark.range(...).write.format("mqd"), local[2]; the rows are made on the way, which is in the figures
+    write         a task's whole work in this process, without Spark: enlisted, encoded, sent,
+                  acknowledged, committed
+    spark write   spark.range(...).write.format("mqd"), local[2]; the rows are made on the way,
+                  which is in the figures
 """
 
 from __future__ import annotations
@@ -28,14 +31,18 @@ def _batches(rows: int, value_bytes: int) -> Iterator[Any]:
     yield from itertools.repeat(batch, rows // ARROW_ROWS)
 
 
-def task(name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], **given: str) -> Figure:
+def task(
+    name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], **given: str
+) -> Figure:
     from mqd.spark import writing
     from mqd.spark.options import Options, kafka_settings
     from mqd.spark.sink_options import COLUMNS, SinkOptions
     from mqd.coordinator.transaction.joint import PREFIX
 
     columns = tuple(name if name in ("key", "value") else "" for name in COLUMNS)
-    options = SinkOptions(kafka_settings(Options({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic)
+    options = SinkOptions(
+        kafka_settings(Options({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic
+    )
     place = (f"{PREFIX}perf.{uuid.uuid4().hex}", 0, "run")
 
     def work() -> int:
@@ -48,13 +55,28 @@ def task(name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, bro
     return measured(name, rows // ARROW_ROWS * ARROW_ROWS, work, broker)
 
 
-def by_spark(session: Any, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], rounds: int, name: str, form: str = "mqd", **given: str) -> Figure:
+def by_spark(
+    session: Any,
+    bootstrap: str,
+    topic: str,
+    rows: int,
+    value_bytes: int,
+    broker: Callable[[], float],
+    rounds: int,
+    name: str,
+    form: str = "mqd",
+    **given: str,
+) -> Figure:
     """The median round by wall time; the first one is not counted."""
     key = f"cast(lpad(cast(id % 100000 AS string), {KEY_BYTES}, '0') AS binary) AS key"
-    frame = session.range(0, rows, 1, 2).selectExpr(key, f"cast(rpad(cast(id AS string), {value_bytes}, 'x') AS binary) AS value")
+    frame = session.range(0, rows, 1, 2).selectExpr(
+        key, f"cast(rpad(cast(id AS string), {value_bytes}, 'x') AS binary) AS value"
+    )
 
     def work() -> int:
-        frame.write.format(form).mode("append").options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic, **given}).save()
+        frame.write.format(form).mode("append").options(
+            **{"kafka.bootstrap.servers": bootstrap, "topic": topic, **given}
+        ).save()
         return rows
 
     work()

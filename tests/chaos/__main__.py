@@ -1,13 +1,16 @@
-"""`make chaos-cluster`, or `python -m tests.chaos`: real brokers in network namespaces under faults, real clients, a checker of their histories.
+"""`make chaos-cluster`, or `python -m tests.chaos`: real brokers in network namespaces under
+faults, real clients, a checker of their histories.
 
-    python -m tests.chaos                        the quick tier: about ten minutes over several seeds
+    python -m tests.chaos                        the quick tier: about ten minutes over several
+                                                 seeds
     python -m tests.chaos --seconds 3600         as long as that, seed after seed
     python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
     python -m tests.chaos --kinds pair,restart   these faults only
     python -m tests.chaos --results FILE         each seed's line is appended there too, so that pieces add up over days
     python -m tests.chaos --add-up FILE...       what these pieces come to: seconds, faults, records, anomalies, availability in client seconds
 
-One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, also when it cannot run here (the reason is printed).
+One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, also when it cannot
+run here (the reason is printed).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ OVERHEAD_SECONDS = 60.0
 
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=QUICK_SECONDS, help="all together")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--first-seed", type=int, default=1)
@@ -38,9 +43,15 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"faults: {', '.join(KINDS)}")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--results", type=Path, help="a file that each seed's line is appended to")
-    parser.add_argument("--add-up", type=Path, nargs="+", metavar="FILE", help="run nothing; say what the runs in these files come to")
-    parser.add_argument("--keep", action="store_true", help="the directory of each run stays, also of one that found nothing")
-    parser.add_argument("--directory", type=Path, help="where the runs' directories are made (default: the system's temporary one)")
+    parser.add_argument(
+        "--add-up", type=Path, nargs="+", metavar="FILE", help="run nothing; say what the runs in these files come to"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="the directory of each run stays, also of one that found nothing"
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="where the runs' directories are made (default: the system's temporary one)"
+    )
     arguments = parser.parse_args(words)
     arguments.kinds = [kind for kind in arguments.kinds.split(",") if kind]
     unknown = [kind for kind in arguments.kinds if kind not in KINDS]
@@ -61,7 +72,11 @@ def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
         return result
     if not result.ok:
         print(checker.summary(result.anomalies) or result.failure, file=sys.stderr)
-        print(f"  again: python -m tests.chaos --seed {plan.seed} --seed-seconds {plan.seconds:g} --kinds {','.join(plan.kinds)}", file=sys.stderr)
+        print(
+            f"  again: python -m tests.chaos --seed {plan.seed} --seed-seconds {plan.seconds:g} --kinds"
+            f" {','.join(plan.kinds)}",
+            file=sys.stderr,
+        )
     print(f"  kept: {directory}", file=sys.stderr)
     return result
 
@@ -75,13 +90,18 @@ def main(words: list[str] | None = None) -> int:
     if reason := network.why_not():
         print(f"the chaos tests of a cluster do not run here: {reason}")
         return 0
-    for number in (signal.SIGTERM, signal.SIGINT):  # ended from outside, also in a shell's background, it still stops its brokers and takes its namespaces away
+    # ended from outside, also in a shell's background, it still stops its brokers and takes its
+    # namespaces away
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     began, seed, failed = time.monotonic(), arguments.seed or arguments.first_seed, 0
     while True:
         failed += not _one(Plan(seed, arguments.seed_seconds, arguments.kinds, arguments.hosts), arguments).ok
         seed += 1
-        if arguments.seed is not None or time.monotonic() - began + arguments.seed_seconds + OVERHEAD_SECONDS > arguments.seconds:
+        if (
+            arguments.seed is not None
+            or time.monotonic() - began + arguments.seed_seconds + OVERHEAD_SECONDS > arguments.seconds
+        ):
             return 1 if failed else 0
 
 

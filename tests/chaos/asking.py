@@ -1,4 +1,6 @@
-"""Questions to a cluster from inside the clients' namespace, without a process for each: one thread lives there (setns(2) concerns only the thread that calls it)."""
+"""Questions to a cluster from inside the clients' namespace, without a process for each: one thread
+lives there (setns(2) concerns only the thread that calls it).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from mqd.protocol.messages import AlterPartitionReassignmentsRequest, DescribeQuorumRequest, ElectLeadersRequest, MetadataRequest
+from mqd.protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    DescribeQuorumRequest,
+    ElectLeadersRequest,
+    MetadataRequest,
+)
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 CLONE_NEWNET = 0x40000000
@@ -52,24 +59,43 @@ class Asking:
         return self._thread.submit(run).result()
 
     def told(self, topic: str, nodes: list[int] | None = None) -> Told | None:
-        """Of partition 0, by the first of these hosts that answers; None: none of them, or it does not know the topic."""
+        """Of partition 0, by the first of these hosts that answers; None: none of them, or it does
+        not know the topic.
+        """
 
         def ask(kafka: KafkaConnection) -> Told | None:
-            answer = kafka.call(_METADATA, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False))
+            answer = kafka.call(
+                _METADATA,
+                12,
+                MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False),
+            )
             found = answer.topics[0].partitions
-            return Told(self._controller(kafka), found[0].leader_id, tuple(found[0].isr_nodes), tuple(found[0].replica_nodes)) if found else None
+            return (
+                Told(
+                    self._controller(kafka),
+                    found[0].leader_id,
+                    tuple(found[0].isr_nodes),
+                    tuple(found[0].replica_nodes),
+                )
+                if found
+                else None
+            )
 
         return self._with_any(ask, nodes or list(self._hosts))
 
     @staticmethod
     def _controller(kafka: KafkaConnection) -> int:
         """Metadata names the host that is asked, as Kafka does."""
-        wanted = DescribeQuorumRequest.TopicData(topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])
+        wanted = DescribeQuorumRequest.TopicData(
+            topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
+        )
         found = kafka.call(_DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[wanted])).topics
         return found[0].partitions[0].leader_id if found and found[0].partitions else -1
 
     def lead(self, topic: str, node: int, replicas: tuple[int, ...]) -> None:
-        """Asks for partition 0 to be led by `node`, one of its replicas: makes it the preferred one and elects that. It takes a moment."""
+        """Asks for partition 0 to be led by `node`, one of its replicas: makes it the preferred one
+        and elects that. It takes a moment.
+        """
 
         def ask(kafka: KafkaConnection) -> None:
             order = [node, *(other for other in replicas if other != node)]
@@ -77,7 +103,9 @@ class Asking:
             wanted = AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[partition])
             kafka.call(_REASSIGN, 0, AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[wanted]))
             elected = ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])
-            kafka.call(_ELECT_LEADERS, 2, ElectLeadersRequest(election_type=0, topic_partitions=[elected], timeout_ms=10_000))
+            kafka.call(
+                _ELECT_LEADERS, 2, ElectLeadersRequest(election_type=0, topic_partitions=[elected], timeout_ms=10_000)
+            )
 
         self._with_any(ask, [node, *(other for other in self._hosts if other != node)])
 

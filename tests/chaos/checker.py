@@ -1,23 +1,33 @@
-"""What must hold of a cluster whatever happened to it, in the manner of Jepsen's Kafka workload: clients' histories and the final logs in, anomalies out. Pure.
+"""What must hold of a cluster whatever happened to it, in the manner of Jepsen's Kafka workload:
+clients' histories and the final logs in, anomalies out. Pure.
 
-    lost                an acknowledged record (outside a transaction, or of a committed one) is not in the final log
-    duplicate           a record of an idempotent or transactional producer is in its partition twice
-    reordered           two records of one producer are in a partition in another order than they were sent
-    inconsistent        one (partition, offset) has two values: in the final logs, at consumers, in acknowledgements
-    aborted-read        a record of an aborted transaction, or one that certainly was not written, was seen by a reader of committed records (G1a)
-    precommitted-read   a record was seen by such a reader before anybody had asked to commit its transaction
+    lost                an acknowledged record (outside a transaction, or of a committed one) is not
+                        in the final log
+    duplicate           a record of an idempotent or transactional producer is in its partition
+                        twice
+    reordered           two records of one producer are in a partition in another order than they
+                        were sent
+    inconsistent        one (partition, offset) has two values: in the final logs, at consumers, in
+                        acknowledgements
+    aborted-read        a record of an aborted transaction, or one that certainly was not written,
+                        was seen by a reader of committed records (G1a)
+    precommitted-read   a record was seen by such a reader before anybody had asked to commit its
+                        transaction
     torn                of one transaction some records are visible at the end and others are not
-    hanging             a record of a committed transaction is in the log, and readers of committed records do not get that far
+    hanging             a record of a committed transaction is in the log, and readers of committed
+                        records do not get that far
     nonmonotonic-poll   within one assignment a consumer went back in a partition
     poll-skip           within one assignment a consumer passed over a committed record
     nonmonotonic-send   acknowledged offsets of one producer in one partition fall
     vanished            what a consumer of committed records saw is not in the final log
-    offset-regression   a group's committed offset went back: a commit was taken that began after a higher one had been acknowledged
+    offset-regression   a group's committed offset went back: a commit was taken that began after a
+                        higher one had been acknowledged
     passed-over         a group has committed beyond a record that none of its members was given
     unsent, corrupt     somebody saw what nobody sent, or bytes that no producer made
     gap                 the final reader did not come to the end of a log
 
-Cycles of reads and writes between transactions are no anomaly: Kafka's transactions do not isolate writes.
+Cycles of reads and writes between transactions are no anomaly: Kafka's transactions do not isolate
+writes.
 """
 
 from __future__ import annotations
@@ -59,7 +69,7 @@ class _Checker:
         self.found.append(Anomaly(kind, text))
 
     def fate(self, send: Send) -> str:
-        """"written": must be visible; "never": must not be; "maybe"."""
+        """ "written": must be visible; "never": must not be; "maybe"."""
         if send.txn is None:
             return {"ok": "written", "fail": "never"}.get(send.status, "maybe")
         end = self.ends.get((send.client, send.txn))
@@ -71,7 +81,7 @@ class _Checker:
             return "never"
         return "written" if send.status == "ok" else "maybe"
 
-    # -- the final logs --------------------------------------------------------------------------------------------------------
+    # -- the final logs ----------------------------------------------------------------------------
 
     def check_final(self) -> None:
         for (topic, partition), log in self.final.items():
@@ -112,9 +122,16 @@ class _Checker:
             if fate == "written" and not visible and self._covered(send):
                 there = self.anywhere_at.get(value)
                 if there and there[0][1] > max((offset for offset, _ in self.final[there[0][0]].committed), default=-1):
-                    self.add("hanging", f"{value} at {_told(there)} was committed, and readers of committed records do not get there")
+                    self.add(
+                        "hanging",
+                        f"{value} at {_told(there)} was committed, and readers of committed records do not get there",
+                    )
                 else:
-                    self.add("lost", f"{value} was acknowledged at {where} offset {send.offset}" + (", and is not among the committed records" if there else ""))
+                    self.add(
+                        "lost",
+                        f"{value} was acknowledged at {where} offset {send.offset}"
+                        + (", and is not among the committed records" if there else ""),
+                    )
             if fate == "never" and visible:
                 self.add("aborted-read", f"{value} was aborted or refused, and is at {_told(visible)}")
         latest: dict[tuple[str, Place], Send] = {}
@@ -123,7 +140,11 @@ class _Checker:
                 key = (send.client, (send.topic, send.partition))
                 before = latest.get(key)
                 if before is not None and before.offset >= send.offset:
-                    self.add("nonmonotonic-send", f"{send.client}: number {send.number} was acknowledged at {send.topic}-{send.partition} offset {send.offset}, {before.number} at {before.offset}")
+                    self.add(
+                        "nonmonotonic-send",
+                        f"{send.client}: number {send.number} was acknowledged at {send.topic}-{send.partition} offset"
+                        f" {send.offset}, {before.number} at {before.offset}",
+                    )
                 latest[key] = send
 
     def _covered(self, send: Send) -> bool:
@@ -131,7 +152,7 @@ class _Checker:
         log = self.final.get((send.topic, send.partition))
         return log is not None and not 0 <= send.offset < log.start
 
-    # -- one value for each offset -----------------------------------------------------------------------------------------------
+    # -- one value for each offset -----------------------------------------------------------------
 
     def check_offsets(self) -> None:
         said: dict[tuple[str, int, int], tuple[str, str]] = {}
@@ -139,7 +160,10 @@ class _Checker:
         def tell(topic: str, partition: int, offset: int, value: str, who: str) -> None:
             before = said.setdefault((topic, partition, offset), (value, who))
             if before[0] != value:
-                self.add("inconsistent", f"{topic}-{partition} offset {offset}: {before[1]} says {before[0]}, {who} says {value}")
+                self.add(
+                    "inconsistent",
+                    f"{topic}-{partition} offset {offset}: {before[1]} says {before[0]}, {who} says {value}",
+                )
 
         for (topic, partition), log in self.final.items():
             for offset, value in log.all:
@@ -152,12 +176,14 @@ class _Checker:
         for poll in self.history.polls:
             tell(poll.topic, poll.partition, poll.offset, poll.value, poll.client)
 
-    # -- consumers (all of them read committed records) ----------------------------------------------------------------------------
+    # -- consumers (all of them read committed records) --------------------------------------------
 
     def check_polls(self) -> None:
         committed = {place: [offset for offset, _ in log.committed] for place, log in self.final.items()}
         known = {place: dict(log.committed) for place, log in self.final.items()}
-        index = {place: {offset: number for number, offset in enumerate(offsets)} for place, offsets in committed.items()}
+        index = {
+            place: {offset: number for number, offset in enumerate(offsets)} for place, offsets in committed.items()
+        }
         due: dict[tuple[str, int, Place], int] = {}
         for poll in self.history.polls:
             place = (poll.topic, poll.partition)
@@ -166,7 +192,12 @@ class _Checker:
             due[(poll.client, poll.epoch, place)] = max(poll.offset, before if before is not None else -1)
             if before is not None and poll.offset <= before:
                 self.add("nonmonotonic-poll", f"{where} after {before}")
-            elif before is not None and before in index.get(place, ()) and poll.offset in index[place] and index[place][poll.offset] != index[place][before] + 1:
+            elif (
+                before is not None
+                and before in index.get(place, ())
+                and poll.offset in index[place]
+                and index[place][poll.offset] != index[place][before] + 1
+            ):
                 missed = committed[place][index[place][before] + 1]
                 self.add("poll-skip", f"{where} after {before}: {known[place][missed]} at {missed} was passed over")
             self._check_seen(poll.value, poll.at_ns, where, place, poll.offset)
@@ -180,12 +211,16 @@ class _Checker:
         elif send.txn is not None:
             end = self.ends.get((send.client, send.txn))
             if end is not None and at_ns < end.begin_ns:
-                self.add("precommitted-read", f"{where}: {value} was seen {(end.begin_ns - at_ns) / 1e6:.1f} ms before anybody asked to commit its transaction")
+                self.add(
+                    "precommitted-read",
+                    f"{where}: {value} was seen {(end.begin_ns - at_ns) / 1e6:.1f} ms before anybody asked to commit"
+                    " its transaction",
+                )
         log = self.final.get(place)
         if log is not None and offset >= log.start and value not in self.committed_at:
             self.add("vanished", f"{where}: {value} is not in the final log")
 
-    # -- transactions ----------------------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     def check_transactions(self) -> None:
         parts: dict[tuple[str, int], list[Send]] = defaultdict(list)
@@ -197,10 +232,13 @@ class _Checker:
             there = [send for send in covered if name_of(client, send.number) in self.committed_at]
             if there and len(there) < len(covered):
                 missing = next(send for send in covered if send not in there)
-                self.add("torn", f"transaction {txn} of {client}: {len(there)} of {len(covered)} records are visible, {client}:{missing.number} for {missing.topic}-{missing.partition} is not")
+                self.add(
+                    "torn",
+                    f"transaction {txn} of {client}: {len(there)} of {len(covered)} records are visible,"
+                    f" {client}:{missing.number} for {missing.topic}-{missing.partition} is not",
+                )
 
-
-    # -- groups --------------------------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------
 
     def check_groups(self) -> None:
         commits: dict[tuple[str, Place], list[Commit]] = defaultdict(list)
@@ -216,9 +254,17 @@ class _Checker:
             given = set().union(*(polled[(client, place)] for client in members[group]))
             end = max(commit.offset for commit in ones)
             log = self.final.get(place)
-            missed = [offset for offset, _ in log.committed if offset < end and offset not in given] if log is not None else []
+            missed = (
+                [offset for offset, _ in log.committed if offset < end and offset not in given]
+                if log is not None
+                else []
+            )
             if missed:
-                self.add("passed-over", f"group {group} committed {place[0]}-{place[1]} up to {end}; {len(missed)} records were given to no member, the first at {missed[0]}")
+                self.add(
+                    "passed-over",
+                    f"group {group} committed {place[0]}-{place[1]} up to {end}; {len(missed)} records were given to no"
+                    f" member, the first at {missed[0]}",
+                )
 
     def _check_regression(self, group: str, place: Place, ones: list[Commit]) -> None:
         """Against the highest commit that was acknowledged before this one began."""
@@ -230,7 +276,11 @@ class _Checker:
                     highest = acknowledged[number]
                 number += 1
             if highest is not None and commit.offset < highest.offset:
-                self.add("offset-regression", f"group {group} {place[0]}-{place[1]}: {commit.client} committed {commit.offset} after {highest.client} had committed {highest.offset}")
+                self.add(
+                    "offset-regression",
+                    f"group {group} {place[0]}-{place[1]}: {commit.client} committed {commit.offset} after"
+                    f" {highest.client} had committed {highest.offset}",
+                )
 
 
 def _told(places: list[tuple[Place, int]]) -> str:
@@ -253,4 +303,8 @@ def summary(anomalies: list[Anomaly], lines: int = 6) -> str:
     kinds: dict[str, list[Anomaly]] = defaultdict(list)
     for one in anomalies:
         kinds[one.kind].append(one)
-    return "\n".join(line for kind, ones in kinds.items() for line in (f"{kind} x {len(ones)}", *(f"    {one.text}" for one in ones[:lines])))
+    return "\n".join(
+        line
+        for kind, ones in kinds.items()
+        for line in (f"{kind} x {len(ones)}", *(f"    {one.text}" for one in ones[:lines]))
+    )

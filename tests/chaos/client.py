@@ -1,15 +1,21 @@
-"""One client of the chaos tests, as a process of its own in the clients' namespace; what it is told goes into its history file (history.py).
+"""One client of the chaos tests, as a process of its own in the clients' namespace; what it is told
+goes into its history file (history.py).
 
-    python -m tests.chaos.client '{"role": "producer", "name": "p1", "bootstrap": "...", "topics": {"t": 3}, "history": "p1.jsonl", "seed": 1, "rate": 100}'
+    python -m tests.chaos.client '{"role": "producer", "name": "p1", "bootstrap": "...", "topics":
+    {"t": 3}, "history": "p1.jsonl", "seed": 1, "rate": 100}'
 
     producer     idempotent, acks=all: record after record to partitions by chance
-    transactor   transactions over several partitions and topics; some are aborted; after a fatal error it begins a new life under the same transactional.id
+    transactor   transactions over several partitions and topics; some are aborted; after a fatal
+                 error it begins a new life under the same transactional.id
     consumer     reads committed records of all partitions from the start, without a group
-    member       reads committed records in a group ("group"), commits what it has read; others come and go
+    member       reads committed records in a group ("group"), commits what it has read; others come
+                 and go
     python-*     producer and consumer of another library: client_python.py
-    reader       at the end: every partition from start to end, twice (all, committed): prints {"topic-partition": FinalLog}
+    reader       at the end: every partition from start to end, twice (all, committed): prints
+                 {"topic-partition": FinalLog}
 
-SIGTERM ends it, with what was under way brought to an end (at most FINISH_SECONDS). librdkafka with its own retries, as an application would use it.
+SIGTERM ends it, with what was under way brought to an end (at most FINISH_SECONDS). librdkafka with
+its own retries, as an application would use it.
 """
 
 from __future__ import annotations
@@ -33,9 +39,15 @@ STEP_SECONDS = 10.0
 IN_FLIGHT_MAX = 500
 TRANSACTION_TIMEOUT_MS = 20_000
 QUICK = {
-    "metadata.recovery.strategy": "none", "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500, "log_level": 0, "topic.metadata.refresh.interval.ms": 2_000,
-    "socket.timeout.ms": 5_000, "socket.connection.setup.timeout.ms": 3_000, "broker.address.ttl": 1_000,
-}  # fmt: skip
+    "metadata.recovery.strategy": "none",
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 500,
+    "log_level": 0,
+    "topic.metadata.refresh.interval.ms": 2_000,
+    "socket.timeout.ms": 5_000,
+    "socket.connection.setup.timeout.ms": 3_000,
+    "broker.address.ttl": 1_000,
+}
 # After these, and only these, nothing was written. All the others may have been.
 NOT_WRITTEN = (KafkaError._PURGE_QUEUE, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)
 
@@ -62,7 +74,12 @@ class Client:
         self.ending = True
 
     def common(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.settings["bootstrap"], "client.id": self.name, "error_cb": lambda _error: None, **QUICK}
+        return {
+            "bootstrap.servers": self.settings["bootstrap"],
+            "client.id": self.name,
+            "error_cb": lambda _error: None,
+            **QUICK,
+        }
 
     def note(self, error: object) -> None:
         self.writer.write("error", text=str(error), at_ns=time.monotonic_ns())
@@ -85,15 +102,37 @@ class _Sender(Client):
         def on_delivery(error: KafkaError | None, message: Any) -> None:
             status = "ok" if error is None else "fail" if error.code() in NOT_WRITTEN else "info"
             offset = message.offset() if error is None and message.offset() is not None else -1
-            self.writer.write("send", number=number, topic=topic, partition=partition, status=status, offset=offset, begin_ns=begin_ns, end_ns=time.monotonic_ns(), txn=txn)
+            self.writer.write(
+                "send",
+                number=number,
+                topic=topic,
+                partition=partition,
+                status=status,
+                offset=offset,
+                begin_ns=begin_ns,
+                end_ns=time.monotonic_ns(),
+                txn=txn,
+            )
             if txn is None:
                 self.writer.worked(error is None)
 
         try:
-            self.producer.produce(topic, make_value(self.name, number), f"{self.name}-{number % 20}", partition, on_delivery=on_delivery)
+            self.producer.produce(
+                topic, make_value(self.name, number), f"{self.name}-{number % 20}", partition, on_delivery=on_delivery
+            )
         except (BufferError, KafkaException) as error:
             code = error.args[0].code() if isinstance(error, KafkaException) else None
-            self.writer.write("send", number=number, topic=topic, partition=partition, status="fail", offset=-1, begin_ns=begin_ns, end_ns=time.monotonic_ns(), txn=txn)
+            self.writer.write(
+                "send",
+                number=number,
+                topic=topic,
+                partition=partition,
+                status="fail",
+                offset=-1,
+                begin_ns=begin_ns,
+                end_ns=time.monotonic_ns(),
+                txn=txn,
+            )
             self.note(error)
             if code is not None and (error.args[0].fatal() or error.args[0].txn_requires_abort()):
                 raise
@@ -101,11 +140,23 @@ class _Sender(Client):
 
 class IdempotentProducer(_Sender):
     def begin(self) -> None:
-        self.producer = Producer({
-            **self.common(), "log_level": 7, "debug": "eos",  # into its .stderr: when it takes another producer id, and why
-            "enable.idempotence": True, "acks": "all", "linger.ms": 2, "request.timeout.ms": 5_000, "retry.backoff.ms": 50, "retry.backoff.max.ms": 500,
-            "message.timeout.ms": 0,  # never: a record that times out makes librdkafka go on under another producer id, and send again what it has in flight elsewhere
-        })  # fmt: skip
+        self.producer = Producer(
+            {
+                # into its .stderr: when it takes another producer id, and why
+                **self.common(),
+                "log_level": 7,
+                "debug": "eos",
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 2,
+                "request.timeout.ms": 5_000,
+                "retry.backoff.ms": 50,
+                "retry.backoff.max.ms": 500,
+                # never: a record that times out makes librdkafka go on under another producer id,
+                # and send again what it has in flight elsewhere
+                "message.timeout.ms": 0,
+            }
+        )
 
     def run(self) -> int:
         self.begin()
@@ -135,10 +186,18 @@ class Transactor(_Sender):
         """A new life: whatever the last one left open is aborted by the coordinator."""
         while not self.ending:
             try:
-                self.producer = Producer({
-                    **self.common(), "transactional.id": self.settings["transactional"], "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, "linger.ms": 1, "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
-                    "request.timeout.ms": 5_000, "retry.backoff.ms": 50, "retry.backoff.max.ms": 500,
-                })  # fmt: skip
+                self.producer = Producer(
+                    {
+                        **self.common(),
+                        "transactional.id": self.settings["transactional"],
+                        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                        "linger.ms": 1,
+                        "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                        "request.timeout.ms": 5_000,
+                        "retry.backoff.ms": 50,
+                        "retry.backoff.max.ms": 500,
+                    }
+                )
                 self.producer.init_transactions(STEP_SECONDS)
                 return
             except KafkaException as error:
@@ -188,7 +247,9 @@ class Transactor(_Sender):
         self.writer.write("end", txn=self.txn, wish=wish, status="ok", begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
     def recover(self, error: KafkaException) -> None:
-        """A commit that was refused and must be aborted was not committed; anything else is a new life, in which nobody knows."""
+        """A commit that was refused and must be aborted was not committed; anything else is a new
+        life, in which nobody knows.
+        """
         if error.args[0].txn_requires_abort():
             try:
                 self.finish("abort")
@@ -205,10 +266,19 @@ class AssignedConsumer(Client):
     epoch = 0
 
     def make(self, **more: Any) -> Consumer:
-        return Consumer({
-            **self.common(), "group.id": self.settings.get("group", self.name), "isolation.level": "read_committed", "enable.auto.commit": False, "auto.offset.reset": "earliest",
-            "check.crcs": True, "fetch.wait.max.ms": 100, "fetch.error.backoff.ms": 50, **more,
-        })  # fmt: skip
+        return Consumer(
+            {
+                **self.common(),
+                "group.id": self.settings.get("group", self.name),
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "check.crcs": True,
+                "fetch.wait.max.ms": 100,
+                "fetch.error.backoff.ms": 50,
+                **more,
+            }
+        )
 
     def take(self, consumer: Consumer) -> list[Any]:
         messages = []
@@ -218,7 +288,13 @@ class AssignedConsumer(Client):
                 continue
             messages.append(message)
             self.writer.write(
-                "poll", epoch=self.epoch, topic=message.topic(), partition=message.partition(), offset=message.offset(), value=told(message.value()), at_ns=time.monotonic_ns()
+                "poll",
+                epoch=self.epoch,
+                topic=message.topic(),
+                partition=message.partition(),
+                offset=message.offset(),
+                value=told(message.value()),
+                at_ns=time.monotonic_ns(),
             )
         self.writer.worked(bool(messages))
         return messages
@@ -235,7 +311,16 @@ class AssignedConsumer(Client):
 
 class Member(AssignedConsumer):
     def run(self) -> int:
-        consumer = self.make(**{"session.timeout.ms": 6_000, "partition.assignment.strategy": self.chance.choice(("range", "cooperative-sticky"))} if not self.settings.get("protocol") else {"group.protocol": "consumer"})
+        consumer = self.make(
+            **(
+                {
+                    "session.timeout.ms": 6_000,
+                    "partition.assignment.strategy": self.chance.choice(("range", "cooperative-sticky")),
+                }
+                if not self.settings.get("protocol")
+                else {"group.protocol": "consumer"}
+            )
+        )
 
         def moved(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
             self.epoch += 1  # positions begin anew; what was read and not committed comes again
@@ -255,12 +340,23 @@ class Member(AssignedConsumer):
             ends[(message.topic(), message.partition())] = message.offset() + 1
         begin_ns = time.monotonic_ns()
         try:
-            consumer.commit(offsets=[TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()], asynchronous=False)
+            consumer.commit(
+                offsets=[TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()],
+                asynchronous=False,
+            )
         except KafkaException as error:
             self.note(f"commit: {error}")
             return
         for (topic, partition), offset in ends.items():
-            self.writer.write("offsets", group=self.settings["group"], topic=topic, partition=partition, offset=offset, begin_ns=begin_ns, end_ns=time.monotonic_ns())
+            self.writer.write(
+                "offsets",
+                group=self.settings["group"],
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                begin_ns=begin_ns,
+                end_ns=time.monotonic_ns(),
+            )
 
 
 class Reader(Client):
@@ -277,10 +373,18 @@ class Reader(Client):
         return 0
 
     def consumer(self, isolation: str) -> Consumer:
-        return Consumer({
-            **self.common(), "group.id": self.name, "isolation.level": isolation, "enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True,
-            "check.crcs": True, "fetch.wait.max.ms": 50,
-        })  # fmt: skip
+        return Consumer(
+            {
+                **self.common(),
+                "group.id": self.name,
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                "check.crcs": True,
+                "fetch.wait.max.ms": 50,
+            }
+        )
 
     def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
         consumer = self.consumer("read_uncommitted")
@@ -295,7 +399,9 @@ class Reader(Client):
                     raise
 
     def read(self, topic: str, partition: int, low: int, high: int, isolation: str) -> list[tuple[int, str]]:
-        """To the end that the broker tells (an end of partition at or beyond `high`, or where it stays for FINISH_SECONDS: a hanging transaction)."""
+        """To the end that the broker tells (an end of partition at or beyond `high`, or where it
+        stays for FINISH_SECONDS: a hanging transaction).
+        """
         consumer = self.consumer(isolation)
         consumer.assign([TopicPartition(topic, partition, low)])
         found: list[tuple[int, str]] = []
@@ -313,7 +419,13 @@ class Reader(Client):
         return [one for one in found if one[0] < high]
 
 
-ROLES = {"producer": IdempotentProducer, "transactor": Transactor, "consumer": AssignedConsumer, "member": Member, "reader": Reader}
+ROLES = {
+    "producer": IdempotentProducer,
+    "transactor": Transactor,
+    "consumer": AssignedConsumer,
+    "member": Member,
+    "reader": Reader,
+}
 
 
 def role_of(name: str) -> type[Client]:

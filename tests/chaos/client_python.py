@@ -1,7 +1,10 @@
-"""Clients of another library than librdkafka, kafka-python: the same histories from another implementation of the protocol, with its own way to retry, to follow leaders and to leave out aborted records.
+"""Clients of another library than librdkafka, kafka-python: the same histories from another
+implementation of the protocol, with its own way to retry, to follow leaders and to leave out
+aborted records.
 
     python-producer   idempotent, acks=all, as "producer" of client.py
-    python-consumer   reads committed records of all partitions from the start, without a group, as "consumer" there
+    python-consumer   reads committed records of all partitions from the start, without a group, as
+                      "consumer" there
 """
 
 from __future__ import annotations
@@ -18,23 +21,39 @@ from kafka.structs import TopicPartition
 from tests.chaos.client import FINISH_SECONDS, IN_FLIGHT_MAX, STEP_SECONDS, Client, told
 from tests.crash.checker import make_value
 
-QUICK = {"request_timeout_ms": 5_000, "retry_backoff_ms": 50, "reconnect_backoff_ms": 50, "reconnect_backoff_max_ms": 500, "metadata_max_age_ms": 2_000}
+QUICK = {
+    "request_timeout_ms": 5_000,
+    "retry_backoff_ms": 50,
+    "reconnect_backoff_ms": 50,
+    "reconnect_backoff_max_ms": 500,
+    "metadata_max_age_ms": 2_000,
+}
 
 
 class PythonProducer(Client):
-    """Numbers go up over all lives of the library's producer. Its callbacks come in its own thread: what they say is written down in this one."""
+    """Numbers go up over all lives of the library's producer. Its callbacks come in its own thread:
+    what they say is written down in this one.
+    """
 
     number = 0
     producer: Any = None
-    refused = ""  # why this life's records are refused for good: after such an error the library takes records and refuses them all
+    # why this life's records are refused for good: after such an error the library takes records
+    # and refuses them all
+    refused = ""
 
     def begin(self) -> None:
         while not self.ending and self.producer is None:
             with contextlib.suppress(KafkaError):
                 self.producer = KafkaProducer(
-                    bootstrap_servers=self.settings["bootstrap"].split(","), client_id=self.name, enable_idempotence=True, acks="all", linger_ms=2, delivery_timeout_ms=3_600_000,
-                    max_block_ms=STEP_SECONDS * 1000, **QUICK,
-                )  # fmt: skip
+                    bootstrap_servers=self.settings["bootstrap"].split(","),
+                    client_id=self.name,
+                    enable_idempotence=True,
+                    acks="all",
+                    linger_ms=2,
+                    delivery_timeout_ms=3_600_000,
+                    max_block_ms=STEP_SECONDS * 1000,
+                    **QUICK,
+                )
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)
@@ -71,7 +90,15 @@ class PythonProducer(Client):
     def send(self) -> bool:
         """False: this producer takes nothing any more."""
         topic, partition = self.chance.choice(self.places)
-        fate = {"number": self.number, "topic": topic, "partition": partition, "status": "info", "offset": -1, "begin_ns": time.monotonic_ns(), "txn": None}
+        fate = {
+            "number": self.number,
+            "topic": topic,
+            "partition": partition,
+            "status": "info",
+            "offset": -1,
+            "begin_ns": time.monotonic_ns(),
+            "txn": None,
+        }
         self.number += 1
         life = self.producer
 
@@ -81,7 +108,13 @@ class PythonProducer(Client):
         def failed(error: BaseException) -> None:
             if self.producer is life and not isinstance(error, MessageSizeTooLargeError):
                 self.refused = f"{type(error).__name__}: {error}"
-            self.fates.put(fate | {"status": "fail" if isinstance(error, MessageSizeTooLargeError) else "info", "end_ns": time.monotonic_ns()})
+            self.fates.put(
+                fate
+                | {
+                    "status": "fail" if isinstance(error, MessageSizeTooLargeError) else "info",
+                    "end_ns": time.monotonic_ns(),
+                }
+            )
 
         self.under_way[fate["number"]] = fate
         value, key = make_value(self.name, fate["number"]), f"{self.name}-{fate['number'] % 20}".encode()
@@ -109,9 +142,16 @@ class PythonConsumer(Client):
         while not self.ending and consumer is None:
             with contextlib.suppress(KafkaError):
                 consumer = KafkaConsumer(
-                    bootstrap_servers=self.settings["bootstrap"].split(","), client_id=self.name, group_id=None, isolation_level="read_committed", enable_auto_commit=False,
-                    auto_offset_reset="none", check_crcs=True, fetch_max_wait_ms=100, **QUICK,
-                )  # fmt: skip
+                    bootstrap_servers=self.settings["bootstrap"].split(","),
+                    client_id=self.name,
+                    group_id=None,
+                    isolation_level="read_committed",
+                    enable_auto_commit=False,
+                    auto_offset_reset="none",
+                    check_crcs=True,
+                    fetch_max_wait_ms=100,
+                    **QUICK,
+                )
         if consumer is None:
             return 0
         assigned = [TopicPartition(topic, partition) for topic, partition in self.places]
@@ -127,7 +167,15 @@ class PythonConsumer(Client):
                 continue
             for records in found.values():
                 for record in records:
-                    self.writer.write("poll", epoch=0, topic=record.topic, partition=record.partition, offset=record.offset, value=told(record.value), at_ns=time.monotonic_ns())
+                    self.writer.write(
+                        "poll",
+                        epoch=0,
+                        topic=record.topic,
+                        partition=record.partition,
+                        offset=record.offset,
+                        value=told(record.value),
+                        at_ns=time.monotonic_ns(),
+                    )
             self.writer.worked(bool(found))
         self.writer.flush()
         consumer.close()

@@ -1,7 +1,10 @@
-"""Commands of an operator, run where the clients are while the cluster is under faults: what they did, or that they were refused.
+"""Commands of an operator, run where the clients are while the cluster is under faults: what they
+did, or that they were refused.
 
-A refusal belongs to faults: nobody reached, no controller, not enough brokers, a move under way already. A command that is no command, a property that nobody knows or an error that the program itself
-did not expect says nothing about the cluster; counted as a refusal it would hide that a kind of fault does nothing at all. It ends the run (HarnessFailed).
+A refusal belongs to faults: nobody reached, no controller, not enough brokers, a move under way
+already. A command that is no command, a property that nobody knows or an error that the program
+itself did not expect says nothing about the cluster; counted as a refusal it would hide that a kind
+of fault does nothing at all. It ends the run (HarnessFailed).
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ if TYPE_CHECKING:
 CLIENTS = "client"
 ROOT = Path(__file__).resolve().parents[2]
 MAY_BE_REFUSED = (EXIT_FAILED, EXIT_UNREACHABLE)
-NEVER_REFUSED = ("INVALID_CONFIG", "not a known property", "this is a fault of mqd's", "it is another or an older one", "does not speak the Kafka protocol")
+NEVER_REFUSED = (
+    "INVALID_CONFIG",
+    "not a known property",
+    "this is a fault of mqd's",
+    "it is another or an older one",
+    "does not speak the Kafka protocol",
+)
 TEXT_MAX = 160
 
 

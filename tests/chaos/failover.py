@@ -1,17 +1,26 @@
-"""How long writes stand still when a leader goes: `python -m tests.chaos.failover [--kills 30] [--minutes 40] [--only killed,cut,...]`.
+"""How long writes stand still when a leader goes:
+`python -m tests.chaos.failover [--kills 30] [--minutes 40] [--only killed,cut,...]`.
 
-A writer sends one acks=all record after the other to one partition of three replicas, PACE_MS apart. A gap is the time between two acknowledgements that follow each other, the longest around
-each fault. Before each fault all hosts are ready and all replicas in sync. The writer does what a client does, without a client library's own waits (raw_writer.py), so that the cluster is
-measured; with --client librdkafka it is that library.
+A writer sends one acks=all record after the other to one partition of three replicas, PACE_MS
+apart. A gap is the time between two acknowledgements that follow each other, the longest around
+each fault. Before each fault all hosts are ready and all replicas in sync. The writer does what a
+client does, without a client library's own waits (raw_writer.py), so that the cluster is measured;
+with --client librdkafka it is that library.
 
-    killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper lives and proves it. In turn the leader's host is the active controller's, or is not
-    stopped     controlled shutdown of the leader's host, in turn as above; what the writer was refused is counted too
+    killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper lives
+                and proves it. In turn the leader's host is the active controller's, or is not
+    stopped     controlled shutdown of the leader's host, in turn as above; what the writer was
+                refused is counted too
     lost        kill -9 of everything on the leader's host: found out by its session's end
     cut         the leader's host is cut off from the other hosts and from the writer
-    controller  kill -9 of the active controller's process, the leader being elsewhere: writes should not stand still; and how long it takes until another one is active
+    controller  kill -9 of the active controller's process, the leader being elsewhere: writes
+                should not stand still; and how long it takes until another one is active
 
-`lost` and `cut` are measured with the broker's own session and then, on another cluster, with one of 2 s and a quorum that waits a quarter of that for its leader. Prints a line for each fault (stderr) and at the end a table (Markdown), with the
-machine's load: on a machine with other work these are upper bounds. With its defaults it takes about half an hour, and never begins another fault after --minutes.
+`lost` and `cut` are measured with the broker's own session and then, on another cluster, with one
+of 2 s and a quorum that waits a quarter of that for its leader. Prints a line for each fault
+(stderr) and at the end a table (Markdown), with the machine's load: on a machine with other work
+these are upper bounds. With its defaults it takes about half an hour, and never begins another
+fault after --minutes.
 """
 
 from __future__ import annotations
@@ -77,12 +86,20 @@ class Found(NamedTuple):
 class Measure:
     def __init__(self, net: network.Network, cluster: ChaosCluster, directory: Path, client: str) -> None:
         self.network, self.cluster, self.log = net, cluster, directory / "writer.log"
-        done = subprocess.run(net.run("client", [sys.executable, "-c", CREATE, json.dumps([cluster.bootstrap, {"t": 1}, {}])]), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            net.run("client", [sys.executable, "-c", CREATE, json.dumps([cluster.bootstrap, {"t": 1}, {}])]),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         if done.returncode:
             raise RuntimeError(done.stderr[-500:])
         self.asking = Asking(net.namespace("client"), {host.node_id: (host.address, PORT) for host in cluster})
         words = ["-m", "tests.chaos.raw_writer"] if client == "raw" else ["-c", WRITER]
-        self.writer = subprocess.Popen(net.run("client", [sys.executable, *words, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)]), cwd=ROOT)
+        self.writer = subprocess.Popen(
+            net.run("client", [sys.executable, *words, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)]),
+            cwd=ROOT,
+        )
 
     def _until(self, what: str, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + WAIT_SECONDS
@@ -98,13 +115,21 @@ class Measure:
             told = [self.asking.told("t", [node]) for node in self.cluster.hosts]
             seen[:] = [one for one in told if one is not None]
             first = seen[0] if seen else None
-            return first is not None and len(seen) == len(told) and len({(one.controller, one.leader) for one in seen}) == 1 and min(first[:2]) >= 0 and set(first.in_sync) == set(first.replicas)
+            return (
+                first is not None
+                and len(seen) == len(told)
+                and len({(one.controller, one.leader) for one in seen}) == 1
+                and min(first[:2]) >= 0
+                and set(first.in_sync) == set(first.replicas)
+            )
 
         self._until("the hosts do not agree, or not all are in sync", calm)
         return seen[0]
 
     def prepare(self, on_active: bool | None) -> tuple[ChaosHost, ChaosHost]:
-        """The leader's host and the active controller's, when everything is calm; the same one if `on_active`, two if not, as it happens if None."""
+        """The leader's host and the active controller's, when everything is calm; the same one if
+        `on_active`, two if not, as it happens if None.
+        """
         self.cluster.wait_whole()
         told = self.told()
         if on_active is not None and (told.leader == told.controller) != on_active:
@@ -112,22 +137,38 @@ class Measure:
             self.asking.lead("t", wanted, told.replicas)
             self._until("the leadership does not move", lambda: self.told().leader == wanted)
             told = self.told()
-        self._until("nothing is written", lambda: len([when for when, code in self.answers() if code == 0 and when > time.monotonic_ns() - 1_000_000_000]) >= 10)
+        self._until(
+            "nothing is written",
+            lambda: (
+                len([when for when, code in self.answers() if code == 0 and when > time.monotonic_ns() - 1_000_000_000])
+                >= 10
+            ),
+        )
         time.sleep(CALM_SECONDS)
         return self.cluster.hosts[told.leader], self.cluster.hosts[told.controller]
 
     def answers(self) -> list[tuple[int, int]]:
         """(when, error code) of every record whose fate is known."""
         lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
-        return [(int(when), int(code)) for when, _, code in (line.partition(" ") for line in lines) if not code.startswith("#")]
+        return [
+            (int(when), int(code))
+            for when, _, code in (line.partition(" ") for line in lines)
+            if not code.startswith("#")
+        ]
 
     def gap_ms(self, since_ns: int) -> tuple[float, int]:
-        """The longest stretch without an acknowledgement that ends after `since_ns`, once writes flow again; and how many answers were errors."""
+        """The longest stretch without an acknowledgement that ends after `since_ns`, once writes
+        flow again; and how many answers were errors.
+        """
         until = time.monotonic() + WAIT_SECONDS
         while True:
             seen = self.answers()
             flowing = [when for when, code in seen if code == 0]
-            if len(flowing) > 20 and flowing[-20] > since_ns + 1_000_000_000 and flowing[-1] > time.monotonic_ns() - 500_000_000:
+            if (
+                len(flowing) > 20
+                and flowing[-20] > since_ns + 1_000_000_000
+                and flowing[-1] > time.monotonic_ns() - 500_000_000
+            ):
                 around = [when for when in flowing if when >= since_ns - 50_000_000]
                 first = max((when for when in flowing if when < since_ns), default=since_ns)
                 longest = max(later - earlier for earlier, later in zip([first, *around], around, strict=False))
@@ -186,11 +227,17 @@ def once(measure: Measure, kind: str, on_active: bool | None) -> Found:
 def _row(name: str, values: list[float], found: list[Found]) -> str:
     ordered = sorted(values)
     p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-    return f"| {name} | {len(ordered)} | {median(ordered):,.0f} | {p95:,.0f} | {ordered[-1]:,.0f} | {sum(one.refused for one in found)} | {mean(one.load for one in found):.1f} |"
+    return (
+        f"| {name} | {len(ordered)} | {median(ordered):,.0f} | {p95:,.0f} | {ordered[-1]:,.0f} |"
+        f" {sum(one.refused for one in found)} | {mean(one.load for one in found):.1f} |"
+    )
 
 
 def table(results: dict[str, list[Found]]) -> str:
-    rows = ["| fault | count | median ms | p95 ms | longest ms | refused | load |", "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    rows = [
+        "| fault | count | median ms | p95 ms | longest ms | refused | load |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for name, found in results.items():
         rows.append(_row(name, [one.gap_ms for one in found], found))
         if found[0].controller_ms >= 0:
@@ -199,7 +246,9 @@ def table(results: dict[str, list[Found]]) -> str:
 
 
 def _runs(kinds: list[str], kills: int) -> Iterator[tuple[str, str, bool | None]]:
-    """(name of the row, kind, whether on the active controller's host), in the order in which they are done."""
+    """(name of the row, kind, whether on the active controller's host), in the order in which they
+    are done.
+    """
     for kind in kinds:
         if kind in ("killed", "stopped"):
             for _ in range(kills):
@@ -210,12 +259,22 @@ def _runs(kinds: list[str], kills: int) -> Iterator[tuple[str, str, bool | None]
                 yield kind, kind, False if kind == "controller" else None
 
 
-def measure_all(kinds: list[str], kills: int, client: str, session_ms: int, until: float, results: dict[str, list[Found]]) -> None:
+def measure_all(
+    kinds: list[str], kills: int, client: str, session_ms: int, until: float, results: dict[str, list[Found]]
+) -> None:
     config: dict[str, str] = {}
     if session_ms:  # when the active controller's host is lost another one is elected first: that has to be as quick
-        config = {"broker.session.timeout.ms": str(session_ms), "broker.heartbeat.interval.ms": str(session_ms // 6), "controller.quorum.fetch.timeout.ms": str(max(200, session_ms // 4))}
+        config = {
+            "broker.session.timeout.ms": str(session_ms),
+            "broker.heartbeat.interval.ms": str(session_ms // 6),
+            "controller.quorum.fetch.timeout.ms": str(max(200, session_ms // 4)),
+        }
     names = ("n1", "n2", "n3", "client")
-    with tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory, network.Network(names) as net, ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory,
+        network.Network(names) as net,
+        ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster,
+    ):
         cluster.wait_whole()
         measure = Measure(net, cluster, Path(directory), client)
         try:
@@ -227,18 +286,37 @@ def measure_all(kinds: list[str], kills: int, client: str, session_ms: int, unti
                 found = once(measure, kind, on_active)
                 results.setdefault(name, []).append(found)
                 more = f", another controller after {found.controller_ms:.0f} ms" if found.controller_ms >= 0 else ""
-                print(f"  {name}: {found.gap_ms:.0f} ms, {found.refused} refused{more}, load {found.load:.1f}", file=sys.stderr, flush=True)
+                print(
+                    f"  {name}: {found.gap_ms:.0f} ms, {found.refused} refused{more}, load {found.load:.1f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         finally:
             measure.stop()
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.failover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30, help="of `killed`, `stopped` (on either kind of host) and `controller`; the others a third of that")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos.failover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=30,
+        help="of `killed`, `stopped` (on either kind of host) and `controller`; the others a third of that",
+    )
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--only", default=",".join(KINDS))
     parser.add_argument("--client", choices=("raw", "librdkafka"), default="raw")
-    parser.add_argument("--session-ms", type=int, default=-1, help="broker.session.timeout.ms of all clusters (default: 0, the broker's own; and `lost` and `cut` once more with 2000)")
+    parser.add_argument(
+        "--session-ms",
+        type=int,
+        default=-1,
+        help=(
+            "broker.session.timeout.ms of all clusters (default: 0, the broker's own; and `lost` and `cut` once more"
+            " with 2000)"
+        ),
+    )
     arguments = parser.parse_args(words)
     if reason := network.why_not():
         print(f"not measured here: {reason}")

@@ -1,7 +1,9 @@
-"""What is done to a cluster, one thing at a time: each fault begins, lasts, and ends; afterwards everything is as it was but for what the cluster made of it. Only changes of the members last longer, while
-other faults come and go.
+"""What is done to a cluster, one thing at a time: each fault begins, lasts, and ends; afterwards
+everything is as it was but for what the cluster made of it. Only changes of the members last
+longer, while other faults come and go.
 
-`pick(rng, cluster)` gives the next one; `KINDS` names them for a schedule. All randomness comes from the given generator, so a seed is a schedule (not a run: processes have their own will).
+`pick(rng, cluster)` gives the next one; `KINDS` names them for a schedule. All randomness comes
+from the given generator, so a seed is a schedule (not a run: processes have their own will).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Fault:
         """Nothing, unless said otherwise."""
 
 
-# -- the network ---------------------------------------------------------------------------------------------------------------------
+# -- the network -----------------------------------------------------------------------------------
 
 
 class _Cut(Fault):
@@ -121,7 +123,7 @@ class Flapping(_Cut):
         self.text = f"{one} and {other} lose each other for a moment"
 
 
-# -- processes -----------------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 class KillProcess(Fault):
@@ -172,11 +174,16 @@ class PowerLoss(KillHost):
             host.kill_all()
         for host in self.victims:
             host.power_loss(self.rng, harshest)
-        self.text = f"power loss of {', '.join(host.name for host in self.victims)}" + (", with all that was not flushed" if harshest else "")
+        self.text = f"power loss of {', '.join(host.name for host in self.victims)}" + (
+            ", with all that was not flushed" if harshest else ""
+        )
 
 
 class KillMajority(KillHost):
-    """Two of the three that found a cluster, at once: with them the majority of the voters, whoever else is a member (and be it that one of the three does not vote: it was two of two, or one of them)."""
+    """Two of the three that found a cluster, at once: with them the majority of the voters, whoever
+    else is a member (and be it that one of the three does not vote: it was two of two, or one of
+    them).
+    """
 
     def begin(self) -> None:
         running = [host for host in self.cluster.founders if host.runs]
@@ -229,7 +236,7 @@ class PauseHost(Fault):
         self.victim.resume()
 
 
-# -- disks, clocks, tools --------------------------------------------------------------------------------------------------------------
+# -- disks, clocks, tools --------------------------------------------------------------------------
 
 
 class DiskFull(Fault):
@@ -245,7 +252,9 @@ class DiskFull(Fault):
 
 
 class WallClock(Fault):
-    """The wall clock of a host jumps, by seconds or by most of a day, and later back. Leases, sessions and timeouts have other clocks."""
+    """The wall clock of a host jumps, by seconds or by most of a day, and later back. Leases,
+    sessions and timeouts have other clocks.
+    """
 
     lasts = (2.0, 12.0)
 
@@ -260,18 +269,25 @@ class WallClock(Fault):
 
 
 class Tools(Fault):
-    """What an operator's tools ask for by Kafka's requests: other replicas, other leaders, other configuration (operator.py). Refused while the cluster is not whole, and then tried no more."""
+    """What an operator's tools ask for by Kafka's requests: other replicas, other leaders, other
+    configuration (operator.py). Refused while the cluster is not whole, and then tried no more.
+    """
 
     lasts = (1.0, 5.0)
 
     def begin(self) -> None:
         action = self.rng.choice(("reassign", "elect", "configure", "cancel"))
-        told = commands.run(self.cluster, ["tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))])
+        told = commands.run(
+            self.cluster, ["tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))]
+        )
         self.text = f"{action}: {told.text}"
 
 
 class Operator(Fault):
-    """The same by the commands of mqd: replicas and leaderships spread evenly, a topic moved to other hosts, a move called off, a look. Refused while the cluster is not whole, and then tried no more."""
+    """The same by the commands of mqd: replicas and leaderships spread evenly, a topic moved to
+    other hosts, a move called off, a look. Refused while the cluster is not whole, and then tried
+    no more.
+    """
 
     lasts = (1.0, 5.0)
 
@@ -284,16 +300,30 @@ class Operator(Fault):
         topic = self.rng.choice(operator.TOPICS)
         nodes = [str(host.node_id) for host in self.cluster]
         three = ",".join(self.rng.sample(nodes, min(len(nodes), 3)))
-        balance, move = ("cluster", "balance", "--no-wait"), ("topic", "reassign", topic, "--brokers", three, "--replication-factor", str(min(len(nodes), 3)), "--no-wait")
+        balance, move = (
+            ("cluster", "balance", "--no-wait"),
+            (
+                "topic",
+                "reassign",
+                topic,
+                "--brokers",
+                three,
+                "--replication-factor",
+                str(min(len(nodes), 3)),
+                "--no-wait",
+            ),
+        )
         return self.rng.choice((balance, move, move, ("topic", "reassign", topic, "--cancel"), ("cluster", "status")))
 
 
-# -- members ---------------------------------------------------------------------------------------------------------------------------
+# -- members ---------------------------------------------------------------------------------------
 
 
 class Change(Fault):
-    """A change of the members: other faults come and go while it lasts. `end()` takes it back, in the midst of another fault where `amid` says so; what is left of it when the faults are over is
-    for members.settle(). What it asks for may be refused; it tells in `text` what became of it."""
+    """A change of the members: other faults come and go while it lasts. `end()` takes it back, in
+    the midst of another fault where `amid` says so; what is left of it when the faults are over is
+    for members.settle(). What it asks for may be refused; it tells in `text` what became of it.
+    """
 
     lasts = (1.0, 5.0)  # until the next fault
     others = (1, 3)  # faults that begin before it ends
@@ -308,7 +338,9 @@ class Change(Fault):
 
 
 class Voters(Change):
-    """A voter of the quorum becomes an observer, and later a voter again; where there is a fourth host, it takes that one's place half of the time."""
+    """A voter of the quorum becomes an observer, and later a voter again; where there is a fourth
+    host, it takes that one's place half of the time.
+    """
 
     def begin(self) -> None:
         self.victim = self.rng.choice(self.cluster.founders)
@@ -321,7 +353,9 @@ class Voters(Change):
 
 
 class Drain(Change):
-    """All replicas of a host move to others, with a fourth host there: three replicas need three. Later it takes part again and gets its share."""
+    """All replicas of a host move to others, with a fourth host there: three replicas need three.
+    Later it takes part again and gets its share.
+    """
 
     def begin(self) -> None:
         joined = members.join(self.cluster)
@@ -329,11 +363,18 @@ class Drain(Change):
         self.text = f"{joined}; " + self.ask("cluster", "drain", str(self.victim.node_id), "--no-wait")
 
     def end(self) -> None:
-        self.text = "; ".join([self.ask("cluster", "drain", str(self.victim.node_id), "--cancel"), self.ask("cluster", "balance", "--no-wait")])
+        self.text = "; ".join(
+            [
+                self.ask("cluster", "drain", str(self.victim.node_id), "--cancel"),
+                self.ask("cluster", "balance", "--no-wait"),
+            ]
+        )
 
 
 class Join(Change):
-    """A fourth host joins with the same seeds and gets its share; later it is drained, stopped and forgotten. The next time it comes with its old disk or an empty one."""
+    """A fourth host joins with the same seeds and gets its share; later it is drained, stopped and
+    forgotten. The next time it comes with its old disk or an empty one.
+    """
 
     def __init__(self, cluster: ChaosCluster, rng: random.Random) -> None:
         super().__init__(cluster, rng)
@@ -347,16 +388,36 @@ class Join(Change):
 
 
 KINDS: dict[str, type[Fault]] = {
-    "isolate": Isolated, "one-way": OneWay, "pair": Pair, "apart": AllApart, "clients": ClientsCut, "flap": Flapping, "kill-process": KillProcess, "kill-broker": KillBroker,
-    "kill-host": KillHost, "kill-majority": KillMajority, "restart": Restart, "pause-process": PauseProcess, "pause-host": PauseHost, "disk-full": DiskFull, "operator": Operator,
-    "power-loss": PowerLoss, "wall-clock": WallClock, "tools": Tools, "voters": Voters, "drain": Drain, "join": Join,
-}  # fmt: skip
+    "isolate": Isolated,
+    "one-way": OneWay,
+    "pair": Pair,
+    "apart": AllApart,
+    "clients": ClientsCut,
+    "flap": Flapping,
+    "kill-process": KillProcess,
+    "kill-broker": KillBroker,
+    "kill-host": KillHost,
+    "kill-majority": KillMajority,
+    "restart": Restart,
+    "pause-process": PauseProcess,
+    "pause-host": PauseHost,
+    "disk-full": DiskFull,
+    "operator": Operator,
+    "power-loss": PowerLoss,
+    "wall-clock": WallClock,
+    "tools": Tools,
+    "voters": Voters,
+    "drain": Drain,
+    "join": Join,
+}
 CHANGES = frozenset(name for name, kind in KINDS.items() if issubclass(kind, Change))
 MOVES = CHANGES | {"operator"}  # what may go on moving replicas by itself
 
 
 def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Callable[[], Fault]:
-    """The next fault, of a subset of kinds that changes every few faults, as Jepsen does: pressure of one sort, then of another."""
+    """The next fault, of a subset of kinds that changes every few faults, as Jepsen does: pressure
+    of one sort, then of another.
+    """
     chosen: list[str] = []
     left = 0
 
@@ -372,4 +433,3 @@ def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Cal
         return fault
 
     return following
-

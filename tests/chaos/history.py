@@ -1,15 +1,21 @@
-"""What clients write down, one JSON line for each thing that happened, each client into a file of its own; and all of it read back.
+"""What clients write down, one JSON line for each thing that happened, each client into a file of
+its own; and all of it read back.
 
-Times are CLOCK_MONOTONIC nanoseconds, the same for all processes of the machine (namespaces do not change them). A value names its producer and its number there, with a checksum:
+Times are CLOCK_MONOTONIC nanoseconds, the same for all processes of the machine (namespaces do not
+change them). A value names its producer and its number there, with a checksum:
 tests/crash/checker.py, make_value. Records outside transactions have `txn` None.
 
-    send     a record was handed to the client; the line is written when its fate is known: "ok" with its offset, "fail" (certainly not written), "info" (nobody knows)
+    send     a record was handed to the client; the line is written when its fate is known: "ok"
+             with its offset, "fail" (certainly not written), "info" (nobody knows)
     ask      a transaction is asked to end: `wish` "commit" or "abort", at `begin_ns`
-    end      what became of that: "ok", or "info" (nobody knows), which also holds when this line is missing
-    assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry over
+    end      what became of that: "ok", or "info" (nobody knows), which also holds when this line is
+             missing
+    assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry
+             over
     poll     a record was given to a consumer
     offsets  a member of a group committed what it had read, and was told so
-    alive    a client did something that worked (or not: `ok` False) in this second; what availability is counted by
+    alive    a client did something that worked (or not: `ok` False) in this second; what
+             availability is counted by
 """
 
 from __future__ import annotations
@@ -74,14 +80,17 @@ class History:
     sends: list[Send] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)  # of one transaction the last counts
     polls: list[Poll] = field(default_factory=list)  # in the order of each client
-    alive: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # client -> second -> [what worked, what did not]
+    # client -> second -> [what worked, what did not]
+    alive: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)
     notes: list[dict] = field(default_factory=list)  # errors that clients met, for people
 
 
 @dataclass(slots=True)
 class FinalLog:
-    """What a reader got at the end, when all was healed: of all records (`all`), and of committed ones (`committed`): (offset, value as in Poll)."""
+    """What a reader got at the end, when all was healed: of all records (`all`), and of committed
+    ones (`committed`): (offset, value as in Poll).
+    """
 
     start: int
     end: int
@@ -90,7 +99,9 @@ class FinalLog:
 
 
 class Writer:
-    """One client's file. Every line is complete or, when the process was killed, the last one is missing."""
+    """One client's file. Every line is complete or, when the process was killed, the last one is
+    missing.
+    """
 
     def __init__(self, path: Path, client: str) -> None:
         self._file: IO[str] = path.open("a", buffering=1)

@@ -1,9 +1,12 @@
-"""Real brokers in network namespaces: started as a user starts them, killed, stopped and continued process by process, their disks filled.
+"""Real brokers in network namespaces: started as a user starts them, killed, stopped and continued
+process by process, their disks filled.
 
-What a host of its own would have and a namespace has not: `power_loss()` leaves on its disk what a power cut may leave there (tests/crash/file_model.py; with `journal`), and `wall_clock()`
-moves its clock (wall_clock.c, preloaded; with `clocks`).
+What a host of its own would have and a namespace has not: `power_loss()` leaves on its disk what a
+power cut may leave there (tests/crash/file_model.py; with `journal`), and `wall_clock()` moves its
+clock (wall_clock.c, preloaded; with `clocks`).
 
-A host's files lie below `directory`; with `Extras.disk_bytes` on a file system of its own (tmpfs) of that size, so that it can be filled without harm to others.
+A host's files lie below `directory`; with `Extras.disk_bytes` on a file system of its own (tmpfs)
+of that size, so that it can be filled without harm to others.
 """
 
 from __future__ import annotations
@@ -43,14 +46,31 @@ class Extras:
 
 
 class ChaosHost(Broker):
-    """One host. Processes by name as `mqd status` has them: mqd-keeper, mqd-acceptor, mqd-controller, mqd-worker-N."""
+    """One host. Processes by name as `mqd status` has them: mqd-keeper, mqd-acceptor,
+    mqd-controller, mqd-worker-N.
+    """
 
-    def __init__(self, network: Network, name: str, node_id: int, data_dir: Path, seeds: str, workers: int, config: dict[str, str], extras: Extras = Extras()) -> None:
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        node_id: int,
+        data_dir: Path,
+        seeds: str,
+        workers: int,
+        config: dict[str, str],
+        extras: Extras = Extras(),
+    ) -> None:
         address = network.address(name)
         own = {
-            "listeners": f"PLAINTEXT://{address}:{PORT}", "inter.broker.listener": f"{address}:{PORT + 1}", "controller.listener": f"{address}:{PORT + 2}",
-            "node.id": str(node_id), "cluster.seeds": seeds, "listeners.insecure.allow": "true",  # the namespaces are nobody else's
-        }  # fmt: skip
+            "listeners": f"PLAINTEXT://{address}:{PORT}",
+            "inter.broker.listener": f"{address}:{PORT + 1}",
+            "controller.listener": f"{address}:{PORT + 2}",
+            # the namespaces are nobody else's
+            "node.id": str(node_id),
+            "cluster.seeds": seeds,
+            "listeners.insecure.allow": "true",
+        }
         environment = {}
         self._clock = data_dir.with_name(f"{name}.clock")
         self._journal = data_dir.with_name(f"{name}.journal")
@@ -75,7 +95,10 @@ class ChaosHost(Broker):
     def start(self) -> ChaosHost:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         if self.extras.disk_bytes and not os.path.ismount(self.data_dir):
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={self.extras.disk_bytes}", "tmpfs", str(self.data_dir)], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={self.extras.disk_bytes}", "tmpfs", str(self.data_dir)],
+                check=True,
+            )
         if self.extras.journal:
             self._journal.mkdir(exist_ok=True)
         if self.extras.clocks and not self._clock.exists():
@@ -88,10 +111,19 @@ class ChaosHost(Broker):
         if os.path.ismount(self.data_dir):
             if keep:
                 self.free_disk()
-                subprocess.run(["cp", "-r", "--sparse=always", str(self.data_dir), str(self.data_dir.with_name(f"{self.name}.kept"))], check=False)
+                subprocess.run(
+                    [
+                        "cp",
+                        "-r",
+                        "--sparse=always",
+                        str(self.data_dir),
+                        str(self.data_dir.with_name(f"{self.name}.kept")),
+                    ],
+                    check=False,
+                )
             subprocess.run(["umount", "-l", str(self.data_dir)], check=False)
 
-    # -- processes -------------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     @property
     def runs(self) -> bool:
@@ -126,8 +158,12 @@ class ChaosHost(Broker):
         return killed
 
     def pause(self, names: Iterable[str] | None = None) -> None:
-        """SIGSTOP: these, or every process of the host (its kernel goes on: sockets take data until they are full)."""
-        pids = self.all_pids() if names is None else [pid for name, pid in self.processes().items() if name in set(names)]
+        """SIGSTOP: these, or every process of the host (its kernel goes on: sockets take data until
+        they are full).
+        """
+        pids = (
+            self.all_pids() if names is None else [pid for name, pid in self.processes().items() if name in set(names)]
+        )
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -143,10 +179,12 @@ class ChaosHost(Broker):
         self.resume()
         super().kill_all()
 
-    # -- power, clock ------------------------------------------------------------------------------------------------------------
+    # -- power, clock ------------------------------------------------------------------------------
 
     def power_loss(self, chance: random.Random, harshest: bool) -> None:
-        """kill -9 of everything, and of what was not flushed a part is gone, chosen by chance; `harshest`: all of it. The next start is another boot."""
+        """kill -9 of everything, and of what was not flushed a part is gone, chosen by chance;
+        `harshest`: all of it. The next start is another boot.
+        """
         assert self.extras.journal, "nobody has watched what was flushed"
         self.kill_all()
         disk = self.disk()
@@ -183,17 +221,20 @@ class ChaosHost(Broker):
         return disk
 
     def wall_clock(self, ahead_s: float) -> None:
-        """Its wall clock jumps to so many seconds before the machine's (behind: negative). Running processes see it at once."""
+        """Its wall clock jumps to so many seconds before the machine's (behind: negative). Running
+        processes see it at once.
+        """
         assert self.extras.clocks, "its clock is the machine's"
         with self._clock.open("r+b" if self._clock.exists() else "wb", buffering=0) as file:
             file.write(struct.pack("=q", int(ahead_s * 1e9)))
 
-    # -- disk --------------------------------------------------------------------------------------------------------------------
+    # -- disk --------------------------------------------------------------------------------------
 
     def fill_disk(self) -> None:
         """Until nothing goes any more. Only on a file system of its own."""
         assert self.extras.disk_bytes, "the disk of this machine is not ours to fill"
-        with (self.data_dir / BALLAST).open("wb", buffering=0) as file:  # what is buffered would fail at the close once more
+        # what is buffered would fail at the close once more
+        with (self.data_dir / BALLAST).open("wb", buffering=0) as file:
             with contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(1 << 20))
@@ -223,9 +264,19 @@ def wall_clock_shim(directory: Path) -> Path:
 
 
 class ChaosCluster:
-    """`hosts` by node id, from 1: the members. `count` of them found the cluster: its seeds and voters. One more (`spare`) may join and leave. Clients run in the namespace "client"."""
+    """`hosts` by node id, from 1: the members. `count` of them found the cluster: its seeds and
+    voters. One more (`spare`) may join and leave. Clients run in the namespace "client".
+    """
 
-    def __init__(self, network: Network, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None, extras: Extras = Extras()) -> None:
+    def __init__(
+        self,
+        network: Network,
+        directory: Path,
+        count: int = 3,
+        workers: int = 1,
+        config: dict[str, str] | None = None,
+        extras: Extras = Extras(),
+    ) -> None:
         self.network, self.directory = network, directory
         self.keep = True  # of what lies on file systems that end with it; False where nothing was found
         self._workers, self._config, self._extras = workers, dict(config or {}), extras
@@ -237,7 +288,16 @@ class ChaosCluster:
 
     def _host(self, number: int) -> ChaosHost:
         data_dir = self.directory / f"n{number}"
-        return ChaosHost(self.network, f"n{number}", number, data_dir, self._seeds, self._workers, {"cluster.key.file": str(self._key()), **self._config}, self._extras)
+        return ChaosHost(
+            self.network,
+            f"n{number}",
+            number,
+            data_dir,
+            self._seeds,
+            self._workers,
+            {"cluster.key.file": str(self._key()), **self._config},
+            self._extras,
+        )
 
     def _key(self) -> Path:
         path = self.directory / "cluster.key"

@@ -1,4 +1,6 @@
-"""Who belongs to a cluster: a fourth host that joins and leaves, as an operator does it (docs/operations.md), and how all of it comes to rest when the faults are over."""
+"""Who belongs to a cluster: a fourth host that joins and leaves, as an operator does it
+(docs/operations.md), and how all of it comes to rest when the faults are over.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def join(cluster: ChaosCluster) -> str:
 
 
 def leave(cluster: ChaosCluster, empty: bool) -> str:
-    """The spare host gives away what it holds, is stopped and forgotten; or it stays, and takes part, when something of that is not possible now. `empty`: it comes back without a disk of before."""
+    """The spare host gives away what it holds, is stopped and forgotten; or it stays, and takes
+    part, when something of that is not possible now. `empty`: it comes back without a disk of
+    before.
+    """
     if cluster.spare not in cluster.hosts:
         return f"n{cluster.spare} is not there"
     number, host = str(cluster.spare), cluster.hosts[cluster.spare]
@@ -35,7 +40,10 @@ def leave(cluster: ChaosCluster, empty: bool) -> str:
     if not known or cluster.spare in known:
         return f"{host.name} stays: a voter does not leave"
     if not (told := commands.mqd(cluster, "cluster", "drain", number, seconds=EMPTY_SECONDS)).done:
-        return f"{host.name} stays, not empty ({told.text}); " + commands.mqd(cluster, "cluster", "drain", number, "--cancel").text
+        return (
+            f"{host.name} stays, not empty ({told.text}); "
+            + commands.mqd(cluster, "cluster", "drain", number, "--cancel").text
+        )
     host.stop()
     until = time.monotonic() + FORGET_SECONDS
     while not _forgotten(told := commands.mqd(cluster, "cluster", "forget", number)):
@@ -61,8 +69,10 @@ def voters(cluster: ChaosCluster) -> list[int]:
 
 
 def settle(cluster: ChaosCluster, stays: bool) -> str:
-    """The faults are over: the founders are the voters again, all members take part, the spare host is a member (`stays`) or none, and nothing moves any more. Raises AssertionError when that takes
-    too long."""
+    """The faults are over: the founders are the voters again, all members take part, the spare host
+    is a member (`stays`) or none, and nothing moves any more. Raises AssertionError when that takes
+    too long.
+    """
     until = time.monotonic() + SETTLE_SECONDS
     nodes = [str(number) for number in cluster.hosts]
     for node in nodes:
@@ -79,7 +89,9 @@ def settle(cluster: ChaosCluster, stays: bool) -> str:
 def _until(cluster: ChaosCluster, until: float, attempt: Callable[[], str]) -> None:
     """`attempt()` says what is missing; nothing when it is done."""
     while missing := attempt():
-        assert time.monotonic() < until, f"the members do not come to rest within {SETTLE_SECONDS:.0f} s: {missing}\n{cluster.logs()}"
+        assert time.monotonic() < until, (
+            f"the members do not come to rest within {SETTLE_SECONDS:.0f} s: {missing}\n{cluster.logs()}"
+        )
         time.sleep(0.5)  # other hosts copy, elect
 
 
@@ -89,7 +101,11 @@ def _done(cluster: ChaosCluster, *words: str) -> str:
 
 
 def _votes(cluster: ChaosCluster, node: int) -> str:
-    return "" if node in voters(cluster) else _done(cluster, "cluster", "add-voter", str(node)) or f"whether node {node} votes"
+    return (
+        ""
+        if node in voters(cluster)
+        else _done(cluster, "cluster", "add-voter", str(node)) or f"whether node {node} votes"
+    )
 
 
 def _votes_not(cluster: ChaosCluster, node: int) -> str:
@@ -100,6 +116,8 @@ def _votes_not(cluster: ChaosCluster, node: int) -> str:
 
 
 def _even(cluster: ChaosCluster) -> str:
-    """A balance that was begun goes on by itself, move after move: its end is when nothing is left to move."""
+    """A balance that was begun goes on by itself, move after move: its end is when nothing is left
+    to move.
+    """
     told = commands.mqd(cluster, "cluster", "balance", seconds=60.0)
     return "" if told.done and "nothing moves" in told.output else f"mqd cluster balance: {told.text}"

@@ -1,12 +1,15 @@
-"""Hosts of a cluster as network namespaces on one machine, joined by a bridge; links between them are cut in one direction or both, without a sound: what is sent is lost.
+"""Hosts of a cluster as network namespaces on one machine, joined by a bridge; links between them
+are cut in one direction or both, without a sound: what is sent is lost.
 
     with Network(("n1", "n2", "n3", "client")) as network:
         network.run("n1", ["mqd", ...])            the words to start a program there
         network.cut("n1", "n2")                    nothing of n1 reaches n2; n2 still reaches n1
         network.heal()
 
-Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2: `why_not()` says what is missing. A cut is a blackhole rule where the packets arrive: a route or rule at the sender would
-make send() fail at once, which is not what a cut cable does. The kernel's table of local addresses is asked first of all (pref 0), so it is moved behind ours.
+Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2: `why_not()` says what is missing. A
+cut is a blackhole rule where the packets arrive: a route or rule at the sender would make send()
+fail at once, which is not what a cut cable does. The kernel's table of local addresses is asked
+first of all (pref 0), so it is moved behind ours.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def why_not() -> str:
 
 
 class Network:
-    """Names of hosts are yours; their addresses are `address(name)`. All of it is gone after the with block, and processes that still run in it have lost their network."""
+    """Names of hosts are yours; their addresses are `address(name)`. All of it is gone after the
+    with block, and processes that still run in it have lost their network.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -68,10 +73,12 @@ class Network:
         return f"{self._prefix}-{name}"
 
     def run(self, name: str, words: Sequence[str]) -> list[str]:
-        """The command that runs `words` there; its process is that very program (ip replaces itself)."""
+        """The command that runs `words` there; its process is that very program (ip replaces
+        itself).
+        """
         return ["ip", "netns", "exec", self.namespace(name), *words]
 
-    # -- building --------------------------------------------------------------------------------------------------------------
+    # -- building ----------------------------------------------------------------------------------
 
     def __enter__(self) -> Network:
         try:
@@ -102,7 +109,7 @@ class Network:
         for name in (*self.names, "hub"):
             _ip("netns", "del", self.namespace(name), check=False)
 
-    # -- cutting ---------------------------------------------------------------------------------------------------------------
+    # -- cutting -----------------------------------------------------------------------------------
 
     def cut(self, sender: str, receiver: str) -> None:
         """Nothing that `sender` sends reaches `receiver`."""
@@ -130,4 +137,15 @@ class Network:
         return frozenset(self._cuts)
 
     def _rule(self, verb: str, sender: str, receiver: str) -> None:
-        _ip("rule", verb, "pref", str(PREF_CUT), "from", f"{self.address(sender)}/32", "iif", "eth0", "blackhole", namespace=self.namespace(receiver))
+        _ip(
+            "rule",
+            verb,
+            "pref",
+            str(PREF_CUT),
+            "from",
+            f"{self.address(sender)}/32",
+            "iif",
+            "eth0",
+            "blackhole",
+            namespace=self.namespace(receiver),
+        )

@@ -1,8 +1,10 @@
-"""What an operator's tools ask a cluster for, by Kafka's requests; one thing by chance, and what became of it, in one line.
+"""What an operator's tools ask a cluster for, by Kafka's requests; one thing by chance, and what
+became of it, in one line.
 
     python -m tests.chaos.operator reassign|cancel|elect|configure BOOTSTRAP SEED
 
-A refusal is told as any other answer: while hosts are away, much is refused, and rightly. Nothing here may harm a record: unclean elections are not asked for, and min.insync.replicas stays.
+A refusal is told as any other answer: while hosts are away, much is refused, and rightly. Nothing
+here may harm a record: unclean elections are not asked for, and min.insync.replicas stays.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from mqd.protocol.messages import AlterPartitionReassignmentsRequest, ElectLeade
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 TOPICS = ("plain", "mixed", "atomic")
-CONFIGS = {"segment.bytes": (1 << 20, 16 << 20), "max.message.bytes": (1_048_588, 2_000_000), "replica.lag.max.messages": (500, 100_000)}
+CONFIGS = {
+    "segment.bytes": (1 << 20, 16 << 20),
+    "max.message.bytes": (1_048_588, 2_000_000),
+    "replica.lag.max.messages": (500, 100_000),
+}
 ELECT_LEADERS, ALTER_PARTITION_REASSIGNMENTS = 43, 45
 TIMEOUT_S = 15.0
 
@@ -27,16 +33,27 @@ TIMEOUT_S = 15.0
 def elect(admin: AdminClient, chance: random.Random) -> str:
     """Not by confluent-kafka, whose elect_leaders() ends in a SystemError in some versions."""
     topic, partition = some(admin, chance)
-    asked = ElectLeadersRequest(election_type=0, topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[partition])], timeout_ms=10_000)
+    asked = ElectLeadersRequest(
+        election_type=0,
+        topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[partition])],
+        timeout_ms=10_000,
+    )
     answer = ask(admin, chance, ELECT_LEADERS, 2, asked)
-    errors = {answer.error_code, *(one.error_code for result in answer.replica_election_results for one in result.partition_result)} - {0, ErrorCode.ELECTION_NOT_NEEDED}
+    errors = {
+        answer.error_code,
+        *(one.error_code for result in answer.replica_election_results for one in result.partition_result),
+    } - {0, ErrorCode.ELECTION_NOT_NEEDED}
     return f"preferred leader of {topic}-{partition}: " + (f"errors {sorted(errors)}" if errors else "done")
 
 
 def configure(admin: AdminClient, chance: random.Random) -> str:
     topic, name = chance.choice(TOPICS), chance.choice(sorted(CONFIGS))
     operation = chance.choice((AlterConfigOpType.SET, AlterConfigOpType.DELETE))
-    entry = ConfigEntry(name, str(chance.choice(CONFIGS[name])) if operation == AlterConfigOpType.SET else None, incremental_operation=operation)
+    entry = ConfigEntry(
+        name,
+        str(chance.choice(CONFIGS[name])) if operation == AlterConfigOpType.SET else None,
+        incremental_operation=operation,
+    )
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_S).values():
         future.result(TIMEOUT_S)
@@ -44,13 +61,17 @@ def configure(admin: AdminClient, chance: random.Random) -> str:
 
 
 def reassign(admin: AdminClient, chance: random.Random, cancel: bool = False) -> str:
-    """Another order, or one replica less and later three again; of three hosts, or of more: never more than three replicas, so that each host can be drained."""
+    """Another order, or one replica less and later three again; of three hosts, or of more: never
+    more than three replicas, so that each host can be drained.
+    """
     topic, partition = some(admin, chance)
     nodes = sorted(admin.list_topics(timeout=TIMEOUT_S).brokers)
     count = min(3, len(nodes))
     replicas = None if cancel else chance.sample(nodes, count if chance.random() < 0.7 else max(1, count - 1))
     one = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=partition, replicas=replicas)
-    request = AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[one])])
+    request = AlterPartitionReassignmentsRequest(
+        timeout_ms=10_000, topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[one])]
+    )
     answer = ask(admin, chance, ALTER_PARTITION_REASSIGNMENTS, 0, request)
     errors = [answer.error_code, *(found.error_code for told in answer.responses for found in told.partitions)]
     return f"{topic}-{partition} to {replicas}: " + ("done" if not any(errors) else f"errors {errors}")
@@ -71,7 +92,14 @@ def some(admin: AdminClient, chance: random.Random) -> tuple[str, int]:
 
 def main() -> int:
     action, bootstrap, chance = sys.argv[1], sys.argv[2], random.Random(sys.argv[3])
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "socket.timeout.ms": int(TIMEOUT_S * 1000), "error_cb": lambda _error: None})
+    admin = AdminClient(
+        {
+            "bootstrap.servers": bootstrap,
+            "log_level": 0,
+            "socket.timeout.ms": int(TIMEOUT_S * 1000),
+            "error_cb": lambda _error: None,
+        }
+    )
     try:
         if action in ("reassign", "cancel"):
             print(reassign(admin, chance, action == "cancel"))

@@ -1,4 +1,5 @@
-"""What one host answers when it is asked directly, whoever it thinks leads: for looking at a side of a cut. Runs in the clients' namespace, prints one JSON line.
+"""What one host answers when it is asked directly, whoever it thinks leads: for looking at a side
+of a cut. Runs in the clients' namespace, prints one JSON line.
 
     python -m tests.chaos.probe HOST PORT TOPIC PARTITION [VALUE]       with VALUE: Produce, acks=all; then a Fetch from offset 0
 """
@@ -21,7 +22,10 @@ def main() -> int:
                 found["produced"] = produce(kafka, topic, partition, sys.argv[5].encode())
             try:
                 records, high_watermark = fetch_records(kafka, topic, partition, 0)
-                found |= {"values": [value.decode(errors="replace") for _, value in records], "high_watermark": high_watermark}
+                found |= {
+                    "values": [value.decode(errors="replace") for _, value in records],
+                    "high_watermark": high_watermark,
+                }
             except AssertionError as error:
                 found["fetch_error"] = str(error)
     except (OSError, ConnectionEnded) as error:

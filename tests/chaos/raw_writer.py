@@ -1,11 +1,15 @@
-"""Writes one acks=all record after the other to partition 0 of topic "t" as a client does, without a client library's own waits: to the host that Metadata names as its leader.
+"""Writes one acks=all record after the other to partition 0 of topic "t" as a client does, without
+a client library's own waits: to the host that Metadata names as its leader.
 
     python -m tests.chaos.raw_writer '["10.77.0.11:9092,...", PACE_MS]' FILE
 
-A line for each answer to Produce: CLOCK_MONOTONIC nanoseconds, Kafka's error code (0: acknowledged). A line for everything else that happened: the same, "#", what.
+A line for each answer to Produce: CLOCK_MONOTONIC nanoseconds, Kafka's error code (0:
+acknowledged). A line for everything else that happened: the same, "#", what.
 
-Each host has a thread that writes while that host leads, and one that asks it who leads, every ASK_S, while nothing is acknowledged. So a host that takes connections and does not answer
-(its kernel lives, its processes do not) holds nobody up: what waits there is given up when another host says that it leads, as clients do.
+Each host has a thread that writes while that host leads, and one that asks it who leads, every
+ASK_S, while nothing is acknowledged. So a host that takes connections and does not answer (its
+kernel lives, its processes do not) holds nobody up: what waits there is given up when another host
+says that it leads, as clients do.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class Writer:
     def say(self, text: object) -> None:
         self._log.write(f"{time.monotonic_ns()} {text}\n")
 
-    # -- one thread for each host ------------------------------------------------------------------------------------------
+    # -- one thread for each host ------------------------------------------------------------------
 
     def ask(self, host: tuple[str, int]) -> None:
         kafka = None

@@ -1,4 +1,6 @@
-"""Replica logs of hosts that have stopped, byte for byte: what two replicas both have must be the same (log matching), and after healing all must have all of it."""
+"""Replica logs of hosts that have stopped, byte for byte: what two replicas both have must be the
+same (log matching), and after healing all must have all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ BATCH_BYTES_MIN = 61
 
 
 def batches(directory: Path) -> dict[int, bytes]:
-    """base_offset -> the whole batch, of all segments of one replica. Ends in each file where no batch begins (preallocated space)."""
+    """base_offset -> the whole batch, of all segments of one replica. Ends in each file where no
+    batch begins (preallocated space).
+    """
     found: dict[int, bytes] = {}
     for path in sorted(directory.glob("*.log")):
         data, position = path.read_bytes(), 0
@@ -30,7 +34,8 @@ def differences(replicas: dict[str, Path]) -> list[str]:
     read = {host: batches(path) for host, path in replicas.items()}
     if not read:
         return ["no replica"]
-    first = max((min(found) for found in read.values() if found), default=0)  # retention may have gone further on one of them
+    # retention may have gone further on one of them
+    first = max((min(found) for found in read.values() if found), default=0)
     offsets = sorted({offset for found in read.values() for offset in found if offset >= first})
     told = []
     for offset in offsets:
@@ -46,11 +51,15 @@ def differences(replicas: dict[str, Path]) -> list[str]:
 
 
 def compare(data_dirs: dict[str, Path], places: Mapping[tuple[str, int], Iterable[str]]) -> list[str]:
-    """Of stopped hosts. `places`: a partition -> the hosts that have its replicas; each is the folder TOPIC-PARTITION below one of the host's log directories."""
+    """Of stopped hosts. `places`: a partition -> the hosts that have its replicas; each is the
+    folder TOPIC-PARTITION below one of the host's log directories.
+    """
     told = []
     for (topic, partition), hosts in places.items():
         name = f"{topic}-{partition}"
         found = {host: sorted(one for one in data_dirs[host].rglob(name) if one.is_dir()) for host in hosts}
         told += [f"{name}: {host} has no such replica" for host, folders in found.items() if not folders]
-        told += [f"{name}: {text}" for text in differences({host: folders[0] for host, folders in found.items() if folders})]
+        told += [
+            f"{name}: {text}" for text in differences({host: folders[0] for host, folders in found.items() if folders})
+        ]
     return told

@@ -22,9 +22,12 @@ from tests.chaos.network import Network
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS = {"plain": 3, "mixed": 2, "atomic": 3}
 CONFIG = {
-    "group.initial.rebalance.delay.ms": "300", "group.min.session.timeout.ms": "2000", "transaction.max.timeout.ms": "60000", "offsets.topic.num.partitions": "5",
+    "group.initial.rebalance.delay.ms": "300",
+    "group.min.session.timeout.ms": "2000",
+    "transaction.max.timeout.ms": "60000",
+    "offsets.topic.num.partitions": "5",
     "transaction.state.log.num.partitions": "5",
-}  # fmt: skip
+}
 PROGRESS_SECONDS = 60.0
 END_SECONDS = 90.0
 DISK_BYTES = 3 << 30
@@ -70,7 +73,8 @@ class Result:
     anomalies: list[checker.Anomaly] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
-    kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # of fault -> writers' seconds from its beginning to the next one's: [served, all]
+    # of fault -> writers' seconds from its beginning to the next one's: [served, all]
+    kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     failure: str = ""  # the run itself came to no end
 
     @property
@@ -78,10 +82,18 @@ class Result:
         return not self.anomalies and not self.failure
 
     def line(self) -> str:
-        return json.dumps({
-            "seed": self.plan.seed, "seconds": self.plan.seconds, "ok": self.ok, "faults": len(self.faults), **self.numbers, "kinds": self.kinds,
-            "anomalies": Counter(one.kind for one in self.anomalies), "failure": self.failure[:300],
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "seed": self.plan.seed,
+                "seconds": self.plan.seconds,
+                "ok": self.ok,
+                "faults": len(self.faults),
+                **self.numbers,
+                "kinds": self.kinds,
+                "anomalies": Counter(one.kind for one in self.anomalies),
+                "failure": self.failure[:300],
+            }
+        )
 
 
 class Client:
@@ -90,9 +102,15 @@ class Client:
     def __init__(self, run: Run, role: str, name: str, topics: dict[str, int], **more: object) -> None:
         self.run, self.role, self.name = run, role, name
         self.settings = {
-            "role": role, "name": name, "bootstrap": run.cluster.bootstrap, "topics": topics, "history": str(run.directory / f"{name}.jsonl"), "seed": run.plan.seed,
-            "rate": run.plan.rate, **more,
-        }  # fmt: skip
+            "role": role,
+            "name": name,
+            "bootstrap": run.cluster.bootstrap,
+            "topics": topics,
+            "history": str(run.directory / f"{name}.jsonl"),
+            "seed": run.plan.seed,
+            "rate": run.plan.rate,
+            **more,
+        }
         self.lives = 0
         self.process: subprocess.Popen | None = None
 
@@ -100,10 +118,21 @@ class Client:
         if self.process is not None and self.process.poll() is None:
             return
         self.lives += 1
-        # A later life counts its records anew, so it has another name; a transactional one keeps its id, and is the successor that fences the first.
-        settings = {**self.settings, "name": self.name if self.lives == 1 else f"{self.name}.{self.lives}", "transactional": self.name}
+        # A later life counts its records anew, so it has another name; a transactional one keeps
+        # its id, and is the successor that fences the first.
+        settings = {
+            **self.settings,
+            "name": self.name if self.lives == 1 else f"{self.name}.{self.lives}",
+            "transactional": self.name,
+        }
         with (self.run.directory / f"{self.name}.stderr").open("ab") as errors:
-            self.process = subprocess.Popen(self.run.network.run(faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]), cwd=ROOT, stderr=errors)
+            self.process = subprocess.Popen(
+                self.run.network.run(
+                    faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]
+                ),
+                cwd=ROOT,
+                stderr=errors,
+            )
 
     def end(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -136,7 +165,9 @@ class Run:
         extras = Extras(DISK_BYTES if "disk-full" in kinds else 0, "power-loss" in kinds, "wall-clock" in kinds)
         with Network([*names, faults.CLIENTS]) as self.network:
             try:
-                with ChaosCluster(self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras) as self.cluster:
+                with ChaosCluster(
+                    self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras
+                ) as self.cluster:
                     self._go()
                     self.cluster.keep = not self.result.ok
             except (AssertionError, OSError, subprocess.SubprocessError) as error:
@@ -165,27 +196,41 @@ class Run:
         self._end_clients()
         self._wait_in_sync()
         final = self._read_final()
-        places = {(topic, index): [self.cluster.hosts[node].name for node in nodes] for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.bootstrap, list(TOPICS)))}
+        places = {
+            (topic, index): [self.cluster.hosts[node].name for node in nodes]
+            for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.bootstrap, list(TOPICS)))
+        }
         self._judge(final, places, int(began), int(ended), healed - ended)
 
-    # -- clients -----------------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def _start_clients(self) -> None:
         plain = {name: TOPICS[name] for name in ("plain", "mixed")}
         atomic = {name: TOPICS[name] for name in ("atomic", "mixed")}
         other = "python-" if self.plan.seed % 2 else ""  # every second run has clients of another library among them
         self.clients = [
-            Client(self, "producer", "p1", plain), Client(self, f"{other}producer", "p2", plain), Client(self, "transactor", "x1", atomic), Client(self, "transactor", "x2", atomic),
-            Client(self, f"{other}consumer", "c1", TOPICS), Client(self, "member", "m1", TOPICS, group="readers"), Client(self, "member", "m2", TOPICS, group="readers"),
+            Client(self, "producer", "p1", plain),
+            Client(self, f"{other}producer", "p2", plain),
+            Client(self, "transactor", "x1", atomic),
+            Client(self, "transactor", "x2", atomic),
+            Client(self, f"{other}consumer", "c1", TOPICS),
+            Client(self, "member", "m1", TOPICS, group="readers"),
+            Client(self, "member", "m2", TOPICS, group="readers"),
             Client(self, "member", "k1", TOPICS, group="new-readers", protocol="consumer"),
-        ]  # fmt: skip
+        ]
         for client in self.clients:
             client.tend()
 
     def _count(self) -> Counter:
         """What each sender and the consumer have done, by what is in their files."""
         counts: Counter = Counter()
-        for name, mark in (("p1", '"status": "ok"'), ("p2", '"status": "ok"'), ("x1", '"kind": "end"'), ("x2", '"kind": "end"'), ("c1", '"kind": "poll"')):
+        for name, mark in (
+            ("p1", '"status": "ok"'),
+            ("p2", '"status": "ok"'),
+            ("x1", '"kind": "end"'),
+            ("x2", '"kind": "end"'),
+            ("c1", '"kind": "poll"'),
+        ):
             with contextlib.suppress(OSError):
                 counts[name] = (self.directory / f"{name}.jsonl").read_text().count(mark)
         return counts
@@ -197,7 +242,10 @@ class Run:
         while not all(self._count()[name] > before[name] for name in names):
             for client in self.clients:
                 client.tend()
-            assert time.monotonic() < until, f"{when}: no progress of {[name for name in names if self._count()[name] <= before[name]]} within {PROGRESS_SECONDS:.0f} s\n{self.cluster.logs()}"
+            assert time.monotonic() < until, (
+                f"{when}: no progress of {[name for name in names if self._count()[name] <= before[name]]} within"
+                f" {PROGRESS_SECONDS:.0f} s\n{self.cluster.logs()}"
+            )
             time.sleep(0.2)  # other processes: nothing to wait on
 
     def _end_clients(self) -> None:
@@ -207,7 +255,7 @@ class Run:
         late = [client.name for client in self.clients if not client.wait(until)]
         assert not late, f"clients did not come to an end: {late}\n{self.cluster.logs()}"
 
-    # -- faults ------------------------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _faults(self, until: float) -> None:
         rng = random.Random(self.plan.seed)
@@ -253,30 +301,51 @@ class Run:
                 host.start()
         self.cluster.wait_whole()
 
-    # -- judgement ---------------------------------------------------------------------------------------------------------------
+    # -- judgement ---------------------------------------------------------------------------------
 
     def _script(self, code: str, *arguments: object) -> str:
-        done = subprocess.run(self.network.run(faults.CLIENTS, [sys.executable, "-c", code, json.dumps(arguments)]), capture_output=True, text=True, timeout=90)
+        done = subprocess.run(
+            self.network.run(faults.CLIENTS, [sys.executable, "-c", code, json.dumps(arguments)]),
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
     def _wait_in_sync(self) -> None:
         until = time.monotonic() + PROGRESS_SECONDS
         while behind := json.loads(self._script(IN_SYNC, self.cluster.bootstrap, TOPICS)):
-            assert time.monotonic() < until, f"replicas are not in sync within {PROGRESS_SECONDS:.0f} s after healing: {behind[:5]}\n{self.cluster.logs()}"
+            assert time.monotonic() < until, (
+                f"replicas are not in sync within {PROGRESS_SECONDS:.0f} s after healing:"
+                f" {behind[:5]}\n{self.cluster.logs()}"
+            )
             time.sleep(0.5)  # other hosts copy
 
     def _read_final(self) -> dict[Place, FinalLog]:
         self.say("reading everything")
-        settings = {"role": "reader", "name": "reader", "bootstrap": self.cluster.bootstrap, "topics": TOPICS, "history": str(self.directory / "reader.jsonl"), "seed": 0}
+        settings = {
+            "role": "reader",
+            "name": "reader",
+            "bootstrap": self.cluster.bootstrap,
+            "topics": TOPICS,
+            "history": str(self.directory / "reader.jsonl"),
+            "seed": 0,
+        }
         done = subprocess.run(
-            self.network.run(faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]), cwd=ROOT, capture_output=True, text=True, timeout=600
+            self.network.run(faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0, f"the final reader failed: {done.stderr[-2000:]}"
         (self.directory / "final.json").write_text(done.stdout)
         return final_of(done.stdout)
 
-    def _judge(self, final: dict[Place, FinalLog], places: dict[Place, list[str]], began: int, ended: int, heal_s: float) -> None:
+    def _judge(
+        self, final: dict[Place, FinalLog], places: dict[Place, list[str]], began: int, ended: int, heal_s: float
+    ) -> None:
         found = history.read(self.directory.glob("*.jsonl"))
         self.result.anomalies = checker.check(found, final)
         for host in self.cluster:
@@ -285,23 +354,37 @@ class Run:
         self.result.anomalies += [checker.Anomaly("replicas-differ", text) for text in different]
         status = Counter(send.status for send in found.sends)
         ends = {(end.client, end.txn): end for end in found.ends}
-        senders = [client.name for client in self.clients if client.role.removeprefix("python-") in ("producer", "transactor")]
+        senders = [
+            client.name for client in self.clients if client.role.removeprefix("python-") in ("producer", "transactor")
+        ]
         for (since, kind), (until, _) in zip(self.begun, [*self.begun[1:], (ended, "")], strict=True):
             served, everything = history.served(found, senders, since, until)
             known = self.result.kinds.get(kind, [0, 0])
             self.result.kinds[kind] = [known[0] + served, known[1] + everything]
         writers, readers = history.served(found, senders, began, ended), history.served(found, ["c1"], began, ended)
         self.result.numbers = {
-            "acknowledged": status["ok"], "unknown": status["info"], "refused": status["fail"], "polled": len(found.polls),
-            "transactions": sum(end.status == "ok" for end in ends.values()), "transactions_unknown": sum(end.status != "ok" for end in ends.values()),
-            "fault_seconds": ended - began, "writer_seconds": writers[1], "writer_seconds_served": writers[0], "reader_seconds": readers[1], "reader_seconds_served": readers[0],
-            "writers_available": round(writers[0] / max(1, writers[1]), 4), "readers_available": round(readers[0] / max(1, readers[1]), 4), "heal_s": round(heal_s, 1),
-        }  # fmt: skip
+            "acknowledged": status["ok"],
+            "unknown": status["info"],
+            "refused": status["fail"],
+            "polled": len(found.polls),
+            "transactions": sum(end.status == "ok" for end in ends.values()),
+            "transactions_unknown": sum(end.status != "ok" for end in ends.values()),
+            "fault_seconds": ended - began,
+            "writer_seconds": writers[1],
+            "writer_seconds_served": writers[0],
+            "reader_seconds": readers[1],
+            "reader_seconds_served": readers[0],
+            "writers_available": round(writers[0] / max(1, writers[1]), 4),
+            "readers_available": round(readers[0] / max(1, readers[1]), 4),
+            "heal_s": round(heal_s, 1),
+        }
 
 
 def final_of(text: str) -> dict[Place, FinalLog]:
     found: dict[Place, FinalLog] = {}
     for name, log in json.loads(text).items():
         topic, _, partition = name.rpartition("/")
-        found[(topic, int(partition))] = FinalLog(log["start"], log["end"], [tuple(one) for one in log["all"]], [tuple(one) for one in log["committed"]])
+        found[(topic, int(partition))] = FinalLog(
+            log["start"], log["end"], [tuple(one) for one in log["all"]], [tuple(one) for one in log["committed"]]
+        )
     return found

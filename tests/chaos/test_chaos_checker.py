@@ -1,4 +1,6 @@
-"""The checker itself: a history of a sound cluster passes, and each kind of anomaly, planted into it, is found under its name."""
+"""The checker itself: a history of a sound cluster passes, and each kind of anomaly, planted into
+it, is found under its name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Sound:
     """A model of a cluster that keeps every promise, with clients on it; markers take offsets too."""
 
     rng: random.Random
-    logs: dict[Place, list[tuple[int, str, bool]]] = field(default_factory=lambda: {place: [] for place in PLACES})  # offset, value, committed
+    # offset, value, committed
+    logs: dict[Place, list[tuple[int, str, bool]]] = field(default_factory=lambda: {place: [] for place in PLACES})
     ends: dict[Place, int] = field(default_factory=lambda: dict.fromkeys(PLACES, 0))
     history: History = field(default_factory=History)
     now: int = 1_000
@@ -45,7 +48,9 @@ class Sound:
         begin = self.time()
         written = fate == "ok" or (fate == "info" and self.rng.random() < 0.5)
         offset = self.append(place, name_of(client, number), committed) if written else -1
-        self.history.sends.append(Send(client, number, *place, fate, offset if fate == "ok" else -1, begin, self.time(), txn))
+        self.history.sends.append(
+            Send(client, number, *place, fate, offset if fate == "ok" else -1, begin, self.time(), txn)
+        )
 
     def transaction(self, client: str, txn: int) -> None:
         wish = self.rng.choice(("commit", "commit", "abort"))
@@ -67,11 +72,15 @@ class Sound:
                     self.history.polls.append(Poll(client, epoch, *place, offset, value, self.time()))
 
     def group(self) -> None:
-        """Two members by turns, each from where the group has committed; some read and come to no commit."""
+        """Two members by turns, each from where the group has committed; some read and come to no
+        commit.
+        """
         position = dict.fromkeys(PLACES, 0)
         for turn in range(30):
             client, place = f"m{turn % 2}", self.rng.choice(PLACES)
-            batch = [one for one in self.logs[place] if one[2] and one[0] >= position[place]][: self.rng.randrange(1, 30)]
+            batch = [one for one in self.logs[place] if one[2] and one[0] >= position[place]][
+                : self.rng.randrange(1, 30)
+            ]
             for offset, value, _ in batch:
                 self.history.polls.append(Poll(client, turn, *place, offset, value, self.time()))
             if batch and self.rng.random() < 0.8:
@@ -80,7 +89,12 @@ class Sound:
 
     def final(self) -> dict[Place, FinalLog]:
         return {
-            place: FinalLog(0, self.ends[place], [(offset, value) for offset, value, _ in log], [(offset, value) for offset, value, committed in log if committed])
+            place: FinalLog(
+                0,
+                self.ends[place],
+                [(offset, value) for offset, value, _ in log],
+                [(offset, value) for offset, value, committed in log if committed],
+            )
             for place, log in self.logs.items()
         }
 
@@ -103,18 +117,27 @@ def test_a_sound_history_passes(seed: int) -> None:
     assert not found, summary(found)
 
 
-# -- planted ------------------------------------------------------------------------------------------------------------------
+# -- planted ---------------------------------------------------------------------------------------
 
 Planting = Callable[[History, dict[Place, FinalLog]], None]
 
 
 def _acknowledged(history: History, txn: bool = False) -> Send:
     committed = {(end.client, end.txn) for end in history.ends if end.wish == "commit" and end.status == "ok"}
-    return [send for send in history.sends if send.status == "ok" and ((send.client, send.txn) in committed if txn else send.txn is None)][20]
+    return [
+        send
+        for send in history.sends
+        if send.status == "ok" and ((send.client, send.txn) in committed if txn else send.txn is None)
+    ][20]
 
 
 def _without(log: FinalLog, value: str, everywhere: bool = True) -> FinalLog:
-    return FinalLog(log.start, log.end, [one for one in log.all if one[1] != value] if everywhere else log.all, [one for one in log.committed if one[1] != value])
+    return FinalLog(
+        log.start,
+        log.end,
+        [one for one in log.all if one[1] != value] if everywhere else log.all,
+        [one for one in log.committed if one[1] != value],
+    )
 
 
 def _drop_seen(history: History, value: str) -> None:
@@ -153,7 +176,11 @@ def inconsistent(history: History, final: dict[Place, FinalLog]) -> None:
 def aborted_read(history: History, final: dict[Place, FinalLog]) -> None:
     aborted = {(end.client, end.txn) for end in history.ends if end.wish == "abort" and end.status == "ok"}
     send = next(send for send in history.sends if (send.client, send.txn) in aborted)
-    history.polls.append(Poll("c9", 0, send.topic, send.partition, send.offset, name_of(send.client, send.number), history.polls[-1].at_ns))
+    history.polls.append(
+        Poll(
+            "c9", 0, send.topic, send.partition, send.offset, name_of(send.client, send.number), history.polls[-1].at_ns
+        )
+    )
 
 
 def refused_read(history: History, final: dict[Place, FinalLog]) -> None:
@@ -165,12 +192,17 @@ def refused_read(history: History, final: dict[Place, FinalLog]) -> None:
 
 def precommitted_read(history: History, final: dict[Place, FinalLog]) -> None:
     send = _acknowledged(history, txn=True)
-    history.polls.append(Poll("c9", 0, send.topic, send.partition, send.offset, name_of(send.client, send.number), send.begin_ns))
+    history.polls.append(
+        Poll("c9", 0, send.topic, send.partition, send.offset, name_of(send.client, send.number), send.begin_ns)
+    )
 
 
 def torn(history: History, final: dict[Place, FinalLog]) -> None:
     """Of a transaction of unknown fate one record is visible and the other is not."""
-    history.sends += [Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 7), Send("x9", 1, "t", 1, "ok", final[("t", 1)].end, 1, 2, 7)]
+    history.sends += [
+        Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 7),
+        Send("x9", 1, "t", 1, "ok", final[("t", 1)].end, 1, 2, 7),
+    ]
     history.ends.append(End("x9", 7, "commit", "info", 3, 4))
     for place, value, committed in ((("t", 0), "x9:0", True), (("t", 1), "x9:1", False)):
         log = final[place]
@@ -198,7 +230,13 @@ def poll_skip(history: History, final: dict[Place, FinalLog]) -> None:
 def nonmonotonic_send(history: History, final: dict[Place, FinalLog]) -> None:
     """The second is told the first's place; nobody has seen either."""
     first = _acknowledged(history)
-    index = next(index for index, send in enumerate(history.sends) if (send.client, send.topic, send.partition) == (first.client, first.topic, first.partition) and send.number > first.number and send.status == "ok")
+    index = next(
+        index
+        for index, send in enumerate(history.sends)
+        if (send.client, send.topic, send.partition) == (first.client, first.topic, first.partition)
+        and send.number > first.number
+        and send.status == "ok"
+    )
     history.sends[index] = dataclasses.replace(history.sends[index], offset=first.offset)
 
 
@@ -218,15 +256,32 @@ def corrupt(history: History, final: dict[Place, FinalLog]) -> None:
 def offset_regression(history: History, final: dict[Place, FinalLog]) -> None:
     """A member that was fenced commits what it had read long ago."""
     first, last = history.commits[0], max(commit.end_ns for commit in history.commits)
-    later = next(commit for commit in history.commits if (commit.topic, commit.partition) == (first.topic, first.partition) and commit.offset > first.offset)
+    later = next(
+        commit
+        for commit in history.commits
+        if (commit.topic, commit.partition) == (first.topic, first.partition) and commit.offset > first.offset
+    )
     assert later
     history.commits.append(dataclasses.replace(first, client="m0", begin_ns=last + 1, end_ns=last + 2))
 
 
 def passed_over(history: History, final: dict[Place, FinalLog]) -> None:
     commit = history.commits[0]
-    seen = next(poll for poll in history.polls if poll.client == commit.client and (poll.topic, poll.partition) == (commit.topic, commit.partition) and poll.offset < commit.offset)
-    history.polls[:] = [poll for poll in history.polls if not (poll.client.startswith("m") and (poll.topic, poll.partition, poll.offset) == (seen.topic, seen.partition, seen.offset))]
+    seen = next(
+        poll
+        for poll in history.polls
+        if poll.client == commit.client
+        and (poll.topic, poll.partition) == (commit.topic, commit.partition)
+        and poll.offset < commit.offset
+    )
+    history.polls[:] = [
+        poll
+        for poll in history.polls
+        if not (
+            poll.client.startswith("m")
+            and (poll.topic, poll.partition, poll.offset) == (seen.topic, seen.partition, seen.offset)
+        )
+    ]
 
 
 def gap(history: History, final: dict[Place, FinalLog]) -> None:
@@ -237,12 +292,26 @@ def gap(history: History, final: dict[Place, FinalLog]) -> None:
 @pytest.mark.parametrize(
     ("plant", "kind"),
     [
-        (lost, "lost"), (duplicate, "duplicate"), (reordered, "reordered"), (inconsistent, "inconsistent"), (aborted_read, "aborted-read"), (refused_read, "aborted-read"),
-        (precommitted_read, "precommitted-read"), (torn, "torn"), (hanging, "hanging"), (nonmonotonic_poll, "nonmonotonic-poll"), (poll_skip, "poll-skip"),
-        (nonmonotonic_send, "nonmonotonic-send"), (vanished, "vanished"), (offset_regression, "offset-regression"),
-        (passed_over, "passed-over"), (unsent, "unsent"), (corrupt, "corrupt"), (gap, "gap"),
+        (lost, "lost"),
+        (duplicate, "duplicate"),
+        (reordered, "reordered"),
+        (inconsistent, "inconsistent"),
+        (aborted_read, "aborted-read"),
+        (refused_read, "aborted-read"),
+        (precommitted_read, "precommitted-read"),
+        (torn, "torn"),
+        (hanging, "hanging"),
+        (nonmonotonic_poll, "nonmonotonic-poll"),
+        (poll_skip, "poll-skip"),
+        (nonmonotonic_send, "nonmonotonic-send"),
+        (vanished, "vanished"),
+        (offset_regression, "offset-regression"),
+        (passed_over, "passed-over"),
+        (unsent, "unsent"),
+        (corrupt, "corrupt"),
+        (gap, "gap"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planted_anomaly_is_found(plant: Planting, kind: str, seed: int) -> None:
     history, final = sound(seed)
@@ -253,16 +322,23 @@ def test_a_planted_anomaly_is_found(plant: Planting, kind: str, seed: int) -> No
 def test_what_nobody_can_know_is_no_anomaly() -> None:
     history, final = sound(1)
     history.sends.append(Send("p9", 0, "t", 0, "info", -1, 1, 2))  # not there: maybe it was never written
-    history.sends.append(Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 3))  # its commit's outcome is unknown, and it is not there
+    # its commit's outcome is unknown, and it is not there
+    history.sends.append(Send("x9", 0, "t", 0, "ok", final[("t", 0)].end, 1, 2, 3))
     history.ends.append(End("x9", 3, "commit", "info", 3, 4))
     history.sends.append(Send("p9", 1, "t", 0, "ok", 0, 1, 2))  # below the log's start: retention has taken it
-    final[("t", 0)] = FinalLog(1, final[("t", 0)].end, final[("t", 0)].all[1:], [one for one in final[("t", 0)].committed if one[0] >= 1])
-    history.sends[:] = [send for send in history.sends if (send.topic, send.partition, send.offset) != ("t", 0, 0) or send.client == "p9"]
+    final[("t", 0)] = FinalLog(
+        1, final[("t", 0)].end, final[("t", 0)].all[1:], [one for one in final[("t", 0)].committed if one[0] >= 1]
+    )
+    history.sends[:] = [
+        send
+        for send in history.sends
+        if (send.topic, send.partition, send.offset) != ("t", 0, 0) or send.client == "p9"
+    ]
     history.polls[:] = [poll for poll in history.polls if (poll.topic, poll.partition, poll.offset) != ("t", 0, 0)]
     assert not check(history, final), summary(check(history, final))
 
 
-# -- files -------------------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def test_what_clients_write_is_read_back(tmp_path: Path) -> None:
@@ -296,20 +372,51 @@ def test_availability_counts_client_seconds() -> None:
 
 def test_pieces_add_up(tmp_path: Path) -> None:
     run = {
-        "seed": 1, "seconds": 90.0, "ok": True, "faults": 9, "acknowledged": 100, "unknown": 1, "refused": 2, "polled": 300, "transactions": 7, "transactions_unknown": 0, "fault_seconds": 95,
-        "writer_seconds": 380, "writer_seconds_served": 285, "reader_seconds": 95, "reader_seconds_served": 95, "writers_available": 0.75, "readers_available": 1.0, "heal_s": 2.5,
+        "seed": 1,
+        "seconds": 90.0,
+        "ok": True,
+        "faults": 9,
+        "acknowledged": 100,
+        "unknown": 1,
+        "refused": 2,
+        "polled": 300,
+        "transactions": 7,
+        "transactions_unknown": 0,
+        "fault_seconds": 95,
+        "writer_seconds": 380,
+        "writer_seconds_served": 285,
+        "reader_seconds": 95,
+        "reader_seconds_served": 95,
+        "writers_available": 0.75,
+        "readers_available": 1.0,
+        "heal_s": 2.5,
         "kinds": {"pair": [100, 130], "flap": [0, 20]},
-        "anomalies": {}, "failure": "",
-    }  # fmt: skip
+        "anomalies": {},
+        "failure": "",
+    }
     old = {name: value for name, value in run.items() if "_second" not in name} | {"seed": 2, "writers_available": 0.5}
     for number, one in enumerate((run, old)):
         (tmp_path / f"{number}.jsonl").write_text(json.dumps(one) + "\nnot a line of ours\n")
     added = total.of_files(sorted(tmp_path.glob("*.jsonl")))
-    assert added.clean and added.runs == added.ended == 2 and added.seconds == 185 and added.faults == 18 and added.sums["acknowledged"] == 200
+    assert (
+        added.clean
+        and added.runs == added.ended == 2
+        and added.seconds == 185
+        and added.faults == 18
+        and added.sums["acknowledged"] == 200
+    )
     assert added.client_seconds == {"writer": [285 + 180, 380 + 360], "reader": [95 + 90, 95 + 90]}
     assert added.kinds == {"pair": [200, 260], "flap": [0, 40]} and "pair           200 of 260" in total.told(added)
     assert "650 of 925 client seconds (70.27 %)" in total.told(added)
-    torn, stuck = run | {"seed": 3, "anomalies": {"torn": 2}}, {"seed": 4, "seconds": 90.0, "faults": 3, "anomalies": {}, "failure": "AssertionError: no progress\nlogs"}
+    torn, stuck = (
+        run | {"seed": 3, "anomalies": {"torn": 2}},
+        {"seed": 4, "seconds": 90.0, "faults": 3, "anomalies": {}, "failure": "AssertionError: no progress\nlogs"},
+    )
     found = total.add_up(json.dumps(one) for one in (run, torn, stuck))
-    assert not found.clean and found.anomalies == {"torn": 2} and found.failures == ["seed 4: AssertionError: no progress"] and (found.runs, found.ended) == (3, 2)
+    assert (
+        not found.clean
+        and found.anomalies == {"torn": 2}
+        and found.failures == ["seed 4: AssertionError: no progress"]
+        and (found.runs, found.ended) == (3, 2)
+    )
     assert not total.add_up([]).clean, "nothing was run"

@@ -1,4 +1,6 @@
-"""What the clients of the chaos tests write down, without a broker: one line for each record, whatever the library says and when."""
+"""What the clients of the chaos tests write down, without a broker: one line for each record,
+whatever the library says and when.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Library:
 
 def test_each_record_has_one_fate(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
-    producer = PythonProducer({"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1, "bootstrap": ""})
+    producer = PythonProducer(
+        {"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1, "bootstrap": ""}
+    )
     library = producer.producer = Library()
     assert all(producer.send() for _ in range(4))
     acknowledged, too_large, late, never = library.sent
@@ -57,14 +61,24 @@ def test_each_record_has_one_fate(tmp_path: Path) -> None:
     late.done(SimpleNamespace(offset=9))  # after it was written down as not known
     producer.take_fates(0.0)
     sends = [one for line in path.read_text().splitlines() if (one := json.loads(line))["kind"] == "send"]
-    assert {one["number"]: (one["status"], one["offset"]) for one in sends} == {0: ("ok", 7), 1: ("fail", -1), 2: ("info", -1), 3: ("info", -1), 4: ("info", -1)}
+    assert {one["number"]: (one["status"], one["offset"]) for one in sends} == {
+        0: ("ok", 7),
+        1: ("fail", -1),
+        2: ("info", -1),
+        3: ("info", -1),
+        4: ("info", -1),
+    }
     assert len(sends) == 5 and producer.producer is None and not producer.under_way
 
 
 def test_a_library_that_refuses_for_good_is_begun_anew(tmp_path: Path) -> None:
-    """As after a record whose time is too far from a broker's clock: it takes records and refuses all of them."""
+    """As after a record whose time is too far from a broker's clock: it takes records and refuses
+    all of them.
+    """
     path = tmp_path / "p.jsonl"
-    producer = PythonProducer({"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1000, "bootstrap": ""})
+    producer = PythonProducer(
+        {"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1000, "bootstrap": ""}
+    )
     lives: list[Library] = []
 
     def begin() -> None:

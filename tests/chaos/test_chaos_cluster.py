@@ -1,4 +1,6 @@
-"""Directed runs on real brokers in namespaces: what each side of a cut answers, and one short run of every part of the machinery. Longer ones: `python -m tests.chaos`."""
+"""Directed runs on real brokers in namespaces: what each side of a cut answers, and one short run
+of every part of the machinery. Longer ones: `python -m tests.chaos`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ class Bench:
         self.network, self.cluster = net, cluster
 
     def script(self, code: str, *arguments: object) -> str:
-        done = subprocess.run(self.network.run("client", [sys.executable, "-c", code, json.dumps(arguments)]), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            self.network.run("client", [sys.executable, "-c", code, json.dumps(arguments)]),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -42,7 +49,16 @@ class Bench:
         return int(self.script(LEADER, ",".join(self.cluster.hosts[node].bootstrap for node in nodes), topic))
 
     def probe(self, node: int, *value: str) -> dict:
-        command = [sys.executable, "-m", "tests.chaos.probe", self.cluster.hosts[node].address, str(PORT), "t", "0", *value]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos.probe",
+            self.cluster.hosts[node].address,
+            str(PORT),
+            "t",
+            "0",
+            *value,
+        ]
         done = subprocess.run(self.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -66,7 +82,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @needs_namespaces
 @pytest.mark.slow
 def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench) -> None:
-    """A leader that is cut off from the other hosts, but not from clients: no acks=all write is acknowledged there, what was committed can be read; the others go on; then one log."""
+    """A leader that is cut off from the other hosts, but not from clients: no acks=all write is
+    acknowledged there, what was committed can be read; the others go on; then one log.
+    """
     old = bench.leader([1, 2, 3])
     others = [node for node in (1, 2, 3) if node != old]
     for number in range(10):
@@ -90,7 +108,9 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
         assert time.monotonic() < until, bench.cluster.logs()
         time.sleep(0.2)  # it follows again, and cuts off what was never committed
     values = bench.probe(bench.leader([1, 2, 3]))["values"]
-    assert [value for value in values if not value.startswith("lost")] == committed + [f"during-{number}" for number in range(10)]
+    assert [value for value in values if not value.startswith("lost")] == committed + [
+        f"during-{number}" for number in range(10)
+    ]
     assert not any(value.startswith("lost") for value in values)
     for host in bench.cluster:
         host.stop()
@@ -100,8 +120,13 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
 @needs_namespaces
 @pytest.mark.slow
 def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> None:
-    """The disk of a leader fills up: the others take its partition over at once and wait for it no more; when there is space, it is in sync again. Nobody does anything."""
-    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts", extras=Extras(disk_bytes=DISK_BYTES)) as cluster:
+    """The disk of a leader fills up: the others take its partition over at once and wait for it no
+    more; when there is space, it is in sync again. Nobody does anything.
+    """
+    with (
+        network.Network(("n1", "n2", "n3", "client")) as net,
+        ChaosCluster(net, tmp_path / "hosts", extras=Extras(disk_bytes=DISK_BYTES)) as cluster,
+    ):
         cluster.wait_whole()
         bench = Bench(net, cluster)
         bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
@@ -112,7 +137,9 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
             bench.wait_write(leader, f"before-{round_}")
             cluster.hosts[full].fill_disk()
             until = time.monotonic() + 8  # much sooner than replica.lag.time.max.ms
-            while f"in sync {sorted(others)}" not in (behind := str(json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})))).replace(str(others[::-1]), str(others)):
+            while f"in sync {sorted(others)}" not in (
+                behind := str(json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})))
+            ).replace(str(others[::-1]), str(others)):
                 assert time.monotonic() < until, f"{host_of}: {behind}\n{cluster.logs()}"
                 time.sleep(0.1)  # another host decides
             new = bench.leader(others)
@@ -126,14 +153,23 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
                 time.sleep(0.2)  # it fetches again
         values = bench.probe(bench.leader([1, 2, 3]))["values"]
         cluster.keep = False
-        assert values == [value for round_ in (0, 1) for value in (f"before-{round_}", *(f"during-{round_}-{number}" for number in range(5)))]
+        assert values == [
+            value
+            for round_ in (0, 1)
+            for value in (f"before-{round_}", *(f"during-{round_}-{number}" for number in range(5)))
+        ]
 
 
 @needs_namespaces
 @pytest.mark.slow
 def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
-    """And what was not flushed, all of it: what was acknowledged is there, and by themselves they go on. The journal that this rests on tells of every file."""
-    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts", extras=Extras(journal=True)) as cluster:
+    """And what was not flushed, all of it: what was acknowledged is there, and by themselves they
+    go on. The journal that this rests on tells of every file.
+    """
+    with (
+        network.Network(("n1", "n2", "n3", "client")) as net,
+        ChaosCluster(net, tmp_path / "hosts", extras=Extras(journal=True)) as cluster,
+    ):
         cluster.wait_whole()
         bench = Bench(net, cluster)
         bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
@@ -147,7 +183,11 @@ def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
                 host.kill_all()
             for host in cluster:
                 told = {path for path in host.disk().present().files if path.startswith(f"{host.data_dir}/")}
-                found = {str(path) for path in host.data_dir.rglob("*") if path.is_file() and path.relative_to(host.data_dir).parts[0] not in NOT_DATA}
+                found = {
+                    str(path)
+                    for path in host.data_dir.rglob("*")
+                    if path.is_file() and path.relative_to(host.data_dir).parts[0] not in NOT_DATA
+                }
                 past = {path for path in found - told if Path(path).name not in (".lock", "reserve", "up.stderr")}
                 assert not past, past
                 host.power_loss(random.Random(round_), harshest=True)
@@ -166,7 +206,9 @@ def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
 def test_a_full_run(tmp_path: Path) -> None:
     result = Run(Plan(7, 20.0, ["pair", "kill-process", "flap"]), tmp_path)()
     assert result.ok, result.line() + "\n" + "\n".join(str(one) for one in result.anomalies[:20])
-    assert result.numbers["acknowledged"] > 200 and result.numbers["transactions"] > 5 and result.numbers["polled"] > 500
+    assert (
+        result.numbers["acknowledged"] > 200 and result.numbers["transactions"] > 5 and result.numbers["polled"] > 500
+    )
 
 
 @needs_namespaces
@@ -175,21 +217,31 @@ def test_an_operator_s_tools_are_answered(bench: Bench) -> None:
     bench.script(CREATE, bench.cluster.bootstrap, {name: 2 for name in operator.TOPICS}, {})
     for number, action in enumerate(("reassign", "elect", "configure", "configure", "cancel", "reassign")):
         command = [sys.executable, "-m", "tests.chaos.operator", action, bench.cluster.bootstrap, str(number)]
-        done = subprocess.run(bench.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            bench.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         assert "refused" not in done.stdout and (action == "cancel" or "done" in done.stdout), done.stdout
 
 
-# -- without a cluster --------------------------------------------------------------------------------------------------------------
+# -- without a cluster -----------------------------------------------------------------------------
 
 
 def test_a_wall_clock_jumps_alone(tmp_path: Path) -> None:
-    clock, code = tmp_path / "clock", "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
+    clock, code = (
+        tmp_path / "clock",
+        "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))",
+    )
     for ahead_s in (0, 72_000, -1_800):
         clock.write_bytes(int(ahead_s * 1e9).to_bytes(8, sys.byteorder, signed=True))
         environment = {**os.environ, "CHAOS_WALL_CLOCK": str(clock), "LD_PRELOAD": str(wall_clock_shim(tmp_path))}
         before = (time.time() + ahead_s, time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
-        told = [float(word) for word in subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()]
+        told = [
+            float(word)
+            for word in subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+            ).stdout.split()
+        ]
         assert all(0 <= one - begun < 60 for one, begun in zip(told, before, strict=True)), (ahead_s, told, before)
 
 
@@ -201,16 +253,20 @@ def _batch(base_offset: int, text: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("second", "told"),
     [
-        ((_batch(0, b"a"), _batch(3, b"b")), 0), ((_batch(0, b"a"),), 1), ((_batch(0, b"a"), _batch(3, b"c")), 1), ((_batch(0, b"a"), _batch(2, b"b")), 2),
+        ((_batch(0, b"a"), _batch(3, b"b")), 0),
+        ((_batch(0, b"a"),), 1),
+        ((_batch(0, b"a"), _batch(3, b"c")), 1),
+        ((_batch(0, b"a"), _batch(2, b"b")), 2),
         ((_batch(3, b"b"),), 0),
     ],
     ids=["same", "short", "other bytes", "other offsets", "older ones gone"],
-)  # fmt: skip
+)
 def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], told: int) -> None:
     for host, batches in (("n1", (_batch(0, b"a"), _batch(3, b"b"))), ("n2", second)):
         folder = tmp_path / host / "data" / "t-0"
         folder.mkdir(parents=True)
-        (folder / "00000000000000000000.log").write_bytes(b"".join(batches) + bytes(4096))  # with preallocated space behind
+        # with preallocated space behind
+        (folder / "00000000000000000000.log").write_bytes(b"".join(batches) + bytes(4096))
     found = replicas.compare({"n1": tmp_path / "n1", "n2": tmp_path / "n2"}, {("t", 0): ["n1", "n2"]})
     assert len(found) == told, found
 

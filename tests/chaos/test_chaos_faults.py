@@ -1,4 +1,6 @@
-"""Commands among the faults: what is no command ends a run, what is refused does not. Without a cluster, but for one run."""
+"""Commands among the faults: what is no command ends a run, what is refused does not. Without a
+cluster, but for one run.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ class Hosts:
         self.hosts = {host.node_id: host for host in self.founders}
 
     def _host(self, number: int) -> SimpleNamespace:
-        return SimpleNamespace(node_id=number, name=f"n{number}", runs=True, **{name: partial(self.done.append, name) for name in ("start", "stop", "empty")})
+        return SimpleNamespace(
+            node_id=number,
+            name=f"n{number}",
+            runs=True,
+            **{name: partial(self.done.append, name) for name in ("start", "stop", "empty")},
+        )
 
     def __iter__(self):
         return iter(self.hosts.values())
@@ -48,7 +55,9 @@ class Hosts:
 
 
 class Answers:
-    """In the place of `commands.mqd`: what a cluster says, by the beginning of the command; otherwise it is done. `asked`: all that was."""
+    """In the place of `commands.mqd`: what a cluster says, by the beginning of the command;
+    otherwise it is done. `asked`: all that was.
+    """
 
     def __init__(self, answers: dict[str, commands.Told]) -> None:
         self.answers, self.asked = answers, []
@@ -56,7 +65,10 @@ class Answers:
     def __call__(self, _cluster: Hosts, *words: str, seconds: float = 20.0) -> commands.Told:
         text = " ".join(words)
         self.asked.append(text)
-        return next((told for begin, told in self.answers.items() if text.startswith(begin)), commands.Told(True, "nothing moves"))
+        return next(
+            (told for begin, told in self.answers.items() if text.startswith(begin)),
+            commands.Told(True, "nothing moves"),
+        )
 
 
 def status(*voters: int) -> commands.Told:
@@ -77,7 +89,12 @@ def planted(words: Sequence[str]) -> type[faults.Operator]:
 def test_every_command_of_an_operator_is_one() -> None:
     """All that chance can choose: nobody is reached, and nothing is wrong with the command."""
     known = {faults.Operator(Hosts(), random.Random(seed)).words() for seed in range(200)}
-    kinds = {tuple(word for word in words if not word.replace(",", "").isdigit() and word not in ("plain", "mixed", "atomic")): words for words in known}
+    kinds = {
+        tuple(
+            word for word in words if not word.replace(",", "").isdigit() and word not in ("plain", "mixed", "atomic")
+        ): words
+        for words in known
+    }
     assert len(kinds) == 4, kinds
     for words in kinds.values():
         told = commands.mqd(Hosts(), *words)
@@ -100,9 +117,15 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         members.leave(hosts, empty=True)
     kinds = {" ".join(word for word in words.split() if not word.isdigit()) for words in asked.asked}
     assert kinds == {
-        "cluster add-voter", "cluster remove-voter", "cluster drain", "cluster drain --no-wait", "cluster drain --cancel", "cluster balance --no-wait", "cluster forget",
+        "cluster add-voter",
+        "cluster remove-voter",
+        "cluster drain",
+        "cluster drain --no-wait",
+        "cluster drain --cancel",
+        "cluster balance --no-wait",
+        "cluster forget",
         "cluster status --format json",
-    }  # fmt: skip
+    }
     for words in kinds:
         one = words.split()
         told = commands.mqd(Hosts(), *one, *(["4"] if one[1] not in ("balance", "status") else []))
@@ -117,11 +140,20 @@ def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         ({"cluster status": REFUSED}, [], True),
         ({"cluster status": status(1, 2, 3), "cluster drain 4": REFUSED}, [], True),
         ({"cluster status": status(1, 2, 3), "cluster forget": REFUSED}, ["stop", "start"], True),
-        ({"cluster status": status(1, 2, 3), "cluster forget": commands.Told(False, "mqd: node 4: not registered (BROKER_ID_NOT_REGISTERED)")}, ["stop", "remove", "empty"], False),
+        (
+            {
+                "cluster status": status(1, 2, 3),
+                "cluster forget": commands.Told(False, "mqd: node 4: not registered (BROKER_ID_NOT_REGISTERED)"),
+            },
+            ["stop", "remove", "empty"],
+            False,
+        ),
     ],
     ids=["leaves", "votes", "nobody knows who votes", "not empty", "not forgotten", "forgotten before"],
-)  # fmt: skip
-def test_the_fourth_host_leaves_only_when_nothing_needs_it(answers: dict[str, commands.Told], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_the_fourth_host_leaves_only_when_nothing_needs_it(
+    answers: dict[str, commands.Told], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commands, "mqd", Answers(answers))
     monkeypatch.setattr(members, "FORGET_SECONDS", -1.0)
     hosts = Hosts()
@@ -132,10 +164,16 @@ def test_the_fourth_host_leaves_only_when_nothing_needs_it(answers: dict[str, co
 
 @pytest.mark.parametrize(
     ("answers", "missing"),
-    [({"cluster drain 2": REFUSED}, "drain 2"), ({"cluster add-voter 3": REFUSED}, "add-voter 3"), ({"cluster balance": commands.Told(True, "1 partition moved")}, "1 partition moved")],
+    [
+        ({"cluster drain 2": REFUSED}, "drain 2"),
+        ({"cluster add-voter 3": REFUSED}, "add-voter 3"),
+        ({"cluster balance": commands.Told(True, "1 partition moved")}, "1 partition moved"),
+    ],
     ids=["drained", "no voter", "moving"],
 )
-def test_members_that_do_not_come_to_rest_are_a_failure(answers: dict[str, commands.Told], missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_do_not_come_to_rest_are_a_failure(
+    answers: dict[str, commands.Told], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     votes = (1, 2) if "cluster add-voter 3" in answers else (1, 2, 3)
     monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(*votes), **answers}))
     monkeypatch.setattr(members, "SETTLE_SECONDS", -1.0)
@@ -170,7 +208,15 @@ def test_changes_end_after_other_faults_have_come(tmp_path: Path, monkeypatch: p
     assert changes == []
 
 
-@pytest.mark.parametrize("words", [("cluster", "balance", "--bootstrap-server", NOBODY), ("cluster", "rebalance"), ("topic", "reassign", "plain", "--replication-factor", "x")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cluster", "balance", "--bootstrap-server", NOBODY),
+        ("cluster", "rebalance"),
+        ("topic", "reassign", "plain", "--replication-factor", "x"),
+    ],
+    ids=" ".join,
+)
 def test_no_command_is_no_refusal(words: tuple[str, ...]) -> None:
     with pytest.raises(commands.HarnessFailed, match=words[1]):
         planted(words)(Hosts(), random.Random(1)).begin()
@@ -179,11 +225,17 @@ def test_no_command_is_no_refusal(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("code", "output", "ends"),
     [
-        (0, "3 partitions move", False), (1, "mqd: topic plain: A partition reassignment is in progress (REASSIGNMENT_IN_PROGRESS)", False), (3, "mqd: cannot reach a broker", False),
-        (2, "mqd: No such option", True), (1, "mqd: unknown topic config (INVALID_CONFIG)", True), (0, "refused: KafkaError{code=INVALID_CONFIG,val=40}", True),
-        (1, "mqd: replica.lag is not a known property", True), (1, "mqd: TypeError: no (this is a fault of mqd's; MQD_DEBUG=1 shows where)", True), (-11, "", True),
+        (0, "3 partitions move", False),
+        (1, "mqd: topic plain: A partition reassignment is in progress (REASSIGNMENT_IN_PROGRESS)", False),
+        (3, "mqd: cannot reach a broker", False),
+        (2, "mqd: No such option", True),
+        (1, "mqd: unknown topic config (INVALID_CONFIG)", True),
+        (0, "refused: KafkaError{code=INVALID_CONFIG,val=40}", True),
+        (1, "mqd: replica.lag is not a known property", True),
+        (1, "mqd: TypeError: no (this is a fault of mqd's; MQD_DEBUG=1 shows where)", True),
+        (-11, "", True),
     ],
-)  # fmt: skip
+)
 def test_what_is_a_refusal(code: int, output: str, ends: bool) -> None:
     if ends:
         with pytest.raises(commands.HarnessFailed):
@@ -194,7 +246,11 @@ def test_what_is_a_refusal(code: int, output: str, ends: bool) -> None:
 
 def test_a_program_that_fails_by_itself_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tools of operator.py end well when they are refused."""
-    monkeypatch.setattr(faults.Tools, "begin", lambda fault: commands.run(fault.cluster, ["tests.chaos.operator", "reassing", NOBODY, "1"]))
+    monkeypatch.setattr(
+        faults.Tools,
+        "begin",
+        lambda fault: commands.run(fault.cluster, ["tests.chaos.operator", "reassing", NOBODY, "1"]),
+    )
     with pytest.raises(commands.HarnessFailed, match="reassing"):
         faults.Tools(Hosts(), random.Random(1)).begin()
 
@@ -205,6 +261,8 @@ def test_a_run_with_a_wrong_command_fails_and_leaves_nothing(tmp_path: Path, mon
     monkeypatch.setitem(faults.KINDS, "operator", planted(("cluster", "balance", "--bootstrap-server", NOBODY)))
     run = Run(Plan(1, 30.0, ["operator"]), tmp_path)
     result = run()
-    assert not result.ok and result.failure.startswith("HarnessFailed: mqd.cli.main cluster balance --bootstrap-server"), result.failure
+    assert not result.ok and result.failure.startswith(
+        "HarnessFailed: mqd.cli.main cluster balance --bootstrap-server"
+    ), result.failure
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not [name for name in (*run.network.names, "hub") if run.network.namespace(name) in left], left

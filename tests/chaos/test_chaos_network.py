@@ -1,4 +1,6 @@
-"""The network of the chaos tests does what it says: who reaches whom, before, during and after a cut."""
+"""The network of the chaos tests does what it says: who reaches whom, before, during and after a
+cut.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,28 @@ from tests.chaos import network
 REASON = network.why_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 
-LISTEN = "import socket,sys; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((sys.argv[1], 9)); s.settimeout(1.0)\nprint('ready', flush=True)\n" \
-    "try: print(s.recv(9).decode())\nexcept TimeoutError: print('silence')"
-SAY = "import socket,sys; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((sys.argv[1], 0)); s.sendto(b'heard', (sys.argv[2], 9))"
+LISTEN = (
+    "import socket,sys; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((sys.argv[1], 9));"
+    " s.settimeout(1.0)\nprint('ready', flush=True)\ntry: print(s.recv(9).decode())\nexcept TimeoutError:"
+    " print('silence')"
+)
+SAY = (
+    "import socket,sys; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((sys.argv[1], 0));"
+    " s.sendto(b'heard', (sys.argv[2], 9))"
+)
 
 
 def heard(net: network.Network, sender: str, receiver: str) -> bool:
-    with subprocess.Popen(net.run(receiver, [sys.executable, "-c", LISTEN, net.address(receiver)]), stdout=subprocess.PIPE, text=True) as listener:
+    with subprocess.Popen(
+        net.run(receiver, [sys.executable, "-c", LISTEN, net.address(receiver)]), stdout=subprocess.PIPE, text=True
+    ) as listener:
         assert listener.stdout is not None
         assert listener.stdout.readline() == "ready\n"
-        done = subprocess.run(net.run(sender, [sys.executable, "-c", SAY, net.address(sender), net.address(receiver)]), capture_output=True, text=True)
+        done = subprocess.run(
+            net.run(sender, [sys.executable, "-c", SAY, net.address(sender), net.address(receiver)]),
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, f"a cut is silence, not an error at the sender: {done.stderr}"
         return listener.stdout.readline() == "heard\n"
 

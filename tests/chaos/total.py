@@ -1,8 +1,11 @@
-"""What several runs come to: the lines that `python -m tests.chaos --results FILE` keeps, added up over pieces and days. Pure but for the reading.
+"""What several runs come to: the lines that `python -m tests.chaos --results FILE` keeps, added up
+over pieces and days. Pure but for the reading.
 
-Seconds are of faults, not of starting and judging. A run that came to no end counts its faults and its failure, and neither seconds nor records: nothing was judged.
-Client seconds: of every sender and of the consumer, one for each second of the faults; served when something worked in it. Runs of before that was written down have their shares alone, and are
-weighed as SENDERS and READERS clients.
+Seconds are of faults, not of starting and judging. A run that came to no end counts its faults and
+its failure, and neither seconds nor records: nothing was judged. Client seconds: of every sender
+and of the consumer, one for each second of the faults; served when something worked in it. Runs of
+before that was written down have their shares alone, and are weighed as SENDERS and READERS
+clients.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ class Total:
     sums: Counter = field(default_factory=Counter)
     anomalies: Counter = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    client_seconds: dict[str, list[float]] = field(default_factory=lambda: {"writer": [0.0, 0.0], "reader": [0.0, 0.0]})  # [served, all]
+    # [served, all]
+    client_seconds: dict[str, list[float]] = field(default_factory=lambda: {"writer": [0.0, 0.0], "reader": [0.0, 0.0]})
     kinds: dict[str, list[int]] = field(default_factory=dict)
     heal_s_max: float = 0.0
 
@@ -72,18 +76,34 @@ def of_files(paths: Iterable[Path]) -> Total:
 
 
 def _share(served: float, everything: float) -> str:
-    return f"{served:.0f} of {everything:.0f} client seconds ({100 * served / everything:.2f} %)" if everything else "no client seconds"
+    return (
+        f"{served:.0f} of {everything:.0f} client seconds ({100 * served / everything:.2f} %)"
+        if everything
+        else "no client seconds"
+    )
 
 
 def told(total: Total) -> str:
     served, everything = (sum(one[place] for one in total.client_seconds.values()) for place in (0, 1))
-    return "\n".join((
-        f"runs: {total.runs}, of which {total.ended} came to their end; {total.seconds:.0f} s of faults ({total.seconds / 3600:.2f} h), {total.faults} faults",
-        f"seeds: {', '.join(map(str, sorted(total.seeds)))}",
-        ", ".join(f"{name}: {total.sums[name]}" for name in SUMS),
-        "anomalies: " + (", ".join(f"{kind} x {count}" for kind, count in sorted(total.anomalies.items())) or "none"),
-        *(f"failure: {text}" for text in total.failures),
-        f"available: writers {_share(*total.client_seconds['writer'])}, readers {_share(*total.client_seconds['reader'])}, all {_share(served, everything)}",
-        *(f"    writers, from its beginning to the next fault: {kind:14} {_share(*found)}" for kind, found in sorted(total.kinds.items())),
-        f"longest healing: {total.heal_s_max:.1f} s",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            (
+                f"runs: {total.runs}, of which {total.ended} came to their end; {total.seconds:.0f} s of faults"
+                f" ({total.seconds / 3600:.2f} h), {total.faults} faults"
+            ),
+            f"seeds: {', '.join(map(str, sorted(total.seeds)))}",
+            ", ".join(f"{name}: {total.sums[name]}" for name in SUMS),
+            "anomalies: "
+            + (", ".join(f"{kind} x {count}" for kind, count in sorted(total.anomalies.items())) or "none"),
+            *(f"failure: {text}" for text in total.failures),
+            (
+                f"available: writers {_share(*total.client_seconds['writer'])}, readers"
+                f" {_share(*total.client_seconds['reader'])}, all {_share(served, everything)}"
+            ),
+            *(
+                f"    writers, from its beginning to the next fault: {kind:14} {_share(*found)}"
+                for kind, found in sorted(total.kinds.items())
+            ),
+            f"longest healing: {total.heal_s_max:.1f} s",
+        )
+    )

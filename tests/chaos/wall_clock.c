@@ -1,5 +1,6 @@
-/* LD_PRELOAD: the wall clock (CLOCK_REALTIME) of a host is as many nanoseconds off as the file $CHAOS_WALL_CLOCK says, an int64 that may change at any time. All other clocks are the
- * machine's. It cannot be namespaced, and all hosts of the tests are on one machine. */
+/* LD_PRELOAD: the wall clock (CLOCK_REALTIME) of a host is as many nanoseconds off as the file
+ * $CHAOS_WALL_CLOCK says, an int64 that may change at any time. All other clocks are the machine's.
+ * It cannot be namespaced, and all hosts of the tests are on one machine. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,7 +1,9 @@
-"""The Python clients behind one small face. Each produces and consumes with partitions chosen by hand, and no group.
+"""The Python clients behind one small face. Each produces and consumes with partitions chosen by
+hand, and no group.
 
-`consume` reads every partition from its beginning until `counts` records of each have come, checks that offsets rise, and gives the messages by partition.
-`produce` waits for every acknowledgement and raises what any record failed with.
+`consume` reads every partition from its beginning until `counts` records of each have come, checks
+that offsets rise, and gives the messages by partition. `produce` waits for every acknowledgement
+and raises what any record failed with.
 """
 
 from __future__ import annotations
@@ -29,8 +31,15 @@ Read = dict[int, list[tuple[int, Message]]]  # partition -> (offset, message)
 class Confluent:
     name = "confluent-kafka"
 
-    def produce(self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object) -> None:
-        settings = {"bootstrap.servers": bootstrap, "compression.type": compression, "linger.ms": 2, "message.max.bytes": REQUEST_BYTES}
+    def produce(
+        self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object
+    ) -> None:
+        settings = {
+            "bootstrap.servers": bootstrap,
+            "compression.type": compression,
+            "linger.ms": 2,
+            "message.max.bytes": REQUEST_BYTES,
+        }
         producer = confluent_kafka.Producer({**settings, **options})
         failures: list[str] = []
         reported = 0
@@ -43,7 +52,13 @@ class Confluent:
 
         for message in messages:
             producer.produce(
-                topic, message.value, message.key, message.partition, on_delivery=on_delivery, timestamp=message.timestamp_ms or 0, headers=list(message.headers) or None
+                topic,
+                message.value,
+                message.key,
+                message.partition,
+                on_delivery=on_delivery,
+                timestamp=message.timestamp_ms or 0,
+                headers=list(message.headers) or None,
             )
         left = producer.flush(DEADLINE_SECONDS)
         assert left == 0 and reported == len(messages) and not failures, (left, reported, failures[:3])
@@ -51,18 +66,30 @@ class Confluent:
     def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
         consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": bootstrap, "group.id": "by hand", "enable.auto.commit": False, "check.crcs": True, "auto.offset.reset": "error",
+                "bootstrap.servers": bootstrap,
+                "group.id": "by hand",
+                "enable.auto.commit": False,
+                "check.crcs": True,
+                "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 50,  # closing waits for the last long poll
             }
-        )  # fmt: skip
+        )
         try:
-            consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING) for partition in counts])
+            consumer.assign(
+                [
+                    confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING)
+                    for partition in counts
+                ]
+            )
 
             def poll() -> Iterable[tuple[int, Message]]:
                 for message in consumer.consume(100, 0.05):
                     assert message.error() is None, message.error()
                     headers = tuple((name, value) for name, value in message.headers() or ())
-                    yield message.offset(), Message(message.partition(), message.key(), message.value(), headers, message.timestamp()[1])
+                    yield (
+                        message.offset(),
+                        Message(message.partition(), message.key(), message.value(), headers, message.timestamp()[1]),
+                    )
 
             return _gather(poll, counts)
         finally:
@@ -72,12 +99,22 @@ class Confluent:
 class KafkaPython:
     name = "kafka-python"
 
-    def produce(self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object) -> None:
-        settings = {"bootstrap_servers": bootstrap, "compression_type": None if compression == "none" else compression, "linger_ms": 2, "enable_idempotence": False}
+    def produce(
+        self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object
+    ) -> None:
+        settings = {
+            "bootstrap_servers": bootstrap,
+            "compression_type": None if compression == "none" else compression,
+            "linger_ms": 2,
+            "enable_idempotence": False,
+        }
         producer = kafka.KafkaProducer(**{**settings, **options})
         try:
             futures = [
-                producer.send(topic, message.value, message.key, list(message.headers), message.partition, message.timestamp_ms) for message in messages
+                producer.send(
+                    topic, message.value, message.key, list(message.headers), message.partition, message.timestamp_ms
+                )
+                for message in messages
             ]
             for future in futures:
                 future.get(DEADLINE_SECONDS)
@@ -85,7 +122,13 @@ class KafkaPython:
             producer.close(DEADLINE_SECONDS)
 
     def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
-        consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, check_crcs=True, auto_offset_reset="none")
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=None,
+            enable_auto_commit=False,
+            check_crcs=True,
+            auto_offset_reset="none",
+        )
         try:
             partitions = [kafka.TopicPartition(topic, partition) for partition in counts]
             consumer.assign(partitions)
@@ -94,7 +137,12 @@ class KafkaPython:
             def poll() -> Iterable[tuple[int, Message]]:
                 for records in consumer.poll(500).values():
                     for record in records:
-                        yield record.offset, Message(record.partition, record.key, record.value, tuple(record.headers), record.timestamp)
+                        yield (
+                            record.offset,
+                            Message(
+                                record.partition, record.key, record.value, tuple(record.headers), record.timestamp
+                            ),
+                        )
 
             return _gather(poll, counts)
         finally:
@@ -104,13 +152,27 @@ class KafkaPython:
 class Aiokafka:
     name = "aiokafka"
 
-    def produce(self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object) -> None:
-        settings = {"bootstrap_servers": bootstrap, "compression_type": None if compression == "none" else compression, "linger_ms": 2}
+    def produce(
+        self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object
+    ) -> None:
+        settings = {
+            "bootstrap_servers": bootstrap,
+            "compression_type": None if compression == "none" else compression,
+            "linger_ms": 2,
+        }
 
         async def run() -> None:
             async with aiokafka.AIOKafkaProducer(**{**settings, **options}) as producer:
                 acknowledgements = [
-                    await producer.send(topic, message.value, message.key, message.partition, message.timestamp_ms, list(message.headers)) for message in messages
+                    await producer.send(
+                        topic,
+                        message.value,
+                        message.key,
+                        message.partition,
+                        message.timestamp_ms,
+                        list(message.headers),
+                    )
+                    for message in messages
                 ]
                 await asyncio.wait_for(asyncio.gather(*acknowledgements), DEADLINE_SECONDS)
 
@@ -118,7 +180,13 @@ class Aiokafka:
 
     def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
         async def run() -> Read:
-            consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, check_crcs=True, auto_offset_reset="none")
+            consumer = aiokafka.AIOKafkaConsumer(
+                bootstrap_servers=bootstrap,
+                group_id=None,
+                enable_auto_commit=False,
+                check_crcs=True,
+                auto_offset_reset="none",
+            )
             consumer.assign([aiokafka.TopicPartition(topic, partition) for partition in counts])
             async with consumer:
                 await consumer.seek_to_beginning()
@@ -127,7 +195,13 @@ class Aiokafka:
                 while not _is_complete(found, counts, deadline):
                     for records in (await consumer.getmany(timeout_ms=500)).values():
                         for record in records:
-                            _put(found, record.offset, Message(record.partition, record.key, record.value, tuple(record.headers), record.timestamp))
+                            _put(
+                                found,
+                                record.offset,
+                                Message(
+                                    record.partition, record.key, record.value, tuple(record.headers), record.timestamp
+                                ),
+                            )
                 return found
 
         return asyncio.run(run())
@@ -139,7 +213,9 @@ class KcatClient:
     def __init__(self, kcat: Kcat) -> None:
         self.kcat = kcat
 
-    def produce(self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object) -> None:
+    def produce(
+        self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object
+    ) -> None:
         self.kcat.produce(bootstrap, topic, messages, compression, **options)
 
     def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
@@ -147,7 +223,9 @@ class KcatClient:
         found: Read = {partition: [] for partition in counts}
         for partition, offset, timestamp_ms, key, value, headers in self.kcat.consume(bootstrap, topic):
             _put(found, offset, Message(partition, key, value, (("joined", headers),), timestamp_ms))
-        assert _is_complete(found, counts, time.monotonic() + 1), {partition: len(records) for partition, records in found.items()}
+        assert _is_complete(found, counts, time.monotonic() + 1), {
+            partition: len(records) for partition, records in found.items()
+        }
         return found
 
 
@@ -164,7 +242,9 @@ def client_of(name: str, cache: Path) -> Client:
 def as_written(writer: str, message: Message) -> Message:
     """What this client can write of a message: kafka-python refuses headers without value."""
     if writer == "kafka-python":
-        return dataclasses.replace(message, headers=tuple((name, value) for name, value in message.headers if value is not None))
+        return dataclasses.replace(
+            message, headers=tuple((name, value) for name, value in message.headers if value is not None)
+        )
     return Kcat.writable(message) if writer == "kcat" else message
 
 
@@ -172,21 +252,27 @@ def as_read(reader: str, message: Message) -> Message:
     """How this client shows a message."""
     if reader != "kcat":
         return message
-    return Message(message.partition, message.key, message.value, (("joined", joined(message.headers)),), message.timestamp_ms)
+    return Message(
+        message.partition, message.key, message.value, (("joined", joined(message.headers)),), message.timestamp_ms
+    )
 
 
-# -- gathering --------------------------------------------------------------------------------------------------------------------------
+# -- gathering -------------------------------------------------------------------------------------
 
 
 def _put(found: Read, offset: int, message: Message) -> None:
     records = found[message.partition]
-    assert not records or offset > records[-1][0], f"partition {message.partition}: offset {offset} after {records[-1][0]}"
+    assert not records or offset > records[-1][0], (
+        f"partition {message.partition}: offset {offset} after {records[-1][0]}"
+    )
     records.append((offset, message))
 
 
 def _is_complete(found: Read, counts: dict[int, int], deadline: float) -> bool:
     got = {partition: len(records) for partition, records in found.items()}
-    assert all(got[partition] <= count for partition, count in counts.items()), f"more than was written: {got} of {counts}"
+    assert all(got[partition] <= count for partition, count in counts.items()), (
+        f"more than was written: {got} of {counts}"
+    )
     assert got == counts or time.monotonic() < deadline, f"{got} of {counts} records after {DEADLINE_SECONDS} s"
     return got == counts
 

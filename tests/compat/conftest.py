@@ -19,7 +19,8 @@ def unpacked_clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
     return Path(cache.mkdir("clients")) if cache is not None else tmp_path_factory.mktemp("clients")
 
 
-# Not of the session: pytest would then order tests by client first and start the shared brokers anew for each.
+# Not of the session: pytest would then order tests by client first and start the shared brokers
+# anew for each.
 @pytest.fixture(params=NAMES)
 def client(request: pytest.FixtureRequest, unpacked_clients: Path) -> Client:
     return client_of(request.param, unpacked_clients)
@@ -32,7 +33,9 @@ def kcat(unpacked_clients: Path) -> Kcat:
 
 @pytest.fixture(scope="module")
 def kafka_tools(tmp_path_factory: pytest.TempPathFactory) -> KafkaTools:
-    """Apache Kafka's tools and broker. Skips, with the reason, where there is no Java 17 or the jars cannot be had."""
+    """Apache Kafka's tools and broker. Skips, with the reason, where there is no Java 17 or the
+    jars cannot be had.
+    """
     try:
         return KafkaTools(tmp_path_factory.mktemp("kafka"))
     except Unavailable as why:

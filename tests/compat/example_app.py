@@ -1,4 +1,5 @@
-"""An application as its users write them for confluent_kafka: orders are produced, billed in a transaction, and read back. Takes what is imported as an argument:
+"""An application as its users write them for confluent_kafka: orders are produced, billed in a
+transaction, and read back. Takes what is imported as an argument:
 
     python example_app.py confluent_kafka BOOTSTRAP
     python example_app.py mqd BOOTSTRAP [shm | tcp]
@@ -12,7 +13,13 @@ import sys
 import time
 
 library = importlib.import_module(sys.argv[1])  # "import confluent_kafka", but for this
-Producer, Consumer, KafkaError, KafkaException, TopicPartition = library.Producer, library.Consumer, library.KafkaError, library.KafkaException, library.TopicPartition
+Producer, Consumer, KafkaError, KafkaException, TopicPartition = (
+    library.Producer,
+    library.Consumer,
+    library.KafkaError,
+    library.KafkaException,
+    library.TopicPartition,
+)
 
 BOOTSTRAP = sys.argv[2]
 COMMON = {"bootstrap.servers": BOOTSTRAP, **({"transport": sys.argv[3]} if len(sys.argv) > 3 else {})}
@@ -30,12 +37,20 @@ def on_delivery(error, message):
 
 
 def place_orders():
-    producer = Producer({**COMMON, "client.id": "shop", "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"})
+    producer = Producer(
+        {**COMMON, "client.id": "shop", "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
+    )
     for number in range(COUNT):
         value = json.dumps({"order": number, "amount": number * 1.5})
         while True:
             try:
-                producer.produce(ORDERS, value=value, key=f"customer-{number % 20}", headers={"source": "shop"}, on_delivery=on_delivery)
+                producer.produce(
+                    ORDERS,
+                    value=value,
+                    key=f"customer-{number % 20}",
+                    headers={"source": "shop"},
+                    on_delivery=on_delivery,
+                )
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -46,9 +61,13 @@ def place_orders():
 
 
 def bill_orders():
-    """Consume, transform, produce: exactly once. The first attempt at a batch is aborted on purpose."""
+    """Consume, transform, produce: exactly once. The first attempt at a batch is aborted on
+    purpose.
+    """
     assigned = []
-    consumer = Consumer({**COMMON, "group.id": f"billing-{NAME}", "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer = Consumer(
+        {**COMMON, "group.id": f"billing-{NAME}", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    )
     consumer.subscribe([ORDERS], on_assign=lambda _consumer, partitions: assigned.extend(partitions))
     producer = Producer({**COMMON, "transactional.id": f"billing-{NAME}"})
     producer.init_transactions(30)
@@ -65,7 +84,9 @@ def bill_orders():
         for message in messages:
             order = json.loads(message.value())
             assert dict(message.headers())["source"] == b"shop"
-            producer.produce(BILLS, key=message.key(), value=json.dumps({"bill": order["order"], "total": order["amount"] * 1.19}))
+            producer.produce(
+                BILLS, key=message.key(), value=json.dumps({"bill": order["order"], "total": order["amount"] * 1.19})
+            )
         if not aborted:
             aborted = True
             producer.abort_transaction(30)
@@ -76,7 +97,9 @@ def bill_orders():
             for (topic, partition), offset in first.items():
                 consumer.seek(TopicPartition(topic, partition, offset))
             continue
-        producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
+        producer.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
+        )
         producer.commit_transaction(30)
         billed += len(messages)
     committed = {one.partition: one.offset for one in consumer.committed(consumer.assignment(), timeout=10)}
@@ -86,7 +109,15 @@ def bill_orders():
 
 
 def read_bills():
-    consumer = Consumer({**COMMON, "group.id": f"audit-{NAME}", "auto.offset.reset": "earliest", "isolation.level": "read_committed", "enable.partition.eof": True})
+    consumer = Consumer(
+        {
+            **COMMON,
+            "group.id": f"audit-{NAME}",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
     metadata = consumer.list_topics(BILLS, timeout=10)
     partitions = [TopicPartition(BILLS, partition) for partition in metadata.topics[BILLS].partitions]
     ends = {one.partition: consumer.get_watermark_offsets(one, timeout=10)[1] for one in partitions}

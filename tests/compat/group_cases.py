@@ -1,6 +1,8 @@
-"""One request of every version of the groups' APIs: (request, its error codes, whether its content is right), for tests/compat/test_versions.py.
+"""One request of every version of the groups' APIs: (request, its error codes, whether its content
+is right), for tests/compat/test_versions.py.
 
-What needs a member uses one stable group for each broker: every new classic group waits for more members, so a group for each case would take long.
+What needs a member uses one stable group for each broker: every new classic group waits for more
+members, so a group for each case would take long.
 """
 
 from __future__ import annotations
@@ -10,8 +12,18 @@ import struct
 import uuid
 
 from mqd.protocol.messages import (
-    ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest, DeleteGroupsRequest, DescribeGroupsRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest,
-    ListGroupsRequest, OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest, SyncGroupRequest,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
 )
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import fresh
@@ -37,12 +49,21 @@ _consumers: dict[str, str] = {}
 
 def _protocols(topic: str) -> list[JoinGroupRequest.Protocol]:
     name = topic.encode()
-    return [JoinGroupRequest.Protocol(name="range", metadata=struct.pack(">hih", 0, 1, len(name)) + name + struct.pack(">i", -1))]
+    return [
+        JoinGroupRequest.Protocol(
+            name="range", metadata=struct.pack(">hih", 0, 1, len(name)) + name + struct.pack(">i", -1)
+        )
+    ]
 
 
 def _join_request(setting, group: str, member_id: str = "") -> JoinGroupRequest:
     return JoinGroupRequest(
-        group_id=group, session_timeout_ms=SESSION_MS, rebalance_timeout_ms=SESSION_MS, member_id=member_id, protocol_type="consumer", protocols=_protocols(setting.topic)
+        group_id=group,
+        session_timeout_ms=SESSION_MS,
+        rebalance_timeout_ms=SESSION_MS,
+        member_id=member_id,
+        protocol_type="consumer",
+        protocols=_protocols(setting.topic),
     )
 
 
@@ -73,11 +94,16 @@ def _member(setting) -> Member:
 def _sync_request(member: Member) -> SyncGroupRequest:
     assignments = [SyncGroupRequest.Assignment(member_id=member.member_id, assignment=b"what the leader said")]
     return SyncGroupRequest(
-        group_id=member.group, generation_id=member.generation, member_id=member.member_id, protocol_type="consumer", protocol_name="range", assignments=assignments
+        group_id=member.group,
+        generation_id=member.generation,
+        member_id=member.member_id,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=assignments,
     )
 
 
-# -- members ---------------------------------------------------------------------------------------------------------------------------
+# -- members ---------------------------------------------------------------------------------------
 
 
 def _join(setting, version: int) -> JoinGroupRequest:
@@ -87,8 +113,15 @@ def _join(setting, version: int) -> JoinGroupRequest:
 
 
 def _joined(setting, version: int, response) -> bool:
-    protocol = (response.protocol_type, response.protocol_name) if version >= 7 else ("consumer", response.protocol_name)
-    return (response.generation_id, response.leader, protocol, len(response.members)) == (1, response.member_id, ("consumer", "range"), 1)
+    protocol = (
+        (response.protocol_type, response.protocol_name) if version >= 7 else ("consumer", response.protocol_name)
+    )
+    return (response.generation_id, response.leader, protocol, len(response.members)) == (
+        1,
+        response.member_id,
+        ("consumer", "range"),
+        1,
+    )
 
 
 def _sync(setting, version: int) -> SyncGroupRequest:
@@ -103,7 +136,11 @@ def _heartbeat(setting, version: int) -> HeartbeatRequest:
 def _leave(setting, version: int) -> LeaveGroupRequest:
     group = fresh("versions-leave")
     member_id = _pending(setting, group)
-    return LeaveGroupRequest(group_id=group, member_id=member_id, members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason="enough")])
+    return LeaveGroupRequest(
+        group_id=group,
+        member_id=member_id,
+        members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason="enough")],
+    )
 
 
 def _describe(setting, version: int) -> DescribeGroupsRequest:
@@ -112,26 +149,43 @@ def _describe(setting, version: int) -> DescribeGroupsRequest:
 
 def _described(setting, version: int, response) -> bool:
     (group,) = response.groups
-    return (group.group_state, group.protocol_type, group.protocol_data, [one.member_id for one in group.members]) == ("Stable", "consumer", "range", [_member(setting).member_id])
+    return (group.group_state, group.protocol_type, group.protocol_data, [one.member_id for one in group.members]) == (
+        "Stable",
+        "consumer",
+        "range",
+        [_member(setting).member_id],
+    )
 
 
 def _list(setting, version: int) -> ListGroupsRequest:
     member = _member(setting)
     assert member.group
-    return ListGroupsRequest(states_filter=["Stable"] if version >= 4 else [], types_filter=["classic"] if version >= 5 else [])
+    return ListGroupsRequest(
+        states_filter=["Stable"] if version >= 4 else [], types_filter=["classic"] if version >= 5 else []
+    )
 
 
 def _listed(setting, version: int, response) -> bool:
     found = {group.group_id: group for group in response.groups}[_member(setting).group]
-    return found.protocol_type == "consumer" and (version < 4 or found.group_state == "Stable") and (version < 5 or found.group_type.lower() == "classic")
+    return (
+        found.protocol_type == "consumer"
+        and (version < 4 or found.group_state == "Stable")
+        and (version < 5 or found.group_type.lower() == "classic")
+    )
 
 
-# -- offsets ---------------------------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------
 
 
 def _commit_request(setting, group: str, version: int, **member: object) -> OffsetCommitRequest:
-    partitions = [OffsetCommitRequest.Partition(partition_index=0, committed_offset=COMMITTED, committed_metadata="about it")]
-    return OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequest.Topic(name=setting.topic, topic_id=setting.topic_id, partitions=partitions)], **member)
+    partitions = [
+        OffsetCommitRequest.Partition(partition_index=0, committed_offset=COMMITTED, committed_metadata="about it")
+    ]
+    return OffsetCommitRequest(
+        group_id=group,
+        topics=[OffsetCommitRequest.Topic(name=setting.topic, topic_id=setting.topic_id, partitions=partitions)],
+        **member,
+    )
 
 
 def _of_partitions(response) -> list[int]:
@@ -140,7 +194,9 @@ def _of_partitions(response) -> list[int]:
 
 def _commit(setting, version: int) -> OffsetCommitRequest:
     member = _member(setting)
-    return _commit_request(setting, member.group, version, generation_id_or_member_epoch=member.generation, member_id=member.member_id)
+    return _commit_request(
+        setting, member.group, version, generation_id_or_member_epoch=member.generation, member_id=member.member_id
+    )
 
 
 def _group_with_offsets(setting) -> str:
@@ -159,7 +215,9 @@ def _group_with_offsets(setting) -> str:
 def _fetch(setting, version: int) -> OffsetFetchRequest:
     group = _group_with_offsets(setting)
     if version < FIRST_GROUPS:
-        return OffsetFetchRequest(group_id=group, topics=[OffsetFetchRequest.Topic(name=setting.topic, partition_indexes=[0, 1])])
+        return OffsetFetchRequest(
+            group_id=group, topics=[OffsetFetchRequest.Topic(name=setting.topic, partition_indexes=[0, 1])]
+        )
     topics = [OffsetFetchRequest.GroupTopic(name=setting.topic, topic_id=setting.topic_id, partition_indexes=[0, 1])]
     return OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=group, topics=topics)], require_stable=True)
 
@@ -171,20 +229,30 @@ def _fetched_topics(response) -> list:
 def _fetched(setting, version: int, response) -> bool:
     (topic,) = _fetched_topics(response)
     named = topic.topic_id == setting.topic_id if version >= FIRST_TOPIC_IDS else topic.name == setting.topic
-    return named and [(one.committed_offset, one.metadata) for one in topic.partitions] == [(COMMITTED, "about it"), (-1, "")]
+    return named and [(one.committed_offset, one.metadata) for one in topic.partitions] == [
+        (COMMITTED, "about it"),
+        (-1, ""),
+    ]
 
 
 def _fetch_errors(response) -> list[int]:
     groups = [group.error_code for group in response.groups]
-    return [response.error_code, *groups, *(one.error_code for topic in _fetched_topics(response) for one in topic.partitions)]
+    return [
+        response.error_code,
+        *groups,
+        *(one.error_code for topic in _fetched_topics(response) for one in topic.partitions),
+    ]
 
 
 def _delete_offsets(setting, version: int) -> OffsetDeleteRequest:
     partitions = [OffsetDeleteRequest.Partition(partition_index=0)]
-    return OffsetDeleteRequest(group_id=_group_with_offsets(setting), topics=[OffsetDeleteRequest.Topic(name=setting.topic, partitions=partitions)])
+    return OffsetDeleteRequest(
+        group_id=_group_with_offsets(setting),
+        topics=[OffsetDeleteRequest.Topic(name=setting.topic, partitions=partitions)],
+    )
 
 
-# -- the consumer protocol ---------------------------------------------------------------------------------------------------------------
+# -- the consumer protocol -------------------------------------------------------------------------
 
 
 def _consumer_heartbeat(setting, version: int) -> ConsumerGroupHeartbeatRequest:
@@ -192,7 +260,12 @@ def _consumer_heartbeat(setting, version: int) -> ConsumerGroupHeartbeatRequest:
     _pending_consumer(setting)
     member_id = str(uuid.uuid4()) if version >= FIRST_CLIENT_MEMBER_ID else ""
     return ConsumerGroupHeartbeatRequest(
-        group_id=group, member_id=member_id, member_epoch=0, rebalance_timeout_ms=SESSION_MS, subscribed_topic_names=[setting.topic], topic_partitions=[]
+        group_id=group,
+        member_id=member_id,
+        member_epoch=0,
+        rebalance_timeout_ms=SESSION_MS,
+        subscribed_topic_names=[setting.topic],
+        topic_partitions=[],
     )
 
 
@@ -203,7 +276,12 @@ def _pending_consumer(setting) -> str:
 
         def join() -> bool:
             request = ConsumerGroupHeartbeatRequest(
-                group_id=group, member_id=str(uuid.uuid4()), member_epoch=0, rebalance_timeout_ms=SESSION_MS, subscribed_topic_names=[setting.topic], topic_partitions=[]
+                group_id=group,
+                member_id=str(uuid.uuid4()),
+                member_epoch=0,
+                rebalance_timeout_ms=SESSION_MS,
+                subscribed_topic_names=[setting.topic],
+                topic_partitions=[],
             )
             answer = setting.kafka.call(CONSUMER_HEARTBEAT, 1, request)
             assert answer.error_code == 0 or answer.error_code in LOADING, answer
@@ -216,7 +294,12 @@ def _pending_consumer(setting) -> str:
 
 def _beaten(setting, version: int, response) -> bool:
     got = [(topic.topic_id, sorted(topic.partitions)) for topic in response.assignment.topic_partitions]
-    return bool(response.member_id) and response.member_epoch > 0 and response.heartbeat_interval_ms > 0 and got == [(setting.topic_id, [0, 1])]
+    return (
+        bool(response.member_id)
+        and response.member_epoch > 0
+        and response.heartbeat_interval_ms > 0
+        and got == [(setting.topic_id, [0, 1])]
+    )
 
 
 def _describe_consumers(setting, version: int) -> ConsumerGroupDescribeRequest:
@@ -227,7 +310,12 @@ def _described_consumers(setting, version: int, response) -> bool:
     (group,) = response.groups
     (member,) = group.members
     (topic,) = member.assignment.topic_partitions
-    return (group.group_state, group.assignor_name, topic.topic_name, sorted(topic.partitions)) == ("Stable", "uniform", setting.topic, [0, 1])
+    return (group.group_state, group.assignor_name, topic.topic_name, sorted(topic.partitions)) == (
+        "Stable",
+        "uniform",
+        setting.topic,
+        [0, 1],
+    )
 
 
 CASES = {
@@ -235,11 +323,19 @@ CASES = {
     9: (_fetch, _fetch_errors, _fetched),
     11: (_join, lambda r: [r.error_code], _joined),
     12: (_heartbeat, lambda r: [r.error_code], lambda s, v, r: True),
-    13: (_leave, lambda r: [r.error_code, *(one.error_code for one in r.members)], lambda s, v, r: len(r.members) == (v >= 3)),
+    13: (
+        _leave,
+        lambda r: [r.error_code, *(one.error_code for one in r.members)],
+        lambda s, v, r: len(r.members) == (v >= 3),
+    ),
     14: (_sync, lambda r: [r.error_code], lambda s, v, r: r.assignment == b"what the leader said"),
     15: (_describe, lambda r: [group.error_code for group in r.groups], _described),
     16: (_list, lambda r: [r.error_code], _listed),
-    42: (lambda s, v: DeleteGroupsRequest(groups_names=[_group_with_offsets(s)]), lambda r: [one.error_code for one in r.results], lambda s, v, r: len(r.results) == 1),
+    42: (
+        lambda s, v: DeleteGroupsRequest(groups_names=[_group_with_offsets(s)]),
+        lambda r: [one.error_code for one in r.results],
+        lambda s, v, r: len(r.results) == 1,
+    ),
     47: (_delete_offsets, lambda r: [r.error_code, *_of_partitions(r)], lambda s, v, r: len(r.topics) == 1),
     68: (_consumer_heartbeat, lambda r: [r.error_code], _beaten),
     69: (_describe_consumers, lambda r: [group.error_code for group in r.groups], _described_consumers),

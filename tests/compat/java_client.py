@@ -1,4 +1,6 @@
-"""The Java client (kafka-clients): one small program under java/, built with the machine's Maven into the build tree, run with the machine's Java."""
+"""The Java client (kafka-clients): one small program under java/, built with the machine's Maven
+into the build tree, run with the machine's Java.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,19 @@ RUN_SECONDS = 240
 
 
 def build_java_client() -> Path:
-    """A folder with classes and libraries, kept while the sources are the same. Skips the test where it cannot be built for want of a tool or of the libraries."""
+    """A folder with classes and libraries, kept while the sources are the same. Skips the test
+    where it cannot be built for want of a tool or of the libraries.
+    """
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
             pytest.skip(f"the Java client: {tool} is not installed")
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.rglob("*")) if path.is_file() and path.suffix in (".xml", ".java"))).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(
+            path.read_bytes()
+            for path in sorted(SOURCE.rglob("*"))
+            if path.is_file() and path.suffix in (".xml", ".java")
+        )
+    ).hexdigest()
     home = OUTPUT / digest[:16]
     if (home / "complete").exists():
         return home
@@ -50,17 +60,35 @@ def _maven(home: Path, goal: str, skipped: str) -> None:
 
 def java_command(home: Path, bootstrap: str, *arguments: str) -> list[str]:
     return [
-        "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-        "-cp", f"{home / 'classes'}:{home / 'libraries'}/*", "mqd.compat.Main", bootstrap, *arguments,
-    ]  # fmt: skip
+        "java",
+        "-Xmx256m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-cp",
+        f"{home / 'classes'}:{home / 'libraries'}/*",
+        "mqd.compat.Main",
+        bootstrap,
+        *arguments,
+    ]
 
 
 def run_java_client(home: Path, bootstrap: str, command: str) -> list[str]:
     """The parts that held. AssertionError with what the program said when one did not."""
     try:
-        done = subprocess.run(java_command(home, bootstrap, command), capture_output=True, text=True, timeout=RUN_SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            java_command(home, bootstrap, command),
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired as late:
-        said = b"".join(part if isinstance(part, bytes) else (part or "").encode() for part in (late.stdout, late.stderr)).decode(errors="replace")
+        said = b"".join(
+            part if isinstance(part, bytes) else (part or "").encode() for part in (late.stdout, late.stderr)
+        ).decode(errors="replace")
         raise AssertionError(f"{command} took longer than {RUN_SECONDS} s\n{said[-4000:]}") from None
-    assert done.returncode == 0 and f"done {command}" in done.stdout, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
+    assert done.returncode == 0 and f"done {command}" in done.stdout, (
+        f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"
+    )
     return [line.removeprefix("held: ") for line in done.stdout.splitlines() if line.startswith("held: ")]

@@ -1,7 +1,9 @@
-"""kafka-python's own integration tests, out of its source distribution, run as a pytest of their own against a running broker.
+"""kafka-python's own integration tests, out of its source distribution, run as a pytest of their
+own against a running broker.
 
-The distribution leaves out three things that its repository has: `test/__init__.py`, `test/service.py` (starts and watches brokers) and the folder with Kafka's
-scripts. They are made here: a service that stands for a broker somebody else runs, and an empty folder.
+The distribution leaves out three things that its repository has: `test/__init__.py`,
+`test/service.py` (starts and watches brokers) and the folder with Kafka's scripts. They are made
+here: a service that stands for a broker somebody else runs, and an empty folder.
 """
 
 from __future__ import annotations
@@ -50,18 +52,22 @@ class SpawnedService:
         raise RuntimeError("only a broker that runs already is tested")
 '''
 
-# Loaded into the tests' pytest. kafka-python 3.0.12 has a race of its own: who subscribes while the first request for metadata is under way never asks for its topics,
-# and the next request is due in five minutes, long after the tests have given up. Asked every two seconds the race costs two seconds.
-DEFAULTS = '''
+# Loaded into the tests' pytest. kafka-python 3.0.12 has a race of its own: who subscribes while the
+# first request for metadata is under way never asks for its topics, and the next request is due in
+# five minutes, long after the tests have given up. Asked every two seconds the race costs two
+# seconds.
+DEFAULTS = """
 import kafka
 
 for client in (kafka.KafkaConsumer, kafka.KafkaProducer, kafka.KafkaAdminClient):
     client.DEFAULT_CONFIG["metadata_max_age_ms"] = 2000
-'''
+"""
 
 
 def find_own_tests(cache: Path) -> Path:
-    """The unpacked distribution of the installed version. Skips the test, with the reason, where it cannot be had."""
+    """The unpacked distribution of the installed version. Skips the test, with the reason, where it
+    cannot be had.
+    """
     version = kafka.__version__
     home = cache / f"kafka_python-{version}"
     if (home / "complete").exists():
@@ -80,8 +86,22 @@ def find_own_tests(cache: Path) -> Path:
 
 
 def _download(version: str, cache: Path) -> Path:
-    """pip asks a source distribution for its metadata: with the build tools of this environment, or, where it has none, with freshly fetched ones."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps", "--dest", str(cache), f"kafka-python=={version}"]
+    """pip asks a source distribution for its metadata: with the build tools of this environment,
+    or, where it has none, with freshly fetched ones.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-binary",
+        ":all:",
+        "--no-deps",
+        "--dest",
+        str(cache),
+        f"kafka-python=={version}",
+    ]
     failed = ""
     for options in (["--no-build-isolation"], []):
         try:
@@ -97,23 +117,49 @@ def _download(version: str, cache: Path) -> Path:
 
 
 def broker_for_own_tests(data_dir: Path, **config: str) -> Broker:
-    """Not yet started; set up as kafka-python's fixtures set up theirs: number 0, four partitions, short sessions, listeners by name."""
+    """Not yet started; set up as kafka-python's fixtures set up theirs: number 0, four partitions,
+    short sessions, listeners by name.
+    """
     settings = {"node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000", **config}
     broker = Broker(data_dir, config=settings)
     broker.config["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{broker.port}"
     return broker
 
 
-def run_own_tests(home: Path, broker: Broker, results: Path, left_out: Iterable[str] = (), only: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
-    """`left_out`: modules that are not collected; `only`: tests, by the names given here. Test name -> ("passed" | "failed" | "skipped", why). Its modules are named as files: test_x.py::test_name."""
+def run_own_tests(
+    home: Path, broker: Broker, results: Path, left_out: Iterable[str] = (), only: Iterable[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """`left_out`: modules that are not collected; `only`: tests, by the names given here. Test name
+    -> ("passed" | "failed" | "skipped", why). Its modules are named as files: test_x.py::test_name.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"KAFKA_URI": f"kafka://127.0.0.1:{broker.port}", "KAFKA_VERSION": KAFKA_VERSION, "PROJECT_ROOT": str(home)}
+    environment |= {
+        "KAFKA_URI": f"kafka://127.0.0.1:{broker.port}",
+        "KAFKA_VERSION": KAFKA_VERSION,
+        "PROJECT_ROOT": str(home),
+    }
     (home / "mqd_defaults.py").write_text(DEFAULTS)
     targets = [f"test/integration/{name}" for name in only]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mqd_defaults", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--show-capture=no", f"--timeout={TEST_SECONDS}", f"--junitxml={results}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "mqd_defaults",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        "--show-capture=no",
+        f"--timeout={TEST_SECONDS}",
+        f"--junitxml={results}",
+    ]
     command += targets or ["test/integration", *(f"--ignore=test/integration/{module}" for module in left_out)]
     with open(results.with_suffix(".log"), "w") as log:
-        done = subprocess.run(command, cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=RUN_SECONDS)
+        done = subprocess.run(
+            command, cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=RUN_SECONDS
+        )
     output = results.with_suffix(".log").read_text(errors="replace")
     assert done.returncode in (0, 1), f"pytest ended with {done.returncode}\n{output[-3000:]}"
     found: dict[str, tuple[str, str]] = {}

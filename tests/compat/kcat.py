@@ -1,7 +1,8 @@
 """kcat (librdkafka 2.0.2 in Debian 12), found or unpacked, and driven as a process.
 
-kcat cannot write a time of one's own choosing, an empty key or value beside an absent one, a header without value, nor a NUL or a delimiter. `writable` turns
-a message into the nearest one it can. Its consumer prints headers joined, so what it read is compared joined.
+kcat cannot write a time of one's own choosing, an empty key or value beside an absent one, a header
+without value, nor a NUL or a delimiter. `writable` turns a message into the nearest one it can. Its
+consumer prints headers joined, so what it read is compared joined.
 """
 
 from __future__ import annotations
@@ -33,18 +34,42 @@ class Kcat:
             self.environment["LD_LIBRARY_PATH"] = library_path
 
     def run(self, *arguments: str, stdin: bytes = b"") -> bytes:
-        done = subprocess.run([self.binary, *arguments], input=stdin, capture_output=True, timeout=DEADLINE_SECONDS, env=self.environment)
-        assert done.returncode == 0, f"kcat {' '.join(arguments)} ended with {done.returncode}: {done.stderr.decode(errors='replace')}"
+        done = subprocess.run(
+            [self.binary, *arguments], input=stdin, capture_output=True, timeout=DEADLINE_SECONDS, env=self.environment
+        )
+        assert done.returncode == 0, (
+            f"kcat {' '.join(arguments)} ended with {done.returncode}: {done.stderr.decode(errors='replace')}"
+        )
         return done.stdout
 
-    def produce(self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object) -> None:
-        """One run for neighbours that share partition and headers: kcat takes those by option, keys and values from its input."""
+    def produce(
+        self, bootstrap: str, topic: str, messages: list[Message], compression: str = "none", **options: object
+    ) -> None:
+        """One run for neighbours that share partition and headers: kcat takes those by option, keys
+        and values from its input.
+        """
         settings = [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
-        for (partition, headers), run in itertools.groupby(messages, lambda message: (message.partition, message.headers)):
+        for (partition, headers), run in itertools.groupby(
+            messages, lambda message: (message.partition, message.headers)
+        ):
             words = [word for name, value in headers for word in ("-H", f"{name}={(value or b'').decode('ascii')}")]
             lines = [(message.key or b"") + _KEY_END + (message.value or b"") + _VALUE_END for message in run]
             delimiters = ("-K", "\\x1f", "-D", "\\x1e", "-Z")
-            self.run("-P", "-b", bootstrap, "-t", topic, "-p", str(partition), "-z", compression, *delimiters, *words, *settings, stdin=b"".join(lines))
+            self.run(
+                "-P",
+                "-b",
+                bootstrap,
+                "-t",
+                topic,
+                "-p",
+                str(partition),
+                "-z",
+                compression,
+                *delimiters,
+                *words,
+                *settings,
+                stdin=b"".join(lines),
+            )
 
     @staticmethod
     def writable(message: Message) -> Message:
@@ -55,11 +80,32 @@ class Kcat:
         value = None if not message.value else text(message.value)
         return Message(message.partition, text(message.key) if message.key else None, value, headers, None)
 
-    def consume(self, bootstrap: str, topic: str, *arguments: str) -> list[tuple[int, int, int, bytes | None, bytes | None, bytes]]:
-        """(partition, offset, timestamp, key, value, joined headers) of every record of all partitions to their ends, as they came. `arguments` say from where."""
-        settings = ("-X", "check.crcs=true", "-X", "fetch.wait.max.ms=20")  # kcat leaves when its last long poll has been answered
+    def consume(
+        self, bootstrap: str, topic: str, *arguments: str
+    ) -> list[tuple[int, int, int, bytes | None, bytes | None, bytes]]:
+        """(partition, offset, timestamp, key, value, joined headers) of every record of all
+        partitions to their ends, as they came. `arguments` say from where.
+        """
+        # kcat leaves when its last long poll has been answered
+        settings = ("-X", "check.crcs=true", "-X", "fetch.wait.max.ms=20")
         form = "%p %o %T %K %S\\n%k%s%h\\x02\\x01\\n"
-        return list(_parse(self.run("-C", "-q", "-e", "-b", bootstrap, "-t", topic, *(arguments or ("-o", "beginning")), *settings, "-f", form)))
+        return list(
+            _parse(
+                self.run(
+                    "-C",
+                    "-q",
+                    "-e",
+                    "-b",
+                    bootstrap,
+                    "-t",
+                    topic,
+                    *(arguments or ("-o", "beginning")),
+                    *settings,
+                    "-f",
+                    form,
+                )
+            )
+        )
 
 
 def _parse(text: bytes) -> Iterator[tuple[int, int, int, bytes | None, bytes | None, bytes]]:
@@ -80,14 +126,18 @@ def _parse(text: bytes) -> Iterator[tuple[int, int, int, bytes | None, bytes | N
 
 def joined(headers: Headers) -> bytes:
     """Headers as kcat's %h prints them: a value ends at its first NUL."""
-    return b",".join(name.encode() + b"=" + (b"NULL" if value is None else value.partition(b"\0")[0]) for name, value in headers)
+    return b",".join(
+        name.encode() + b"=" + (b"NULL" if value is None else value.partition(b"\0")[0]) for name, value in headers
+    )
 
 
-# -- where it comes from ------------------------------------------------------------------------------------------------------------
+# -- where it comes from ---------------------------------------------------------------------------
 
 
 def find_kcat(cache: Path) -> Kcat:
-    """The installed one, else one unpacked from Debian's package. Skips the test, saying why, when there is none to be had."""
+    """The installed one, else one unpacked from Debian's package. Skips the test, saying why, when
+    there is none to be had.
+    """
     installed = shutil.which("kcat") or shutil.which("kafkacat")
     if installed:
         return Kcat(installed)
@@ -108,13 +158,37 @@ def find_kcat(cache: Path) -> Kcat:
 def _unpack(cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     wanted = subprocess.run(
-        ["apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances", "kcat"],
-        capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS,
-    )  # fmt: skip
+        [
+            "apt-cache",
+            "depends",
+            "--recurse",
+            "--no-recommends",
+            "--no-suggests",
+            "--no-conflicts",
+            "--no-breaks",
+            "--no-replaces",
+            "--no-enhances",
+            "kcat",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_SECONDS,
+    )
     # Everything it is linked with, but for what each system has and must not be given twice.
-    names = sorted({line for line in wanted.stdout.splitlines() if re.fullmatch(r"kcat|zlib1g|lib(?!c6|gcc|crypt1|stdc)[a-z0-9.+-]+", line)})
+    names = sorted(
+        {
+            line
+            for line in wanted.stdout.splitlines()
+            if re.fullmatch(r"kcat|zlib1g|lib(?!c6|gcc|crypt1|stdc)[a-z0-9.+-]+", line)
+        }
+    )
     if "kcat" not in names:
         raise OSError("apt knows no package kcat")
-    subprocess.run(["apt-get", "download", *names], cwd=cache, check=True, capture_output=True, timeout=DEADLINE_SECONDS)
+    subprocess.run(
+        ["apt-get", "download", *names], cwd=cache, check=True, capture_output=True, timeout=DEADLINE_SECONDS
+    )
     for package in cache.glob("*.deb"):
-        subprocess.run(["dpkg", "-x", str(package), str(cache / "root")], check=True, capture_output=True, timeout=DEADLINE_SECONDS)
+        subprocess.run(
+            ["dpkg", "-x", str(package), str(cache / "root")], check=True, capture_output=True, timeout=DEADLINE_SECONDS
+        )

@@ -1,6 +1,9 @@
-"""Members of consumer groups, one for each Python client behind one small face. Each polls in a thread of its own and commits what it has read before it polls again.
+"""Members of consumer groups, one for each Python client behind one small face. Each polls in a
+thread of its own and commits what it has read before it polls again.
 
-`held` is what the member holds at the moment; `values` are those it has read, in order, and `committed` how many of them were read when its last commit succeeded. `leave()` ends it properly and raises what failed it.
+`held` is what the member holds at the moment; `values` are those it has read, in order, and
+`committed` how many of them were read when its last commit succeeded. `leave()` ends it properly
+and raises what failed it.
 """
 
 from __future__ import annotations
@@ -64,11 +67,21 @@ class ConfluentMember(Member):
     """`kind`: an assignor's name, or "consumer" for the protocol of KIP-848."""
 
     def live(self) -> None:
-        settings = {"bootstrap.servers": self.bootstrap, "group.id": self.group, "auto.offset.reset": "earliest", "enable.auto.commit": False, "fetch.wait.max.ms": POLL_MS}
+        settings = {
+            "bootstrap.servers": self.bootstrap,
+            "group.id": self.group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": POLL_MS,
+        }
         if self.kind == "consumer":
             settings["group.protocol"] = "consumer"
         else:
-            settings |= {"partition.assignment.strategy": self.kind, "session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": HEARTBEAT_MS}
+            settings |= {
+                "partition.assignment.strategy": self.kind,
+                "session.timeout.ms": SESSION_MS,
+                "heartbeat.interval.ms": HEARTBEAT_MS,
+            }
         consumer = confluent_kafka.Consumer({**settings, **self.options})
         try:
             consumer.subscribe([self.topic])
@@ -86,17 +99,29 @@ class ConfluentMember(Member):
 
 
 class KafkaPythonMember(Member):
-    """kafka-python 3.0.12 forgets a rebalance whose answer comes between two polls: it holds nothing then, and sends no heartbeats. Such a one is asked for anew."""
+    """kafka-python 3.0.12 forgets a rebalance whose answer comes between two polls: it holds
+    nothing then, and sends no heartbeats. Such a one is asked for anew.
+    """
 
     ASSIGNORS = {
-        "range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor, "sticky": StickyPartitionAssignor, "cooperative-sticky": CooperativeStickyAssignor,
-    }  # fmt: skip
+        "range": RangePartitionAssignor,
+        "roundrobin": RoundRobinPartitionAssignor,
+        "sticky": StickyPartitionAssignor,
+        "cooperative-sticky": CooperativeStickyAssignor,
+    }
 
     def live(self) -> None:
         consumer = kafka.KafkaConsumer(
-            self.topic, bootstrap_servers=self.bootstrap, group_id=self.group, auto_offset_reset="earliest", enable_auto_commit=False, session_timeout_ms=SESSION_MS,
-            heartbeat_interval_ms=HEARTBEAT_MS, partition_assignment_strategy=[self.ASSIGNORS[self.kind]], **self.options,
-        )  # fmt: skip
+            self.topic,
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            partition_assignment_strategy=[self.ASSIGNORS[self.kind]],
+            **self.options,
+        )
         try:
             while not self.leaving.is_set():
                 batches = consumer.poll(POLL_MS)
@@ -109,7 +134,6 @@ class KafkaPythonMember(Member):
         finally:
             consumer.close()
 
-
     @staticmethod
     def _look_for_forgotten_rebalance(consumer: kafka.KafkaConsumer) -> None:
         coordinator = consumer._coordinator
@@ -119,7 +143,9 @@ class KafkaPythonMember(Member):
 
 
 class AiokafkaMember(Member):
-    """It rebalances whenever it is told to, also between reading and committing: such a commit is refused, and who gets the partitions reads the records again."""
+    """It rebalances whenever it is told to, also between reading and committing: such a commit is
+    refused, and who gets the partitions reads the records again.
+    """
 
     ASSIGNORS = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
 
@@ -128,9 +154,16 @@ class AiokafkaMember(Member):
 
     async def _live(self) -> None:
         consumer = aiokafka.AIOKafkaConsumer(
-            self.topic, bootstrap_servers=self.bootstrap, group_id=self.group, auto_offset_reset="earliest", enable_auto_commit=False, session_timeout_ms=SESSION_MS,
-            heartbeat_interval_ms=HEARTBEAT_MS, partition_assignment_strategy=(self.ASSIGNORS[self.kind],), **self.options,
-        )  # fmt: skip
+            self.topic,
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            partition_assignment_strategy=(self.ASSIGNORS[self.kind],),
+            **self.options,
+        )
         await consumer.start()
         try:
             while not self.leaving.is_set():
@@ -147,7 +180,11 @@ class AiokafkaMember(Member):
             await consumer.stop()
 
 
-MEMBERS: dict[str, type[Member]] = {"confluent-kafka": ConfluentMember, "kafka-python": KafkaPythonMember, "aiokafka": AiokafkaMember}
+MEMBERS: dict[str, type[Member]] = {
+    "confluent-kafka": ConfluentMember,
+    "kafka-python": KafkaPythonMember,
+    "aiokafka": AiokafkaMember,
+}
 
 
 def until(what: str, look: Callable[[], bool], *members: Member) -> None:

@@ -27,7 +27,10 @@ class Message:
         def short(data: bytes | None) -> str:
             return repr(data) if data is None or len(data) <= 40 else f"{data[:30]!r}... ({len(data)} bytes)"
 
-        return f"Message({self.partition}, key={short(self.key)}, value={short(self.value)}, headers={self.headers}, timestamp_ms={self.timestamp_ms})"
+        return (
+            f"Message({self.partition}, key={short(self.key)}, value={short(self.value)}, headers={self.headers},"
+            f" timestamp_ms={self.timestamp_ms})"
+        )
 
 
 def compressible(size: int, seed: str) -> bytes:
@@ -38,7 +41,9 @@ def compressible(size: int, seed: str) -> bytes:
 
 
 def messages_of(writer: str, compression: str) -> list[Message]:
-    """What one client writes into the six partitions of one topic: every shape in each partition, a big one in the last. The key names the writer."""
+    """What one client writes into the six partitions of one topic: every shape in each partition, a
+    big one in the last. The key names the writer.
+    """
     found = []
     for partition in range(PARTITION_COUNT):
         name = f"{writer} {compression} {partition}".encode()
@@ -50,7 +55,18 @@ def messages_of(writer: str, compression: str) -> list[Message]:
             (None, b"without a key " + name * 4, ()),
             (name + bytes(range(256)), bytes(range(256)) * 16, ()),
             (name, b"one header", (("trace", b"42"),)),
-            (name, b"many headers", (("a", b"1"), ("a", b"2"), ("null", None), ("empty", b""), ("bytes", bytes(range(256))), ("naïve-☃", "ü".encode()))),
+            (
+                name,
+                b"many headers",
+                (
+                    ("a", b"1"),
+                    ("a", b"2"),
+                    ("null", None),
+                    ("empty", b""),
+                    ("bytes", bytes(range(256))),
+                    ("naïve-☃", "ü".encode()),
+                ),
+            ),
             (name + b" text " * 20, compressible(20_000, f"{writer}{partition}"), (("size", b"20000"),)),
         ]
         if partition == PARTITION_COUNT - 1:

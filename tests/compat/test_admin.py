@@ -1,4 +1,6 @@
-"""Each client's admin interface: topics made, grown, configured, emptied and deleted, the cluster described, and what is told when it cannot be."""
+"""Each client's admin interface: topics made, grown, configured, emptied and deleted, the cluster
+described, and what is told when it cannot be.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def eventually(what: Callable[[], bool]) -> None:
         time.sleep(0.02)  # polls another process
 
 
-# -- confluent-kafka -----------------------------------------------------------------------------------------------------------------
+# -- confluent-kafka -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -79,7 +81,10 @@ def test_confluent_topics(confluent: AdminClient) -> None:
     eventually(lambda: name in confluent.list_topics(timeout=10).topics)
     found = confluent.list_topics(name, timeout=10).topics[name]
     assert sorted(found.partitions) == [0, 1, 2, 3]
-    assert all((partition.leader, partition.replicas, partition.isrs) == (1, [1], [1]) for partition in found.partitions.values())
+    assert all(
+        (partition.leader, partition.replicas, partition.isrs) == (1, [1], [1])
+        for partition in found.partitions.values()
+    )
     result_of(confluent.create_partitions([NewPartitions(name, 6)]))
     eventually(lambda: len(confluent.list_topics(name, timeout=10).topics[name].partitions) == 6)
     result_of(confluent.delete_topics([name]))
@@ -89,11 +94,23 @@ def test_confluent_topics(confluent: AdminClient) -> None:
 def test_confluent_is_told_why_not(confluent: AdminClient, topic: str) -> None:
     assert code_of(confluent.create_topics([NewTopic(topic, 1, 1)])) == KafkaError.TOPIC_ALREADY_EXISTS
     assert code_of(confluent.create_topics([NewTopic("no/slashes", 1, 1)])) == KafkaError.TOPIC_EXCEPTION
-    assert code_of(confluent.create_topics([NewTopic(topics.fresh_name("x"), 1, 3)])) == KafkaError.INVALID_REPLICATION_FACTOR
-    assert code_of(confluent.create_topics([NewTopic(topics.fresh_name("x"), 1, 1, config={"no.such.thing": "1"})])) == KafkaError.INVALID_CONFIG
-    assert code_of(confluent.create_topics([NewTopic(topics.fresh_name("x"), 1, 1, config={"retention.ms": "soon"})])) == KafkaError.INVALID_CONFIG
+    assert (
+        code_of(confluent.create_topics([NewTopic(topics.fresh_name("x"), 1, 3)]))
+        == KafkaError.INVALID_REPLICATION_FACTOR
+    )
+    assert (
+        code_of(confluent.create_topics([NewTopic(topics.fresh_name("x"), 1, 1, config={"no.such.thing": "1"})]))
+        == KafkaError.INVALID_CONFIG
+    )
+    assert (
+        code_of(confluent.create_topics([NewTopic(topics.fresh_name("x"), 1, 1, config={"retention.ms": "soon"})]))
+        == KafkaError.INVALID_CONFIG
+    )
     assert code_of(confluent.create_partitions([NewPartitions(topic, 2)])) == KafkaError.INVALID_PARTITIONS
-    assert code_of(confluent.create_partitions([NewPartitions(topics.fresh_name("nowhere"), 2)])) == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert (
+        code_of(confluent.create_partitions([NewPartitions(topics.fresh_name("nowhere"), 2)]))
+        == KafkaError.UNKNOWN_TOPIC_OR_PART
+    )
     assert code_of(confluent.delete_topics([topics.fresh_name("nowhere")])) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
@@ -107,17 +124,29 @@ def test_confluent_configs(confluent: AdminClient, topic: str) -> None:
         ConfigEntry("retention.ms", "1000000", incremental_operation=AlterConfigOpType.SET),
         ConfigEntry("max.message.bytes", "2000000", incremental_operation=AlterConfigOpType.SET),
     ]
-    result_of(confluent.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)]))
+    result_of(
+        confluent.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=changes)])
+    )
     eventually(lambda: configs()["retention.ms"].value == "1000000")
     assert not configs()["retention.ms"].is_default and configs()["max.message.bytes"].value == "2000000"
     back = [ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE)]
-    result_of(confluent.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=back)]))
+    result_of(
+        confluent.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=back)])
+    )
     eventually(lambda: configs()["retention.ms"].value == "604800000")
     assert configs()["max.message.bytes"].value == "2000000"
     wrong = [ConfigEntry("retention.ms", "-5", incremental_operation=AlterConfigOpType.SET)]
-    assert code_of(confluent.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=wrong)])) == KafkaError.INVALID_CONFIG
+    assert (
+        code_of(
+            confluent.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=wrong)])
+        )
+        == KafkaError.INVALID_CONFIG
+    )
     broker = result_of(confluent.describe_configs([ConfigResource(ResourceType.BROKER, "1")]))
-    assert broker["advertised.listeners"].value.startswith("PLAINTEXT://127.0.0.1:") and broker["io.backend"].value in ("epoll", "io_uring")
+    assert broker["advertised.listeners"].value.startswith("PLAINTEXT://127.0.0.1:") and broker["io.backend"].value in (
+        "epoll",
+        "io_uring",
+    )
 
 
 def test_confluent_records_and_offsets(confluent: AdminClient, topic: str) -> None:
@@ -131,7 +160,9 @@ def test_confluent_records_and_offsets(confluent: AdminClient, topic: str) -> No
     assert offset(OffsetSpec.max_timestamp()) in range(2, 5)
     assert offset(OffsetSpec.for_timestamp(0)) == 2
     assert code_of(confluent.delete_records([TopicPartition(topic, 1, 99)])) == KafkaError.OFFSET_OUT_OF_RANGE
-    assert result_of(confluent.delete_records([TopicPartition(topic, 1, confluent_kafka.OFFSET_END)])).low_watermark == 5
+    assert (
+        result_of(confluent.delete_records([TopicPartition(topic, 1, confluent_kafka.OFFSET_END)])).low_watermark == 5
+    )
 
 
 def test_confluent_describes(confluent: AdminClient, shared_broker: Broker, topic: str) -> None:
@@ -142,7 +173,7 @@ def test_confluent_describes(confluent: AdminClient, shared_broker: Broker, topi
     assert [(partition.id, partition.leader.id) for partition in described.partitions] == [(0, 1), (1, 1), (2, 1)]
 
 
-# -- kafka-python -----------------------------------------------------------------------------------------------------------------------
+# -- kafka-python ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -180,7 +211,9 @@ def test_kafka_python_configs(python_admin: kafka.KafkaAdminClient, topic: str, 
         return found
 
     assert configs()["retention.ms"]["value"] == "604800000"
-    python_admin.alter_configs([kafka.admin.ConfigResource("TOPIC", topic, {"retention.ms": "2000000"})], incremental=incremental)
+    python_admin.alter_configs(
+        [kafka.admin.ConfigResource("TOPIC", topic, {"retention.ms": "2000000"})], incremental=incremental
+    )
     eventually(lambda: configs()["retention.ms"]["value"] == "2000000")
     python_admin.reset_configs([kafka.admin.ConfigResource("TOPIC", topic, ["retention.ms"])], incremental=incremental)
     eventually(lambda: configs()["retention.ms"]["value"] == "604800000")
@@ -203,7 +236,7 @@ def test_kafka_python_describes(python_admin: kafka.KafkaAdminClient, shared_bro
     assert str(shared_broker.data_dir) in told and topic in told
 
 
-# -- aiokafka --------------------------------------------------------------------------------------------------------------------------
+# -- aiokafka --------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
@@ -259,7 +292,9 @@ def test_aiokafka_configs(shared_broker: Broker, topic: str) -> None:
         async with aiokafka_admin(shared_broker) as admin:
 
             async def value() -> str:
-                (response,) = await admin.describe_configs([aiokafka.admin.config_resource.ConfigResource("TOPIC", topic)])
+                (response,) = await admin.describe_configs(
+                    [aiokafka.admin.config_resource.ConfigResource("TOPIC", topic)]
+                )
                 (resource,) = response.resources
                 assert resource[0] == 0
                 return {row[0]: row[1] for row in resource[4]}["retention.ms"]
@@ -268,7 +303,9 @@ def test_aiokafka_configs(shared_broker: Broker, topic: str) -> None:
                 return await value() == "3000000"
 
             assert await value() == "604800000"
-            await admin.alter_configs([aiokafka.admin.config_resource.ConfigResource("TOPIC", topic, {"retention.ms": "3000000"})])
+            await admin.alter_configs(
+                [aiokafka.admin.config_resource.ConfigResource("TOPIC", topic, {"retention.ms": "3000000"})]
+            )
             await eventually_async(changed)
 
     asyncio.run(run())
@@ -278,9 +315,13 @@ def test_aiokafka_records_and_cluster(shared_broker: Broker, topic: str) -> None
     async def run() -> None:
         partition = aiokafka.TopicPartition(topic, 1)
         async with aiokafka_admin(shared_broker) as admin:
-            assert await admin.delete_records({partition: aiokafka.admin.RecordsToDelete(before_offset=4)}) == {partition: 4}
+            assert await admin.delete_records({partition: aiokafka.admin.RecordsToDelete(before_offset=4)}) == {
+                partition: 4
+            }
             cluster = await admin.describe_cluster()
-            assert cluster["controller_id"] == 1 and [broker["port"] for broker in cluster["brokers"]] == [shared_broker.port]
+            assert cluster["controller_id"] == 1 and [broker["port"] for broker in cluster["brokers"]] == [
+                shared_broker.port
+            ]
             assert cluster["cluster_id"]
 
     asyncio.run(run())
@@ -288,7 +329,7 @@ def test_aiokafka_records_and_cluster(shared_broker: Broker, topic: str) -> None
         assert topics.list_offset(connection, topic, topics.EARLIEST, 1).offset == 4
 
 
-# -- kcat -----------------------------------------------------------------------------------------------------------------------------------
+# -- kcat ------------------------------------------------------------------------------------------
 
 
 def test_kcat_lists(shared_broker: Broker, kcat: Kcat, topic: str) -> None:
@@ -296,4 +337,6 @@ def test_kcat_lists(shared_broker: Broker, kcat: Kcat, topic: str) -> None:
     assert everything["brokers"] == [{"id": 1, "name": shared_broker.bootstrap}] and everything["controllerid"] == 1
     assert topic in [row["topic"] for row in everything["topics"]]
     (found,) = json.loads(kcat.run("-L", "-J", "-b", shared_broker.bootstrap, "-t", topic))["topics"]
-    assert [(row["partition"], row["leader"], row["isrs"]) for row in found["partitions"]] == [(number, 1, [{"id": 1}]) for number in range(3)]
+    assert [(row["partition"], row["leader"], row["isrs"]) for row in found["partitions"]] == [
+        (number, 1, [{"id": 1}]) for number in range(3)
+    ]

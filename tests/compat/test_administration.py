@@ -1,4 +1,6 @@
-"""What administrators' clients ask beyond topics and configurations: features, the quorum, elections, reassignments, disks, credentials; and clients under a quota."""
+"""What administrators' clients ask beyond topics and configurations: features, the quorum,
+elections, reassignments, disks, credentials; and clients under a quota.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import kafka
 import kafka.admin
 import pytest
 from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from mqd.protocol.messages import AlterClientQuotasRequest, DescribeAclsRequest
 from tests.broker import Broker
@@ -48,17 +58,38 @@ def test_confluent_elects_and_describes_credentials(shared_broker: Broker, topic
 def test_acls_are_disabled_and_everything_is_authorized(shared_broker: Broker, topic: str) -> None:
     """As at an Apache Kafka broker without an authorizer."""
     admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap})
-    everything = AclBindingFilter(ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
-    rule = AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:me", "*", AclOperation.READ, AclPermissionType.ALLOW)
-    with KafkaConnection("127.0.0.1", shared_broker.port) as kafka_connection:  # confluent_kafka gives an empty list for an error
+    everything = AclBindingFilter(
+        ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+    )
+    rule = AclBinding(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        "User:me",
+        "*",
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+    # confluent_kafka gives an empty list for an error
+    with KafkaConnection("127.0.0.1", shared_broker.port) as kafka_connection:
         for version in (1, 2, 3):
-            described = kafka_connection.call(DESCRIBE_ACLS, version, DescribeAclsRequest(resource_type_filter=1, operation=1, permission_type=1))
-            assert (described.error_code, described.error_message, described.resources) == (KafkaError.SECURITY_DISABLED, "No Authorizer is configured.", [])
+            described = kafka_connection.call(
+                DESCRIBE_ACLS, version, DescribeAclsRequest(resource_type_filter=1, operation=1, permission_type=1)
+            )
+            assert (described.error_code, described.error_message, described.resources) == (
+                KafkaError.SECURITY_DISABLED,
+                "No Authorizer is configured.",
+                [],
+            )
     for asked in (*admin.create_acls([rule]).values(), *admin.delete_acls([everything]).values()):
         with pytest.raises(KafkaException) as caught:
             asked.result(DEADLINE_SECONDS)
-        assert caught.value.args[0].code() == KafkaError.SECURITY_DISABLED and "No Authorizer is configured" in str(caught.value)
-    described = admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)[topic].result(DEADLINE_SECONDS)
+        assert caught.value.args[0].code() == KafkaError.SECURITY_DISABLED and "No Authorizer is configured" in str(
+            caught.value
+        )
+    described = admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)[topic].result(
+        DEADLINE_SECONDS
+    )
     names = {"READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
     assert {operation.name for operation in described.authorized_operations} == names
     cluster = admin.describe_cluster(include_authorized_operations=True).result(DEADLINE_SECONDS)
@@ -88,7 +119,10 @@ def test_kafka_python_moves_features_down_and_up(python_admin: kafka.KafkaAdminC
     eventually_finalized(python_admin, low)
     python_admin.update_features({"metadata.version": (1, high)})
     eventually_finalized(python_admin, high)
-    assert python_admin.describe_features()["metadata.version"]["finalized_epoch"] > before["metadata.version"]["finalized_epoch"]
+    assert (
+        python_admin.describe_features()["metadata.version"]["finalized_epoch"]
+        > before["metadata.version"]["finalized_epoch"]
+    )
 
 
 def eventually_finalized(admin: kafka.KafkaAdminClient, level: int) -> None:
@@ -117,7 +151,12 @@ def test_kafka_python_moves_a_replica(start_broker, tmp_path) -> None:
 
 def _directories_of(admin: kafka.KafkaAdminClient, topic: str) -> list[str]:
     (about,) = admin.describe_log_dirs({topic: [0]})
-    return [directory["log_dir"] for directory in about["log_dirs"] for one in directory["topics"] if one["name"] == topic and one["partitions"]]
+    return [
+        directory["log_dir"]
+        for directory in about["log_dirs"]
+        for one in directory["topics"]
+        if one["name"] == topic and one["partitions"]
+    ]
 
 
 def limit(broker: Broker, client_id: str, key: str, value: float | None) -> None:
@@ -137,17 +176,33 @@ def test_clients_under_a_quota_lose_nothing_and_are_told(start_broker, io_backen
     limit(broker, "slow", "producer_byte_rate", 100_000)
     told: list[float] = []
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": broker.bootstrap, "client.id": "slow", "linger.ms": 5, "batch.num.messages": 10, "throttle_cb": lambda event: told.append(event.throttle_time)}
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "client.id": "slow",
+            "linger.ms": 5,
+            "batch.num.messages": 10,
+            "throttle_cb": lambda event: told.append(event.throttle_time),
+        }
     )
     delivered, began = [], time.monotonic()
     for number in range(400):
-        producer.produce(topic, b"%d" % number + b"x" * 1000, on_delivery=lambda error, message: delivered.append((error, message.offset())))
+        producer.produce(
+            topic,
+            b"%d" % number + b"x" * 1000,
+            on_delivery=lambda error, message: delivered.append((error, message.offset())),
+        )
     assert producer.flush(60) == 0
-    assert time.monotonic() - began >= 2.5, "400 KB at 100 KB/s, one second of it ahead, and the last requests before they are paid for"
-    assert [error for error, _ in delivered if error] == [] and sorted(offset for _, offset in delivered) == list(range(400))
+    assert time.monotonic() - began >= 2.5, (
+        "400 KB at 100 KB/s, one second of it ahead, and the last requests before they are paid for"
+    )
+    assert [error for error, _ in delivered if error] == [] and sorted(offset for _, offset in delivered) == list(
+        range(400)
+    )
     assert told and max(told) > 0
     limit(broker, "reader", "consumer_byte_rate", 150_000)
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap, "client.id": "reader", "group.id": "g", "auto.offset.reset": "earliest"})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap, "client.id": "reader", "group.id": "g", "auto.offset.reset": "earliest"}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     seen, began = 0, time.monotonic()
     while seen < 400:

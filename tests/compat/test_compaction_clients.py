@@ -1,4 +1,6 @@
-"""Consumers of every kind on a compacted topic: gaps, batches that lost records, batches that lost all of them, tombstones."""
+"""Consumers of every kind on a compacted topic: gaps, batches that lost records, batches that lost
+all of them, tombstones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from mqd.log import compaction_report
 from mqd.log.dump import dump_segment
 from tests.broker import Broker
 
-CONFIG = {"cleanup.policy": "compact", "segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "60000"}
+CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16384",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "60000",
+}
 KEYS, PARTITIONS = 30, 2
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -41,7 +48,15 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
 def _fill(broker: Broker) -> Final:
     chance, final = random.Random(1), {}
     for number, codec in enumerate(CODECS * 3):
-        producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": number % 2 == 0, "compression.type": codec, "linger.ms": 5, "batch.num.messages": 25})
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "enable.idempotence": number % 2 == 0,
+                "compression.type": codec,
+                "linger.ms": 5,
+                "batch.num.messages": 25,
+            }
+        )
         for count in range(300):
             partition, key = chance.randrange(PARTITIONS), b"key-%d" % chance.randrange(KEYS)
             value = None if chance.random() < 0.1 else b"%d-%d-" % (number, count) + b"." * 60
@@ -52,7 +67,11 @@ def _fill(broker: Broker) -> Final:
 
 
 def _runs(broker: Broker) -> int:
-    return sum(one.runs > 0 for worker in range(broker.workers) for one in compaction_report.read(broker.data_dir / "run", worker).partitions)
+    return sum(
+        one.runs > 0
+        for worker in range(broker.workers)
+        for one in compaction_report.read(broker.data_dir / "run", worker).partitions
+    )
 
 
 def _emptied(broker: Broker) -> bool:
@@ -82,7 +101,17 @@ def reduce(rows: list[tuple[int, int, bytes, bytes | None]]) -> Final:
 
 def test_confluent_kafka(compacted):
     broker, topic, final = compacted
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g", "enable.auto.commit": False, "enable.partition.eof": True, "check.crcs": True, "fetch.max.bytes": 20000, "message.max.bytes": 20000})
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "g",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "check.crcs": True,
+            "fetch.max.bytes": 20000,
+            "message.max.bytes": 20000,
+        }
+    )
     consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     rows, ended, deadline = [], set(), time.monotonic() + 30
     while len(ended) < PARTITIONS:
@@ -101,7 +130,12 @@ def test_confluent_kafka(compacted):
 
 def test_kafka_python(compacted):
     broker, topic, final = compacted
-    consumer = kafka.KafkaConsumer(bootstrap_servers=broker.bootstrap, enable_auto_commit=False, auto_offset_reset="earliest", max_partition_fetch_bytes=20000)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=broker.bootstrap,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=20000,
+    )
     wanted = [kafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]
     consumer.assign(wanted)
     ends, rows, deadline = consumer.end_offsets(wanted), [], time.monotonic() + 30
@@ -117,7 +151,12 @@ def test_aiokafka(compacted):
     broker, topic, final = compacted
 
     async def read() -> list[tuple[int, int, bytes, bytes | None]]:
-        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=broker.bootstrap, enable_auto_commit=False, auto_offset_reset="earliest", max_partition_fetch_bytes=20000)
+        consumer = aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=broker.bootstrap,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=20000,
+        )
         await consumer.start()
         try:
             wanted = [aiokafka.TopicPartition(topic, partition) for partition in range(PARTITIONS)]

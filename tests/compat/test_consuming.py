@@ -1,4 +1,6 @@
-"""Every client as a consumer of partitions it assigned itself: seeking, time, ends, long polls, topics that come, grow and go."""
+"""Every client as a consumer of partitions it assigned itself: seeking, time, ends, long polls,
+topics that come, grow and go.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,26 @@ def numbered(shared_broker: Broker) -> str:
     name = topics.create_topic(shared_broker, "numbered", 2)
     with topics.connect(shared_broker) as connection:
         for start in range(0, COUNT, 5):
-            topics.must_produce(connection, name, *[Record(value=b"%d" % n, timestamp_ms=FIRST_MS + n * STEP_MS) for n in range(start, start + 5)])
+            topics.must_produce(
+                connection,
+                name,
+                *[Record(value=b"%d" % n, timestamp_ms=FIRST_MS + n * STEP_MS) for n in range(start, start + 5)],
+            )
     return name
 
 
 @contextlib.contextmanager
 def confluent_consumer(broker: Broker, **settings: object) -> Iterator[confluent_kafka.Consumer]:
-    defaults = {"bootstrap.servers": broker.bootstrap, "group.id": "by hand", "enable.auto.commit": False, "auto.offset.reset": "error", "fetch.wait.max.ms": 50}
-    consumer = confluent_kafka.Consumer({**defaults, **{name.replace("_", "."): value for name, value in settings.items()}})
+    defaults = {
+        "bootstrap.servers": broker.bootstrap,
+        "group.id": "by hand",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        "fetch.wait.max.ms": 50,
+    }
+    consumer = confluent_kafka.Consumer(
+        {**defaults, **{name.replace("_", "."): value for name, value in settings.items()}}
+    )
     try:
         yield consumer
     finally:
@@ -52,7 +66,15 @@ def confluent_consumer(broker: Broker, **settings: object) -> Iterator[confluent
 
 @contextlib.contextmanager
 def kafka_python_consumer(broker: Broker, **settings: object) -> Iterator[kafka.KafkaConsumer]:
-    consumer = kafka.KafkaConsumer(**{"bootstrap_servers": broker.bootstrap, "group_id": None, "enable_auto_commit": False, "auto_offset_reset": "none", **settings})
+    consumer = kafka.KafkaConsumer(
+        **{
+            "bootstrap_servers": broker.bootstrap,
+            "group_id": None,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            **settings,
+        }
+    )
     try:
         yield consumer
     finally:
@@ -60,7 +82,15 @@ def kafka_python_consumer(broker: Broker, **settings: object) -> Iterator[kafka.
 
 
 def aiokafka_consumer(broker: Broker, **settings: object) -> aiokafka.AIOKafkaConsumer:
-    return aiokafka.AIOKafkaConsumer(**{"bootstrap_servers": broker.bootstrap, "group_id": None, "enable_auto_commit": False, "auto_offset_reset": "none", **settings})
+    return aiokafka.AIOKafkaConsumer(
+        **{
+            "bootstrap_servers": broker.bootstrap,
+            "group_id": None,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            **settings,
+        }
+    )
 
 
 def poll_confluent(consumer: confluent_kafka.Consumer, count: int) -> list[confluent_kafka.Message]:
@@ -85,7 +115,7 @@ def poll_kafka_python(consumer: kafka.KafkaConsumer, count: int) -> list[kafka.c
     return found
 
 
-# -- by offset -------------------------------------------------------------------------------------------------------------------
+# -- by offset -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7, 24, 45, 49])
@@ -95,7 +125,9 @@ def test_seek_confluent(shared_broker: Broker, numbered: str, offset: int) -> No
         poll_confluent(consumer, 2)
         consumer.seek(TopicPartition(numbered, 0, offset))
         found = poll_confluent(consumer, COUNT - offset)
-        assert [(message.offset(), message.value()) for message in found] == [(n, b"%d" % n) for n in range(offset, COUNT)]
+        assert [(message.offset(), message.value()) for message in found] == [
+            (n, b"%d" % n) for n in range(offset, COUNT)
+        ]
         assert consumer.get_watermark_offsets(TopicPartition(numbered, 0), timeout=10) == (0, COUNT)
 
 
@@ -107,7 +139,10 @@ def test_seek_kafka_python(shared_broker: Broker, numbered: str) -> None:
             consumer.seek(partition, offset)
             found = poll_kafka_python(consumer, COUNT - offset)
             assert [(record.offset, record.value) for record in found] == [(n, b"%d" % n) for n in range(offset, COUNT)]
-        assert (consumer.beginning_offsets([partition]), consumer.end_offsets([partition])) == ({partition: 0}, {partition: COUNT})
+        assert (consumer.beginning_offsets([partition]), consumer.end_offsets([partition])) == (
+            {partition: 0},
+            {partition: COUNT},
+        )
         consumer.seek_to_end(partition)
         assert consumer.position(partition) == COUNT
 
@@ -135,9 +170,16 @@ def test_seek_kcat(shared_broker: Broker, numbered: str, kcat: Kcat) -> None:
         assert [offset for _, offset, *_ in found] == list(range(start, COUNT))
 
 
-# -- by time -----------------------------------------------------------------------------------------------------------------------
+# -- by time ---------------------------------------------------------------------------------------
 
-TIMES = [(FIRST_MS - 1, 0), (FIRST_MS, 0), (FIRST_MS + 1, 1), (FIRST_MS + 23 * STEP_MS, 23), (FIRST_MS + 23 * STEP_MS - 5, 23), (FIRST_MS + 49 * STEP_MS, 49)]
+TIMES = [
+    (FIRST_MS - 1, 0),
+    (FIRST_MS, 0),
+    (FIRST_MS + 1, 1),
+    (FIRST_MS + 23 * STEP_MS, 23),
+    (FIRST_MS + 23 * STEP_MS - 5, 23),
+    (FIRST_MS + 49 * STEP_MS, 49),
+]
 PAST_THE_LAST_MS = FIRST_MS + 50 * STEP_MS
 
 
@@ -158,7 +200,11 @@ def test_times_kafka_python(shared_broker: Broker, numbered: str) -> None:
         consumer.assign([partition])
         for timestamp, offset in TIMES:
             found = consumer.offsets_for_times({partition: timestamp, empty: timestamp})
-            assert (found[partition].offset, found[partition].timestamp, found[empty]) == (offset, FIRST_MS + offset * STEP_MS, None)
+            assert (found[partition].offset, found[partition].timestamp, found[empty]) == (
+                offset,
+                FIRST_MS + offset * STEP_MS,
+                None,
+            )
         assert consumer.offsets_for_times({partition: PAST_THE_LAST_MS}) == {partition: None}
 
 
@@ -178,12 +224,18 @@ def test_times_aiokafka(shared_broker: Broker, numbered: str) -> None:
 
 def test_times_kcat(shared_broker: Broker, numbered: str, kcat: Kcat) -> None:
     for timestamp, offset in TIMES:
-        assert kcat.run("-Q", "-b", shared_broker.bootstrap, "-t", f"{numbered}:0:{timestamp}").strip().endswith(b"offset %d" % offset)
-    found = kcat.consume(shared_broker.bootstrap, numbered, "-p", "0", "-o", f"s@{TIMES[3][0]}", "-o", f"e@{FIRST_MS + 30 * STEP_MS}")
+        assert (
+            kcat.run("-Q", "-b", shared_broker.bootstrap, "-t", f"{numbered}:0:{timestamp}")
+            .strip()
+            .endswith(b"offset %d" % offset)
+        )
+    found = kcat.consume(
+        shared_broker.bootstrap, numbered, "-p", "0", "-o", f"s@{TIMES[3][0]}", "-o", f"e@{FIRST_MS + 30 * STEP_MS}"
+    )
     assert [offset for _, offset, *_ in found] == list(range(23, 30))
 
 
-# -- ends ----------------------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def test_partition_ends_are_told_confluent(shared_broker: Broker, numbered: str) -> None:
@@ -206,9 +258,17 @@ def test_partition_ends_are_told_confluent(shared_broker: Broker, numbered: str)
 
 
 def test_an_offset_that_is_gone_is_reset_as_the_client_says(shared_broker: Broker, numbered: str) -> None:
-    asked = DeleteRecordsRequest.Topic(name=numbered, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=20)])
+    asked = DeleteRecordsRequest.Topic(
+        name=numbered, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=20)]
+    )
     with topics.connect(shared_broker) as connection:
-        assert connection.call(21, 2, DeleteRecordsRequest(topics=[asked], timeout_ms=10_000)).topics[0].partitions[0].error_code == 0
+        assert (
+            connection.call(21, 2, DeleteRecordsRequest(topics=[asked], timeout_ms=10_000))
+            .topics[0]
+            .partitions[0]
+            .error_code
+            == 0
+        )
     with confluent_consumer(shared_broker, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(numbered, 0, 5)])
         assert poll_confluent(consumer, 1)[0].offset() == 20
@@ -241,11 +301,13 @@ def test_read_committed_reads_what_has_no_transaction(shared_broker: Broker, num
         assert len(poll_kafka_python(consumer, COUNT)) == COUNT
 
 
-# -- long polls --------------------------------------------------------------------------------------------------------------------
+# -- long polls ------------------------------------------------------------------------------------
 
 
 def seen_after(broker: Broker, topic: str, wait_seen: Callable[[], None], parked: Callable[[], object]) -> float:
-    """Seconds between the acknowledgement of a record and its being seen by a consumer whose fetch was parked for long."""
+    """Seconds between the acknowledgement of a record and its being seen by a consumer whose fetch
+    was parked for long.
+    """
     seen: list[float] = []
     failure: list[BaseException] = []
 
@@ -268,7 +330,9 @@ def seen_after(broker: Broker, topic: str, wait_seen: Callable[[], None], parked
 
 
 def settle() -> None:
-    time.sleep(0.7)  # the client's fetch is then parked at the broker; were it not, the test would pass for another reason, not fail
+    # the client's fetch is then parked at the broker; were it not, the test would pass for another
+    # reason, not fail
+    time.sleep(0.7)
 
 
 def test_long_poll_confluent(shared_broker: Broker) -> None:
@@ -306,27 +370,50 @@ def test_long_poll_aiokafka(shared_broker: Broker) -> None:
     arrived: list[float] = []
     settled = time.monotonic()
     seen_after(shared_broker, topic, wait_seen, settle)
-    assert arrived[0] - settled < SOON_SECONDS + 1  # its stop() waits for the next long poll: measured where the record came
+    # its stop() waits for the next long poll: measured where the record came
+    assert arrived[0] - settled < SOON_SECONDS + 1
 
 
 def test_long_poll_kcat(shared_broker: Broker, kcat: Kcat) -> None:
     topic = topics.create_topic(shared_broker, "long-poll", 2)
-    command = [kcat.binary, "-C", "-q", "-u", "-b", shared_broker.bootstrap, "-t", topic, "-p", "1", "-o", "beginning", "-X", f"fetch.wait.max.ms={LONG_POLL_MS}"]
+    command = [
+        kcat.binary,
+        "-C",
+        "-q",
+        "-u",
+        "-b",
+        shared_broker.bootstrap,
+        "-t",
+        topic,
+        "-p",
+        "1",
+        "-o",
+        "beginning",
+        "-X",
+        f"fetch.wait.max.ms={LONG_POLL_MS}",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=kcat.environment) as process:
         try:
             assert process.stdout is not None
             out = process.stdout
-            assert seen_after(shared_broker, topic, lambda: out.readline() == b"now\n" or pytest.fail("something else"), settle) < SOON_SECONDS
+            assert (
+                seen_after(
+                    shared_broker, topic, lambda: out.readline() == b"now\n" or pytest.fail("something else"), settle
+                )
+                < SOON_SECONDS
+            )
         finally:
             process.kill()
 
 
-# -- topics that come, grow and go ------------------------------------------------------------------------------------------------
+# -- topics that come, grow and go -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def strict_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Does not make the topics it is asked for: a client that asks for a deleted one must not bring it back."""
+    """Does not make the topics it is asked for: a client that asks for a deleted one must not bring
+    it back.
+    """
     with Broker(tmp_path_factory.mktemp("strict"), config={"auto.create.topics.enable": "false"}) as broker:
         yield broker
 
@@ -341,7 +428,8 @@ def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -
         assert poll_confluent(consumer, 1)[0].value() == b"last words"
         topics.delete_topic(strict_broker, doomed)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        # librdkafka hears it from Fetch (unknown topic id) and from Metadata, drops the partition, and tells the application only when asked.
+        # librdkafka hears it from Fetch (unknown topic id) and from Metadata, drops the partition,
+        # and tells the application only when asked.
         while consumer.list_topics(doomed, timeout=10).topics[doomed].error is None:
             assert time.monotonic() < deadline
         assert consumer.list_topics(doomed, timeout=10).topics[doomed].error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
@@ -353,7 +441,10 @@ def test_a_topic_deleted_while_it_is_consumed_confluent(strict_broker: Broker) -
 
 def test_a_topic_deleted_while_it_is_consumed_kafka_python(strict_broker: Broker) -> None:
     doomed, lasting = topics.create_topic(strict_broker, "doomed"), topics.create_topic(strict_broker, "lasting", 2)
-    with topics.connect(strict_broker) as connection, kafka_python_consumer(strict_broker, metadata_max_age_ms=300) as consumer:
+    with (
+        topics.connect(strict_broker) as connection,
+        kafka_python_consumer(strict_broker, metadata_max_age_ms=300) as consumer,
+    ):
         topics.must_produce(connection, doomed, b"last words")
         consumer.assign([kafka.TopicPartition(doomed, 0), kafka.TopicPartition(lasting, 1)])
         consumer.seek_to_beginning()
@@ -375,7 +466,9 @@ def test_a_topic_deleted_while_it_is_consumed_aiokafka(strict_broker: Broker) ->
             assert (await asyncio.wait_for(consumer.getone(), DEADLINE_SECONDS)).value == b"last words"
             await asyncio.to_thread(topics.delete_topic, strict_broker, doomed)
             await asyncio.to_thread(topics.must_produce, connection, lasting, b"goes on", partition=1)
-            assert (await asyncio.wait_for(consumer.getone(aiokafka.TopicPartition(lasting, 1)), DEADLINE_SECONDS)).value == b"goes on"
+            assert (
+                await asyncio.wait_for(consumer.getone(aiokafka.TopicPartition(lasting, 1)), DEADLINE_SECONDS)
+            ).value == b"goes on"
 
     with topics.connect(strict_broker) as connection:
         topics.must_produce(connection, doomed, b"last words")
@@ -385,12 +478,22 @@ def test_a_topic_deleted_while_it_is_consumed_aiokafka(strict_broker: Broker) ->
 def test_added_partitions_are_seen_and_served(shared_broker: Broker) -> None:
     topic = topics.create_topic(shared_broker, "grows", 2)
     partition = kafka.TopicPartition(topic, 4)
-    with topics.connect(shared_broker) as connection, kafka_python_consumer(shared_broker, metadata_max_age_ms=200) as other:
+    with (
+        topics.connect(shared_broker) as connection,
+        kafka_python_consumer(shared_broker, metadata_max_age_ms=200) as other,
+    ):
         assert other.partitions_for_topic(topic) == {0, 1}
-        request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=topic, count=5, assignments=None)], timeout_ms=10_000)
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsRequest.Topic(name=topic, count=5, assignments=None)], timeout_ms=10_000
+        )
         assert connection.call(37, 3, request).results[0].error_code == 0
         topics.wait_served(connection, topic)
-        assert sorted(AdminClient({"bootstrap.servers": shared_broker.bootstrap}).list_topics(topic, timeout=10).topics[topic].partitions) == [0, 1, 2, 3, 4]
+        assert sorted(
+            AdminClient({"bootstrap.servers": shared_broker.bootstrap})
+            .list_topics(topic, timeout=10)
+            .topics[topic]
+            .partitions
+        ) == [0, 1, 2, 3, 4]
         topics.must_produce(connection, topic, b"new", partition=4)
         other.assign([partition])
         other.seek_to_beginning(partition)
@@ -404,7 +507,12 @@ def test_added_partitions_are_seen_and_served(shared_broker: Broker) -> None:
 def test_a_consumer_that_waits_for_a_topic_gets_it(shared_broker: Broker) -> None:
     """Assigned before the topic exists: librdkafka looks again at each metadata refresh."""
     topic = topics.fresh_name("to-come")
-    with confluent_consumer(shared_broker, topic_metadata_refresh_interval_ms=200, topic_metadata_refresh_fast_interval_ms=100, allow_auto_create_topics=False) as consumer:
+    with confluent_consumer(
+        shared_broker,
+        topic_metadata_refresh_interval_ms=200,
+        topic_metadata_refresh_fast_interval_ms=100,
+        allow_auto_create_topics=False,
+    ) as consumer:
         consumer.assign([TopicPartition(topic, 0, 0)])
         consumer.poll(0.3)
         topics.create_named(shared_broker, topic)
@@ -419,7 +527,10 @@ def test_a_consumer_that_waits_for_a_topic_gets_it(shared_broker: Broker) -> Non
 def test_consumers_keep_going_over_a_restart(start_broker: Callable[..., Broker]) -> None:
     broker = start_broker()
     topic = topics.create_topic(broker, "restart")
-    with confluent_consumer(broker, reconnect_backoff_max_ms=200) as one, kafka_python_consumer(broker, reconnect_backoff_max_ms=200) as two:
+    with (
+        confluent_consumer(broker, reconnect_backoff_max_ms=200) as one,
+        kafka_python_consumer(broker, reconnect_backoff_max_ms=200) as two,
+    ):
         one.assign([TopicPartition(topic, 0, 0)])
         two.assign([kafka.TopicPartition(topic, 0)])
         two.seek(kafka.TopicPartition(topic, 0), 0)
@@ -428,7 +539,8 @@ def test_consumers_keep_going_over_a_restart(start_broker: Callable[..., Broker]
                 topics.wait_served(connection, topic)
                 topics.must_produce(connection, topic, b"life %d" % life)
             deadline = time.monotonic() + DEADLINE_SECONDS
-            while (message := one.poll(1)) is None or message.error() is not None:  # the client reports the broken connection, too
+            # the client reports the broken connection, too
+            while (message := one.poll(1)) is None or message.error() is not None:
                 assert time.monotonic() < deadline
             assert (message.offset(), message.value()) == (life, b"life %d" % life)
             assert poll_kafka_python(two, 1)[0].value == b"life %d" % life

@@ -1,7 +1,9 @@
-"""The exactly-once job on three brokers, each killed (kill -9 of all its processes) and started again in turn while the others serve: the output is the input, every record once, in order.
+"""The exactly-once job on three brokers, each killed (kill -9 of all its processes) and started
+again in turn while the others serve: the output is the input, every record once, in order.
 
-The job is that of `tests/crash/copy_job.py` (three members that share a group), and each client's own copy (`transacting.py` by `copy_client.py`, and the Java program), one process that is started again when its
-client gives up. What a run did is in the message of its failure.
+The job is that of `tests/crash/copy_job.py` (three members that share a group), and each client's
+own copy (`transacting.py` by `copy_client.py`, and the Java program), one process that is started
+again when its client gives up. What a run did is in the message of its failure.
 """
 
 from __future__ import annotations
@@ -32,16 +34,30 @@ PARTITIONS = 3
 MEMBERS = 3
 PATIENCE_S = 90.0  # for one thing; less than any test has, so that it is told what did not happen
 RECORDS_PER_SECOND = 200
-QUICK_HOSTS = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300", "controller.quorum.fetch.timeout.ms": "1000", "num.partitions": "3"}
+QUICK_HOSTS = {
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "num.partitions": "3",
+}
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 def read(cluster: Cluster, topic: str) -> dict[int, FinalLog]:
     """Everything that is committed, by partition, up to the last stable offset."""
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "enable.auto.commit": False, "enable.partition.eof": True, "isolation.level": "read_committed"})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
     logs = {index: FinalLog(0, -1, []) for index in range(PARTITIONS)}
     consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in logs])
     try:
+
         def ended() -> bool:
             for message in consumer.consume(1000, 0.2):
                 error = message.error()
@@ -51,7 +67,14 @@ def read(cluster: Cluster, topic: str) -> dict[int, FinalLog]:
                     logs[message.partition()].log_end_offset = message.offset()
             return all(one.log_end_offset >= 0 for one in logs.values())
 
-        wait_until(ended, PATIENCE_S, lambda: f"the ends of {topic}: { {index: (one.log_end_offset, len(one.records)) for index, one in logs.items()} }")
+        wait_until(
+            ended,
+            PATIENCE_S,
+            lambda: (
+                f"the ends of {topic}:"
+                f" { {index: (one.log_end_offset, len(one.records)) for index, one in logs.items()} }"
+            ),
+        )
     finally:
         consumer.close()
     return logs
@@ -59,7 +82,9 @@ def read(cluster: Cluster, topic: str) -> dict[int, FinalLog]:
 
 def stable(cluster: Cluster, topic: str) -> dict[int, int]:
     """The last stable offset of each partition; without those whose leader is not there."""
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "isolation.level": "read_committed"})
+    consumer = Consumer(
+        {"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
+    )
     found = {}
     try:
         for index in range(PARTITIONS):
@@ -80,7 +105,17 @@ class Job:
         self.story = [f"seed {seed}"]
         for topic in ("source", "target"):
             create(cluster, topic, PARTITIONS)
-        self.loads = [LoadProducer(f"load-{number}", cluster.bootstrap, {"source": PARTITIONS}, self.chance.randrange(1 << 30), RECORDS_PER_SECOND, IDEMPOTENT) for number in range(2)]
+        self.loads = [
+            LoadProducer(
+                f"load-{number}",
+                cluster.bootstrap,
+                {"source": PARTITIONS},
+                self.chance.randrange(1 << 30),
+                RECORDS_PER_SECOND,
+                IDEMPOTENT,
+            )
+            for number in range(2)
+        ]
 
         self.reader = LoadConsumer("reader", cluster.bootstrap, {"source": PARTITIONS})
 
@@ -108,7 +143,14 @@ class Job:
             member.tend()
 
     def told(self) -> str:
-        return "\n".join(["; ".join(self.story), f"committed in the target: {stable(self.cluster, 'target')}", *(member.tail() for member in self.members), self.cluster.logs()])
+        return "\n".join(
+            [
+                "; ".join(self.story),
+                f"committed in the target: {stable(self.cluster, 'target')}",
+                *(member.tail() for member in self.members),
+                self.cluster.logs(),
+            ]
+        )
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         def tended() -> bool:
@@ -118,12 +160,22 @@ class Job:
         wait_until(tended, PATIENCE_S, lambda: f"{what}: {self.told()}")
 
     def wait_until_it_copies(self) -> None:
-        """In every partition new transactions end: the group, the coordinators and the markers all work."""
+        """In every partition new transactions end: the group, the coordinators and the markers all
+        work.
+        """
         before = stable(self.cluster, "target")
-        self.wait(f"it copies beyond {before}", lambda: all(stable(self.cluster, "target").get(index, -1) > before.get(index, 0) for index in range(PARTITIONS)))
+        self.wait(
+            f"it copies beyond {before}",
+            lambda: all(
+                stable(self.cluster, "target").get(index, -1) > before.get(index, 0) for index in range(PARTITIONS)
+            ),
+        )
 
     def wait_until_in_sync(self) -> None:
-        self.wait("all replicas are in sync", lambda: all(all_in_sync(self.cluster, topic) for topic in ("source", "target", *INTERNAL)))
+        self.wait(
+            "all replicas are in sync",
+            lambda: all(all_in_sync(self.cluster, topic) for topic in ("source", "target", *INTERNAL)),
+        )
 
     def kill_in_turn(self) -> None:
         for node_id in self.chance.sample(sorted(self.cluster.brokers), len(self.cluster.brokers)):
@@ -145,16 +197,28 @@ class Job:
             load.end()
         for load in self.loads:
             load.join(70)
-            assert not load.errors and not load.failed and not load.is_alive(), f"{load.errors} {load.failed[:3]} {self.told()}"
+            assert not load.errors and not load.failed and not load.is_alive(), (
+                f"{load.errors} {load.failed[:3]} {self.told()}"
+            )
         source = read(self.cluster, "source")
         self.reader.until = {("source", index): log.log_end_offset for index, log in source.items()}
         self.reader.join(PATIENCE_S)
-        assert not self.reader.is_alive() and not self.reader.errors, f"{self.reader.errors}, it reads {self.reader.positions} of {self.reader.until}: {self.told()}"
-        history = History([ack for load in self.loads for ack in load.acknowledged], self.reader.seen, {load.name: load.sent for load in self.loads}, {load.name for load in self.loads})
+        assert not self.reader.is_alive() and not self.reader.errors, (
+            f"{self.reader.errors}, it reads {self.reader.positions} of {self.reader.until}: {self.told()}"
+        )
+        history = History(
+            [ack for load in self.loads for ack in load.acknowledged],
+            self.reader.seen,
+            {load.name: load.sent for load in self.loads},
+            {load.name for load in self.loads},
+        )
         violations = check(history, {("source", index): log for index, log in source.items()})
         assert not violations, f"{summary(violations)}\n{self.told()}"
         wanted = sum(len(one.records) for one in source.values())
-        self.wait(f"all {wanted} are copied", lambda: sum(len(one.records) for one in read(self.cluster, "target").values()) >= wanted)
+        self.wait(
+            f"all {wanted} are copied",
+            lambda: sum(len(one.records) for one in read(self.cluster, "target").values()) >= wanted,
+        )
         for member in self.members:
             member.end(signal.SIGTERM)
         for index, log in read(self.cluster, "target").items():
@@ -169,7 +233,9 @@ class Job:
         for index, one in partitions(self.cluster, "target").items():
             leader = self.cluster.brokers[one.leader]
             with KafkaConnection(leader.address, leader.port) as kafka:
-                found += [producer for producer in producers(kafka, "target", index) if producer.current_txn_start_offset >= 0]
+                found += [
+                    producer for producer in producers(kafka, "target", index) if producer.current_txn_start_offset >= 0
+                ]
         return found
 
 
@@ -182,8 +248,19 @@ def run(cluster: Cluster, directory: Path, seed: str, members: list[Member], rou
 
 
 def sharing(cluster: Cluster, directory: Path, seed: str, protocol: str) -> list[Member]:
-    consumer = {"group.protocol": "consumer"} if protocol == "consumer" else {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 200}
-    settings = {"group": "copy", "source": "source", "target": "target", "seed": seed, "consumer": consumer, "transport": "tcp"}
+    consumer = (
+        {"group.protocol": "consumer"}
+        if protocol == "consumer"
+        else {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 200}
+    )
+    settings = {
+        "group": "copy",
+        "source": "source",
+        "target": "target",
+        "seed": seed,
+        "consumer": consumer,
+        "transport": "tcp",
+    }
     return [Member(cluster.bootstrap, directory, number, settings, copy_job) for number in range(MEMBERS)]
 
 
@@ -201,7 +278,9 @@ def test_a_job_copies_every_record_once_while_each_host_is_killed_in_turn(cluste
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(4))
-def test_a_job_copies_every_record_once_while_hosts_are_killed_round_after_round(cluster: Cluster, tmp_path: Path, number: int) -> None:
+def test_a_job_copies_every_record_once_while_hosts_are_killed_round_after_round(
+    cluster: Cluster, tmp_path: Path, number: int
+) -> None:
     run(cluster, tmp_path, f"{number}", sharing(cluster, tmp_path, f"{number}", ("classic", "consumer")[number % 2]), 4)
 
 
@@ -220,5 +299,7 @@ def test_each_clients_own_copy_while_hosts_are_killed_in_turn(cluster: Cluster, 
 def test_the_java_clients_copy_while_hosts_are_killed_in_turn(cluster: Cluster, tmp_path: Path, protocol: str) -> None:
     home = build_java_client()
     settings = {"protocol": protocol, "group": "copy", "source": "source", "target": "target", "seed": protocol}
-    command = lambda settings: java_command(home, settings["bootstrap"], "copy", settings["name"], "copy", "source", "target", protocol)  # noqa: E731
+    command = lambda settings: java_command(
+        home, settings["bootstrap"], "copy", settings["name"], "copy", "source", "target", protocol
+    )  # noqa: E731
     run(cluster, tmp_path, protocol, [Member(cluster.bootstrap, tmp_path, 0, settings, command)], 2)

@@ -1,4 +1,6 @@
-"""An application written for confluent_kafka runs unchanged but for its import: on librdkafka, on mqd's shared memory and on mqd's TCP, and sees the same."""
+"""An application written for confluent_kafka runs unchanged but for its import: on librdkafka, on
+mqd's shared memory and on mqd's TCP, and sees the same.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ APPLICATION = Path(__file__).parent / "example_app.py"
 
 
 # where the engine is not between the two, once is enough
-@pytest.mark.parametrize("library", [("confluent_kafka",), ("mqd", "shm"), ("mqd", "tcp"), ("mqd", "auto")], ids="-".join)
+@pytest.mark.parametrize(
+    "library", [("confluent_kafka",), ("mqd", "shm"), ("mqd", "tcp"), ("mqd", "auto")], ids="-".join
+)
 def test_the_application(shared_broker: Broker, io_backend: str, library: tuple[str, ...]) -> None:
     if io_backend != "epoll" and library != ("mqd", "shm"):
         pytest.skip("tried with the other engine")
@@ -26,7 +30,11 @@ def test_the_application(shared_broker: Broker, io_backend: str, library: tuple[
     for future in admin.create_topics(topics).values():
         future.result(20)
     done = subprocess.run(
-        [sys.executable, str(APPLICATION), library[0], shared_broker.bootstrap, *library[1:]], capture_output=True, text=True, timeout=120, cwd=APPLICATION.parents[2]
+        [sys.executable, str(APPLICATION), library[0], shared_broker.bootstrap, *library[1:]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=APPLICATION.parents[2],
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout) == {"orders": 500, "committed": 500, "bills": 500}

@@ -1,4 +1,6 @@
-"""Fetch by bytes: waiting for bytes and for time, limits that never cut the first batch, offsets outside the log, many requests on one connection."""
+"""Fetch by bytes: waiting for bytes and for time, limits that never cut the first batch, offsets
+outside the log, many requests on one connection.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tests.compat import topics
 from tests.compat.messages import compressible
 from tests.compat.topics import API_VERSIONS, FETCH, LIST_OFFSETS, METADATA, PRODUCE
 
-# A machine that is busy with other tests may be slow; what waits for a time-out takes a long poll's whole length and is far above this.
+# A machine that is busy with other tests may be slow; what waits for a time-out takes a long poll's
+# whole length and is far above this.
 SOON_SECONDS = 3.0
 CLOCK_MS = 20  # the broker stamps by the kernel's coarse clock
 LONG_MS = 8000
@@ -29,7 +32,13 @@ def test_a_record_ends_a_long_poll_at_once(shared_broker: Broker, topic: str) ->
     with topics.connect(shared_broker) as reader, topics.connect(shared_broker) as writer:
         for number in range(10):
             partition = number % 3  # of every worker, from both connections' workers
-            reader.send(FETCH, 11, topics.fetch_request([(topic, p, number // 3 + (p < partition)) for p in range(3)], max_wait_ms=LONG_MS))
+            reader.send(
+                FETCH,
+                11,
+                topics.fetch_request(
+                    [(topic, p, number // 3 + (p < partition)) for p in range(3)], max_wait_ms=LONG_MS
+                ),
+            )
             time.sleep(0.05)  # that the fetch is parked when the record comes is what is tried
             began = time.monotonic()
             topics.must_produce(writer, topic, b"now", partition=partition)
@@ -59,7 +68,9 @@ def test_no_wait_is_no_wait(shared_broker: Broker, topic: str) -> None:
 def test_min_bytes_waits_for_the_sum_over_partitions(shared_broker: Broker, topic: str) -> None:
     value = compressible(4000, "min bytes")
     with topics.connect(shared_broker) as reader, topics.connect(shared_broker) as writer:
-        reader.send(FETCH, 11, topics.fetch_request([(topic, p, 0) for p in range(3)], max_wait_ms=LONG_MS, min_bytes=10_000))
+        reader.send(
+            FETCH, 11, topics.fetch_request([(topic, p, 0) for p in range(3)], max_wait_ms=LONG_MS, min_bytes=10_000)
+        )
         began = time.monotonic()
         for partition in range(2):
             topics.must_produce(writer, topic, value, partition=partition)
@@ -85,10 +96,14 @@ def test_too_few_bytes_are_given_when_the_wait_is_over(shared_broker: Broker, to
 def test_an_error_does_not_wait(shared_broker: Broker, topic: str) -> None:
     with topics.connect(shared_broker) as kafka:
         began = time.monotonic()
-        request = topics.fetch_request([(topic, 0, 0), (topic, 9, 0), (topics.fresh_name("nowhere"), 0, 0)], max_wait_ms=LONG_MS, min_bytes=1 << 20)
+        request = topics.fetch_request(
+            [(topic, 0, 0), (topic, 9, 0), (topics.fresh_name("nowhere"), 0, 0)], max_wait_ms=LONG_MS, min_bytes=1 << 20
+        )
         body = kafka.call(FETCH, 11, request)
         assert time.monotonic() - began < SOON_SECONDS
-        errors = [(part.partition_index, part.error_code) for answered in body.responses for part in answered.partitions]
+        errors = [
+            (part.partition_index, part.error_code) for answered in body.responses for part in answered.partitions
+        ]
         assert errors == [(0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
 
 
@@ -114,10 +129,12 @@ def test_a_fetch_of_followers_is_not_answered_to_clients(shared_broker: Broker, 
     with topics.connect(shared_broker) as kafka:
         body = kafka.call(FETCH, 11, topics.fetch_request([(topic, 0, 0)], replica_id=2))
         parts = [part.error_code for answered in body.responses for part in answered.partitions]
-        assert body.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED or set(parts) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+        assert body.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED or set(parts) == {
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        }
 
 
-# -- limits ---------------------------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def test_a_batch_larger_than_every_limit_comes_whole_and_alone(shared_broker: Broker, topic: str) -> None:
@@ -175,11 +192,13 @@ def test_many_segments_are_read_in_order(shared_broker: Broker) -> None:
         assert values == [b"%04d" % number for number in range(40)]
 
 
-# -- many requests on one connection ---------------------------------------------------------------------------------------------
+# -- many requests on one connection ---------------------------------------------------------------
 
 
 def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic: str) -> None:
-    """Native ones, those of the acceptor, of this worker's partitions and the other's, and a long poll among them: KafkaConnection.receive checks each id."""
+    """Native ones, those of the acceptor, of this worker's partitions and the other's, and a long
+    poll among them: KafkaConnection.receive checks each id.
+    """
     batch = topics.batch_of(b"pipelined")
     with topics.connect(shared_broker) as kafka:
         for number in range(20):
@@ -190,7 +209,14 @@ def test_replies_leave_in_the_order_of_the_requests(shared_broker: Broker, topic
             kafka.send(LIST_OFFSETS, 7, None)
             kafka.send(PRODUCE, 9, topics.produce_request(topic, batch, number % 3), expect_response=True)
         answers = [kafka.receive() for _ in range(120)]
-        assert [answer.api_key for answer in answers[:6]] == [PRODUCE, METADATA, FETCH, API_VERSIONS, LIST_OFFSETS, PRODUCE]
+        assert [answer.api_key for answer in answers[:6]] == [
+            PRODUCE,
+            METADATA,
+            FETCH,
+            API_VERSIONS,
+            LIST_OFFSETS,
+            PRODUCE,
+        ]
         offsets: dict[int, list[int]] = {0: [], 1: [], 2: []}
         for answer in answers:
             if answer.api_key == PRODUCE:

@@ -27,14 +27,20 @@ class Session:
 
     def fetch(self, *partitions: tuple[str, int, int], **options) -> FetchResponse:
         response = self.kafka.call(
-            FETCH, self.version, topics.fetch_request(partitions, topic_ids=self.topic_ids, session_id=self.id, session_epoch=self.epoch, **options)
+            FETCH,
+            self.version,
+            topics.fetch_request(
+                partitions, topic_ids=self.topic_ids, session_id=self.id, session_epoch=self.epoch, **options
+            ),
         )
         if response.error_code == 0:
             self.id, self.epoch = response.session_id, self.epoch + 1
         return response
 
     def fetch_until(self, *wanted: tuple[str, int]) -> dict[tuple[str, int], FetchResponse.PartitionData]:
-        """Fetches until these have had records, and nothing else: records of another worker's partition are told to this session a moment after they are acknowledged."""
+        """Fetches until these have had records, and nothing else: records of another worker's
+        partition are told to this session a moment after they are acknowledged.
+        """
         found: dict[tuple[str, int], FetchResponse.PartitionData] = {}
         deadline = time.monotonic() + topics.READY_SECONDS
         while not found.keys() >= set(wanted):
@@ -91,14 +97,21 @@ def test_only_what_changed_is_told(shared_broker: Broker, topic: str, open_sessi
         topics.must_produce(writer, topic, b"second", partition=2)
         topics.must_produce(writer, topic, b"other", partition=0)
         both = session.fetch_until((topic, 0), (topic, 2))
-        assert {key: [record.value for record in decode_records(part.records)] for key, part in both.items()} == {(topic, 0): [b"other"], (topic, 2): [b"second"]}
+        assert {key: [record.value for record in decode_records(part.records)] for key, part in both.items()} == {
+            (topic, 0): [b"other"],
+            (topic, 2): [b"second"],
+        }
 
 
-def test_a_parked_session_is_woken_by_any_of_its_partitions(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
+def test_a_parked_session_is_woken_by_any_of_its_partitions(
+    shared_broker: Broker, topic: str, open_session: Callable[..., Session]
+) -> None:
     session = open_session(*[(topic, partition, 0) for partition in range(4)])
     with topics.connect(shared_broker) as writer:
         for partition in (3, 0, 1):
-            request = topics.fetch_request([], topic_ids=session.topic_ids, session_id=session.id, session_epoch=session.epoch, max_wait_ms=8000)
+            request = topics.fetch_request(
+                [], topic_ids=session.topic_ids, session_id=session.id, session_epoch=session.epoch, max_wait_ms=8000
+            )
             session.kafka.send(FETCH, session.version, request)
             time.sleep(0.05)  # that it is parked when the record comes is what is tried
             began = time.monotonic()
@@ -118,7 +131,9 @@ def test_a_quiet_session_waits_and_is_answered_empty(topic: str, open_session: C
     assert time.monotonic() - began >= 0.29
 
 
-def test_partitions_join_and_are_forgotten(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
+def test_partitions_join_and_are_forgotten(
+    shared_broker: Broker, topic: str, open_session: Callable[..., Session]
+) -> None:
     session = open_session((topic, 0, 0), (topic, 1, 0))
     with topics.connect(shared_broker) as writer:
         for partition in range(4):
@@ -127,10 +142,14 @@ def test_partitions_join_and_are_forgotten(shared_broker: Broker, topic: str, op
     assert set(session.parts(session.fetch((topic, 3, 0)))) == {(topic, 0), (topic, 1), (topic, 3)}
     assert set(session.parts(session.fetch(forgotten=[(topic, 0), (topic, 3)]))) == {(topic, 1)}
     assert set(session.parts(session.fetch((topic, 0, 0), forgotten=[(topic, 1)]))) == {(topic, 0)}
-    assert session.parts(session.fetch(forgotten=[(topic, 0), (topic, 2)])) == {}, "forgetting what was never there is nothing"
+    assert session.parts(session.fetch(forgotten=[(topic, 0), (topic, 2)])) == {}, (
+        "forgetting what was never there is nothing"
+    )
 
 
-def test_fairness_the_next_fetch_begins_with_those_that_got_nothing(shared_broker: Broker, topic: str, open_session: Callable[..., Session]) -> None:
+def test_fairness_the_next_fetch_begins_with_those_that_got_nothing(
+    shared_broker: Broker, topic: str, open_session: Callable[..., Session]
+) -> None:
     session = open_session(*[(topic, partition, 0) for partition in range(4)])
     with topics.connect(shared_broker) as writer:
         for partition in range(4):
@@ -158,7 +177,11 @@ def test_an_unknown_session_is_refused(topic: str, open_session: Callable[..., S
     session = open_session((topic, 0, 0))
     session.id ^= 0x5A5A5A
     response = session.fetch()
-    assert (response.error_code, response.session_id, response.responses) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0, [])
+    assert (response.error_code, response.session_id, response.responses) == (
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        0,
+        [],
+    )
 
 
 def test_a_session_that_is_ended_is_gone(topic: str, open_session: Callable[..., Session]) -> None:
@@ -180,10 +203,14 @@ def test_errors_are_told_in_every_answer(topic: str, open_session: Callable[...,
     session = open_session((topic, 0, 0), (topic, 99, 0))
     for _ in range(3):
         parts = session.parts(session.fetch(max_wait_ms=8000))
-        assert {key: part.error_code for key, part in parts.items()} == {(topic, 99): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert {key: part.error_code for key, part in parts.items()} == {
+            (topic, 99): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        }
 
 
-def test_a_deleted_topic_is_told(shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]) -> None:
+def test_a_deleted_topic_is_told(
+    shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]
+) -> None:
     session = open_session((topic, 0, 0))
     topics.delete_topic(shared_broker, topic)
     wanted = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -199,13 +226,19 @@ def test_a_deleted_topic_is_told(shared_broker: Broker, topic: str, version: int
 
 
 @pytest.mark.parametrize("version", [7, 12], indirect=True)
-def test_a_topic_that_comes_later_is_found_by_name(shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]) -> None:
-    """A session of names asks for the name each time: created (again) after the session was, it is served without being named anew."""
+def test_a_topic_that_comes_later_is_found_by_name(
+    shared_broker: Broker, topic: str, version: int, open_session: Callable[..., Session]
+) -> None:
+    """A session of names asks for the name each time: created (again) after the session was, it is
+    served without being named anew.
+    """
     later = topics.fresh_name("session-later")
     with topics.connect(shared_broker) as kafka:
         session = Session(kafka, version, {})
         response = session.fetch((later, 0, 0))
-        assert [part.error_code for part in session.parts(response).values()] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] and session.id
+        assert [part.error_code for part in session.parts(response).values()] == [
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        ] and session.id
         for life in (b"first life", b"second life"):
             topics.create_named(shared_broker, later)
             with topics.connect(shared_broker) as writer:
@@ -226,7 +259,9 @@ def _wait_for_records(session: Session, name: str) -> FetchResponse.PartitionDat
         time.sleep(0.02)  # an error does not wait
 
 
-def test_naming_an_unknown_partition_again_keeps_one_answer(topic: str, open_session: Callable[..., Session], version: int) -> None:
+def test_naming_an_unknown_partition_again_keeps_one_answer(
+    topic: str, open_session: Callable[..., Session], version: int
+) -> None:
     """A client may name it in every request; the session does not grow by it."""
     session = open_session((topic, 0, 0))
     nowhere = topics.fresh_name("nowhere")
@@ -237,7 +272,9 @@ def test_naming_an_unknown_partition_again_keeps_one_answer(topic: str, open_ses
 
 
 def test_sessions_that_found_no_place_fetch_in_full(start_broker: Callable[..., Broker]) -> None:
-    """With the cache full of sessions in use, a new client is told session 0 and goes on without; a place that was given back is used again."""
+    """With the cache full of sessions in use, a new client is told session 0 and goes on without; a
+    place that was given back is used again.
+    """
     broker = start_broker(workers=1, config={"max.incremental.fetch.session.cache.slots": "3"})
     name = topics.create_topic(broker, "evict")
     with topics.connect(broker) as kafka:

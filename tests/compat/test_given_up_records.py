@@ -1,4 +1,6 @@
-"""librdkafka gives up records that it has sent when it aborts, and uses their sequences again: nothing of what is acknowledged then is lost, and the producer goes on."""
+"""librdkafka gives up records that it has sent when it aborts, and uses their sequences again:
+nothing of what is acknowledged then is lost, and the producer goes on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PRODUCE = 0
 
 
 class Proxy:
-    """Between a client and a broker. Once `cut`, a connection that carries records ends when it has taken them, before the answer comes, and new ones lead nowhere until `mend`."""
+    """Between a client and a broker. Once `cut`, a connection that carries records ends when it has
+    taken them, before the answer comes, and new ones lead nowhere until `mend`.
+    """
 
     def __init__(self, port: int, listener: socket.socket) -> None:
         self._port, self._listener, self._dark = port, listener, False
@@ -113,10 +117,15 @@ def test_an_abort_that_gives_up_sent_records_costs_no_later_ones_and_not_the_pro
 
     with KafkaConnection(port=broker.port, timeout_s=DEADLINE_SECONDS) as kafka:
         create_topic(kafka, topic)
-        producer = confluent_kafka.Producer({
-            "bootstrap.servers": broker.bootstrap, "transactional.id": "gives up", "linger.ms": 0, "reconnect.backoff.max.ms": 200,
-            "on_delivery": on_delivery,
-        })  # fmt: skip
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "transactional.id": "gives up",
+                "linger.ms": 0,
+                "reconnect.backoff.max.ms": 200,
+                "on_delivery": on_delivery,
+            }
+        )
         producer.init_transactions(DEADLINE_SECONDS)
         producer.begin_transaction()
         producer.produce(topic, b"before", partition=0)

@@ -1,4 +1,6 @@
-"""Every client's groups: each assignor and both protocols; members of different clients in one group; who does not poll is put out; administrators' views."""
+"""Every client's groups: each assignor and both protocols; members of different clients in one
+group; who does not poll is put out; administrators' views.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,26 @@ from tests.compat.members import DEADLINE_SECONDS, MEMBERS, Member, share, until
 
 PARTITIONS = 4
 CONFIG = {
-    "group.initial.rebalance.delay.ms": "50", "group.min.session.timeout.ms": "1000", "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.initial.rebalance.delay.ms": "50",
+    "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.heartbeat.interval.ms": "200",
-}  # fmt: skip
-QUICK = [("confluent-kafka", "cooperative-sticky"), ("confluent-kafka", "consumer"), ("kafka-python", "range"), ("kafka-python", "cooperative-sticky"), ("aiokafka", "roundrobin")]
-SLOW = [("confluent-kafka", "range"), ("confluent-kafka", "roundrobin"), ("kafka-python", "roundrobin"), ("kafka-python", "sticky"), ("aiokafka", "range"), ("aiokafka", "sticky")]
+}
+QUICK = [
+    ("confluent-kafka", "cooperative-sticky"),
+    ("confluent-kafka", "consumer"),
+    ("kafka-python", "range"),
+    ("kafka-python", "cooperative-sticky"),
+    ("aiokafka", "roundrobin"),
+]
+SLOW = [
+    ("confluent-kafka", "range"),
+    ("confluent-kafka", "roundrobin"),
+    ("kafka-python", "roundrobin"),
+    ("kafka-python", "sticky"),
+    ("aiokafka", "range"),
+    ("aiokafka", "sticky"),
+]
 
 
 @pytest.fixture(scope="module", params=["epoll", pytest.param("io_uring", marks=pytest.mark.slow)])
@@ -67,7 +84,9 @@ def test_members_share_and_resume(broker: Broker, join: Callable[..., Member], c
     share(topic, PARTITIONS, first, second)
     written |= write(broker, topic, 40, 40)
     until("both read", lambda: values_of([first, second]) == written, first, second)
-    assert set(second.values) and not set(second.values) & {b"%d" % number for number in range(40)}, "what was committed is not read again"
+    assert set(second.values) and not set(second.values) & {b"%d" % number for number in range(40)}, (
+        "what was committed is not read again"
+    )
     second.leave()
     share(topic, PARTITIONS, first)
     written |= write(broker, topic, 80, 40)
@@ -96,7 +115,13 @@ def test_who_does_not_poll_is_put_out(broker: Broker, join: Callable[..., Member
     """max.poll.interval.ms: librdkafka leaves by itself, and comes again when it is polled."""
     topic, group = topics.create_topic(broker, "lazy", PARTITIONS), topics.fresh_name("lazy")
     lazy = confluent_kafka.Consumer(
-        {"bootstrap.servers": broker.bootstrap, "group.id": group, "session.timeout.ms": 1000, "heartbeat.interval.ms": 100, "max.poll.interval.ms": 1000}
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "session.timeout.ms": 1000,
+            "heartbeat.interval.ms": 100,
+            "max.poll.interval.ms": 1000,
+        }
     )
     try:
         lazy.subscribe([topic])
@@ -120,7 +145,9 @@ def test_who_does_not_poll_is_put_out(broker: Broker, join: Callable[..., Member
 
 @pytest.fixture
 def committed(broker: Broker, join: Callable[..., Member]) -> tuple[str, str, Member]:
-    """A topic, a group of one member, and that member, which has read and committed five records of each partition."""
+    """A topic, a group of one member, and that member, which has read and committed five records of
+    each partition.
+    """
     topic, group = topics.create_topic(broker, "administered", PARTITIONS), topics.fresh_name("administered")
     written = write(broker, topic, 0, 5 * PARTITIONS)
     member = join("kafka-python", group, topic, "range")
@@ -153,7 +180,11 @@ def test_kafka_python_administers_groups(broker: Broker, committed: tuple[str, s
     admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     try:
         described = admin.describe_groups([group])[group]
-        assert (described["group_state"], described["protocol_data"], len(described["members"])) == ("Stable", "range", 1)
+        assert (described["group_state"], described["protocol_data"], len(described["members"])) == (
+            "Stable",
+            "range",
+            1,
+        )
         assert group in {one["group_id"] for one in admin.list_groups()}
         assert admin.delete_groups([group])[group] == "NonEmptyGroupError"
         member.leave()
@@ -161,7 +192,9 @@ def test_kafka_python_administers_groups(broker: Broker, committed: tuple[str, s
         admin.alter_group_offsets(group, {zero: OffsetAndMetadata(3, "moved", -1)})
         admin.delete_group_offsets(group, [one])
         found = admin.list_group_offsets(group)[group]
-        assert (found[zero].offset, found[zero].metadata) == (3, "moved") and (one not in found or found[one].offset == -1)
+        assert (found[zero].offset, found[zero].metadata) == (3, "moved") and (
+            one not in found or found[one].offset == -1
+        )
         assert admin.delete_groups([group])[group] == "OK"
         assert admin.delete_groups([group])[group] == "GroupIdNotFoundError"
     finally:
@@ -180,7 +213,9 @@ def test_aiokafka_describes_groups(broker: Broker, committed: tuple[str, str, Me
             (described,) = response.groups
             assert described[1:4] == (group, "Stable", "consumer")
             found = await admin.list_consumer_group_offsets(group)
-            assert {one.partition: offset.offset for one, offset in found.items() if one.topic == topic} == dict.fromkeys(range(PARTITIONS), 5)
+            assert {
+                one.partition: offset.offset for one, offset in found.items() if one.topic == topic
+            } == dict.fromkeys(range(PARTITIONS), 5)
         finally:
             await admin.close()
 

@@ -1,4 +1,6 @@
-"""The Java client's behaviours: groups of both protocols, transactions of version 2, an administrator's requests, compacted topics."""
+"""The Java client's behaviours: groups of both protocols, transactions of version 2, an
+administrator's requests, compacted topics.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def java_home() -> Path:
 
 
 @pytest.fixture(scope="module", params=["epoll", pytest.param("io_uring", marks=pytest.mark.slow)])
-def broker(request: pytest.FixtureRequest, java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def broker(
+    request: pytest.FixtureRequest, java_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     with Broker(tmp_path_factory.mktemp("java"), config={**CONFIG, "io.backend": request.param}) as broker:
         yield broker
 

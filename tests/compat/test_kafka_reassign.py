@@ -1,4 +1,6 @@
-"""Apache Kafka's kafka-reassign-partitions against three brokers: --execute --throttle, --verify and --cancel, and what the throttle slows down."""
+"""Apache Kafka's kafka-reassign-partitions against three brokers: --execute --throttle, --verify
+and --cancel, and what the throttle slows down.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ pytestmark = pytest.mark.slow
 
 BATCH = [bytes(10_000)] * 300  # 3 MB
 RATE = 30_000  # bytes per second: a hundred seconds for it
-THROTTLES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second")
+THROTTLES = (
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second",
+)
 LISTS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 
 
@@ -39,7 +45,9 @@ def replicas(cluster: Cluster, name: str) -> set[int]:
 
 def filled(cluster: Cluster, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([NewTopic(name, replica_assignment=[[1, 2]], num_partitions=1, config={"min.insync.replicas": "1"})])[name].result(PATIENCE_S)
+    admin.create_topics(
+        [NewTopic(name, replica_assignment=[[1, 2]], num_partitions=1, config={"min.insync.replicas": "1"})]
+    )[name].result(PATIENCE_S)
     until("both are in sync", lambda: in_sync(cluster, name) == {1, 2}, cluster)
     produce(cluster, name, BATCH)
 
@@ -65,26 +73,49 @@ def test_execute_verify(cluster: Cluster, kafka_tools: KafkaTools, tmp_path: Pat
     filled(cluster, "moved")
     filled(cluster, "beside")
     moved = plan(tmp_path / "moved.json", "moved", [1, 3])
-    done = kafka_tools.reassign(cluster.bootstrap, *moved, "--execute", "--throttle", str(RATE), "--replica-alter-log-dirs-throttle", "5000000")
-    assert done.returncode == 0 and "Successfully started partition reassignment for moved-0" in done.stdout, done.stdout + done.stderr
+    done = kafka_tools.reassign(
+        cluster.bootstrap, *moved, "--execute", "--throttle", str(RATE), "--replica-alter-log-dirs-throttle", "5000000"
+    )
+    assert done.returncode == 0 and "Successfully started partition reassignment for moved-0" in done.stdout, (
+        done.stdout + done.stderr
+    )
     set_now = throttles(cluster, "moved")
     assert {f"{node} {name}" for node in (1, 2, 3) for name in THROTTLES[:2]} <= set_now.keys(), set_now
     assert set_now["moved follower.replication.throttled.replicas"] == "0:3", set_now
 
-    done = kafka_tools.reassign(cluster.bootstrap, *plan(tmp_path / "beside.json", "beside", [1, 3]), "--execute", "--additional")
+    done = kafka_tools.reassign(
+        cluster.bootstrap, *plan(tmp_path / "beside.json", "beside", [1, 3]), "--execute", "--additional"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    until("what is not listed is not slowed down", lambda: replicas(cluster, "beside") == in_sync(cluster, "beside") == {1, 3}, cluster)
+    until(
+        "what is not listed is not slowed down",
+        lambda: replicas(cluster, "beside") == in_sync(cluster, "beside") == {1, 3},
+        cluster,
+    )
     assert replicas(cluster, "moved") == {1, 2, 3}, "what is listed is"
 
     done = kafka_tools.reassign(cluster.bootstrap, *moved, "--verify")
-    assert done.returncode == 0 and "Reassignment of partition moved-0 is still in progress." in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "Reassignment of partition moved-0 is still in progress." in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert throttles(cluster, "moved"), "it stays until all is moved"
     done = kafka_tools.reassign(cluster.bootstrap, *moved, "--execute", "--additional", "--throttle", str(1000 * RATE))
-    assert done.returncode == 0 and throttles(cluster, "moved")["3 follower.replication.throttled.rate"] == str(1000 * RATE), done.stdout + done.stderr
-    until("it has moved, at a higher rate", lambda: replicas(cluster, "moved") == in_sync(cluster, "moved") == {1, 3}, cluster)
+    assert done.returncode == 0 and throttles(cluster, "moved")["3 follower.replication.throttled.rate"] == str(
+        1000 * RATE
+    ), done.stdout + done.stderr
+    until(
+        "it has moved, at a higher rate",
+        lambda: replicas(cluster, "moved") == in_sync(cluster, "moved") == {1, 3},
+        cluster,
+    )
     done = kafka_tools.reassign(cluster.bootstrap, *moved, "--verify")
-    assert done.returncode == 0 and "Reassignment of partition moved-0 is completed." in done.stdout, done.stdout + done.stderr
-    assert "Clearing broker-level throttles on brokers 1,2,3" in done.stdout and "Clearing topic-level throttles on topic moved" in done.stdout
+    assert done.returncode == 0 and "Reassignment of partition moved-0 is completed." in done.stdout, (
+        done.stdout + done.stderr
+    )
+    assert (
+        "Clearing broker-level throttles on brokers 1,2,3" in done.stdout
+        and "Clearing topic-level throttles on topic moved" in done.stdout
+    )
     assert throttles(cluster, "moved") == {}
 
 
@@ -94,6 +125,10 @@ def test_cancel(cluster: Cluster, kafka_tools: KafkaTools, tmp_path: Path) -> No
     done = kafka_tools.reassign(cluster.bootstrap, *words, "--execute", "--throttle", "1000")
     assert done.returncode == 0 and throttles(cluster, "cancelled"), done.stdout + done.stderr
     done = kafka_tools.reassign(cluster.bootstrap, *words, "--cancel")
-    assert done.returncode == 0 and "Successfully cancelled partition reassignment" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "Successfully cancelled partition reassignment" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert throttles(cluster, "cancelled") == {}
-    until("it is where it was", lambda: replicas(cluster, "cancelled") == in_sync(cluster, "cancelled") == {1, 2}, cluster)
+    until(
+        "it is where it was", lambda: replicas(cluster, "cancelled") == in_sync(cluster, "cancelled") == {1, 2}, cluster
+    )

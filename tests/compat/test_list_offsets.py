@@ -35,7 +35,25 @@ def expected(timestamp: int) -> tuple[int, int]:
 @pytest.mark.parametrize("version", [1, 2, 5, 6, 7, 9, 11])
 def test_times(shared_broker: Broker, timed: str, version: int) -> None:
     with topics.connect(shared_broker) as kafka:
-        for timestamp in (0, 1, 999, 1000, 1001, 1020, 1021, 1200, 1500, 1501, 1900, 2000, 2001, 2500, 3000, 3001, 1 << 60):
+        for timestamp in (
+            0,
+            1,
+            999,
+            1000,
+            1001,
+            1020,
+            1021,
+            1200,
+            1500,
+            1501,
+            1900,
+            2000,
+            2001,
+            2500,
+            3000,
+            3001,
+            1 << 60,
+        ):
             found = topics.list_offset(kafka, timed, timestamp, version=version)
             assert (found.error_code, (found.offset, found.timestamp)) == (0, expected(timestamp)), timestamp
 
@@ -69,8 +87,16 @@ def test_after_records_were_deleted(shared_broker: Broker) -> None:
     with topics.connect(shared_broker) as kafka:
         for time in (100, 200, 300, 400):
             topics.must_produce(kafka, name, Record(value=b"x", timestamp_ms=time))
-        asked = DeleteRecordsRequest.Topic(name=name, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=2)])
-        assert kafka.call(21, 2, DeleteRecordsRequest(topics=[asked], timeout_ms=10_000)).topics[0].partitions[0].low_watermark == 2
+        asked = DeleteRecordsRequest.Topic(
+            name=name, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=2)]
+        )
+        assert (
+            kafka.call(21, 2, DeleteRecordsRequest(topics=[asked], timeout_ms=10_000))
+            .topics[0]
+            .partitions[0]
+            .low_watermark
+            == 2
+        )
         assert topics.list_offset(kafka, name, EARLIEST).offset == 2
         found = topics.list_offset(kafka, name, 50)
         assert (found.offset, found.timestamp) == (2, 300)
@@ -83,23 +109,37 @@ def test_many_at_once_and_unknown_ones(shared_broker: Broker, timed: str) -> Non
     nowhere = topics.fresh_name("nowhere")
 
     def asked(name: str, *partitions: tuple[int, int]) -> ListOffsetsRequest.Topic:
-        return ListOffsetsRequest.Topic(name=name, partitions=[ListOffsetsRequest.Partition(partition_index=index, timestamp=time) for index, time in partitions])
+        return ListOffsetsRequest.Topic(
+            name=name,
+            partitions=[
+                ListOffsetsRequest.Partition(partition_index=index, timestamp=time) for index, time in partitions
+            ],
+        )
 
     with topics.connect(shared_broker) as kafka:
         topics.must_produce(kafka, other, b"x", partition=2)
-        request = ListOffsetsRequest(topics=[asked(other, (2, LATEST), (0, LATEST), (5, LATEST)), asked(nowhere, (0, EARLIEST)), asked(timed, (0, 1500))])
+        request = ListOffsetsRequest(
+            topics=[
+                asked(other, (2, LATEST), (0, LATEST), (5, LATEST)),
+                asked(nowhere, (0, EARLIEST)),
+                asked(timed, (0, 1500)),
+            ]
+        )
         response = kafka.call(LIST_OFFSETS, 7, request)
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert [(topic.name, [(part.partition_index, part.error_code, part.offset) for part in topic.partitions]) for topic in response.topics] == [
-            (other, [(2, 0, 1), (0, 0, 0), (5, unknown, -1)]), (nowhere, [(0, unknown, -1)]), (timed, [(0, 0, 3)]),
-        ]  # fmt: skip
+        assert [
+            (topic.name, [(part.partition_index, part.error_code, part.offset) for part in topic.partitions])
+            for topic in response.topics
+        ] == [(other, [(2, 0, 1), (0, 0, 0), (5, unknown, -1)]), (nowhere, [(0, unknown, -1)]), (timed, [(0, 0, 3)])]
 
 
 def test_a_partition_asked_for_twice_is_refused(shared_broker: Broker, timed: str) -> None:
     """As Kafka does: the answer could not say which is which."""
     with topics.connect(shared_broker) as kafka:
         twice = [ListOffsetsRequest.Partition(partition_index=0, timestamp=timestamp) for timestamp in (EARLIEST, 1500)]
-        response = kafka.call(LIST_OFFSETS, 7, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=timed, partitions=twice)]))
+        response = kafka.call(
+            LIST_OFFSETS, 7, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=timed, partitions=twice)])
+        )
         assert {part.error_code for part in response.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
 
 
@@ -108,5 +148,9 @@ def test_leader_epochs(shared_broker: Broker, timed: str) -> None:
         for timestamp in (EARLIEST, LATEST, 1500):
             for epoch, error in ((-1, 0), (0, 0), (5, ErrorCode.UNKNOWN_LEADER_EPOCH)):
                 part = ListOffsetsRequest.Partition(partition_index=0, timestamp=timestamp, current_leader_epoch=epoch)
-                response = kafka.call(LIST_OFFSETS, 7, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=timed, partitions=[part])]))
+                response = kafka.call(
+                    LIST_OFFSETS,
+                    7,
+                    ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=timed, partitions=[part])]),
+                )
                 assert response.topics[0].partitions[0].error_code == error, (timestamp, epoch)

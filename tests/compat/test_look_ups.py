@@ -1,4 +1,6 @@
-"""acks=1, then look: who asks right after an acknowledgement that did not wait for the flush finds what was acknowledged, as with Kafka."""
+"""acks=1, then look: who asks right after an acknowledgement that did not wait for the flush finds
+what was acknowledged, as with Kafka.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ FLUSH_MS = 30  # longer than any answer takes: a look-up that does not wait miss
 
 
 @pytest.fixture(scope="module", params=["epoll", "io_uring"])
-def slow_disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Path]]:
+def slow_disk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Broker, Path]]:
     """A broker whose flushes of topics that begin with "seen" are slow, and the file that says so."""
     faults = tmp_path_factory.mktemp("faults") / "rules"
     faults.write_text(f"sync:DELAY:seen:ms={FLUSH_MS}\n")
-    with Broker(tmp_path_factory.mktemp("broker"), config={"io.backend": request.param}, environment={"MQD_FILE_FAULTS": f"@{faults}"}) as broker:
+    with Broker(
+        tmp_path_factory.mktemp("broker"),
+        config={"io.backend": request.param},
+        environment={"MQD_FILE_FAULTS": f"@{faults}"},
+    ) as broker:
         yield broker, faults
 
 
@@ -59,7 +67,9 @@ def test_every_look_up_sees_it(slow_disk: tuple[Broker, Path]) -> None:
                 assert topics.list_offset(looker, name, 1000 + turn).offset == turn
             else:
                 epoch = OffsetForLeaderEpochRequest.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
-                asked = OffsetForLeaderEpochRequest(replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=name, partitions=[epoch])])
+                asked = OffsetForLeaderEpochRequest(
+                    replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=name, partitions=[epoch])]
+                )
                 assert looker.call(OFFSET_FOR_LEADER_EPOCH, 4, asked).topics[0].partitions[0].end_offset == turn + 1
 
 
@@ -71,7 +81,9 @@ def test_records_are_deleted_right_after_they_came(slow_disk: tuple[Broker, Path
         for turn, offset in enumerate((-1, 2, -1, 4)):
             topics.must_produce(writer, name, b"value", acks=1)
             row = DeleteRecordsRequest.Partition(partition_index=0, offset=offset)
-            asked = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=name, partitions=[row])], timeout_ms=10_000)
+            asked = DeleteRecordsRequest(
+                topics=[DeleteRecordsRequest.Topic(name=name, partitions=[row])], timeout_ms=10_000
+            )
             result = looker.call(DELETE_RECORDS, 2, asked).topics[0].partitions[0]
             assert (result.error_code, result.low_watermark) == (0, turn + 1)
 
@@ -92,7 +104,9 @@ def test_producers_are_described_when_their_records_are_safe(slow_disk: tuple[Br
 
 
 def test_a_disk_that_hangs_is_not_waited_for_long(slow_disk: tuple[Broker, Path]) -> None:
-    """Two seconds; then the answer is what is known, and who asks about another disk's partitions has not waited."""
+    """Two seconds; then the answer is what is known, and who asks about another disk's partitions
+    has not waited.
+    """
     broker, faults = slow_disk
     name, other = topics.create_topic(broker, "seen"), topics.create_topic(broker, "other")
     with topics.connect(broker) as writer, topics.connect(broker) as looker, topics.connect(broker) as bystander:

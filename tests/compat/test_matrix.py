@@ -1,4 +1,6 @@
-"""Every client reads what every client wrote, in every compression, byte for byte: one topic of six partitions for each compression, written by all in turn."""
+"""Every client reads what every client wrote, in every compression, byte for byte: one topic of six
+partitions for each compression, written by all in turn.
+"""
 
 from __future__ import annotations
 
@@ -63,24 +65,33 @@ def test_every_client_reads_what_every_client_wrote(
             if message.timestamp_ms is None:  # the writer could not choose one
                 assert got.timestamp_ms is not None and abs(now_ms - got.timestamp_ms) < NOW_TOLERANCE_MS
                 got = Message(got.partition, got.key, got.value, got.headers, None)
-            assert got == as_read(reader, message), f"{reader} read at {partition}:{offset} something else than {writer} wrote"
+            assert got == as_read(reader, message), (
+                f"{reader} read at {partition}:{offset} something else than {writer} wrote"
+            )
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_the_log_holds_what_was_compressed_as_it_was_compressed(shared_broker: Broker, written: Callable[[str], Written], compression: str) -> None:
-    """Every writer sent this compression (KAFKA-18659: older librdkafka silently sends none when the advertised versions mislead it), and it was not touched."""
+def test_the_log_holds_what_was_compressed_as_it_was_compressed(
+    shared_broker: Broker, written: Callable[[str], Written], compression: str
+) -> None:
+    """Every writer sent this compression (KAFKA-18659: older librdkafka silently sends none when
+    the advertised versions mislead it), and it was not touched.
+    """
     topic = written(compression)
     compressed_by: set[str] = set()
     with topics.connect(shared_broker) as kafka:
         for partition, wanted in topic.messages.items():
             offset = 0
             while offset < len(wanted):
-                records = topics.fetch(kafka, topic.topic, offset, partition, partition_max_bytes=8 << 20, max_bytes=16 << 20).records
+                records = topics.fetch(
+                    kafka, topic.topic, offset, partition, partition_max_bytes=8 << 20, max_bytes=16 << 20
+                ).records
                 assert records
                 for header, batch in iterate_batches(records):
                     inside = list(decode_batch(batch))
                     assert [record.offset for record in inside] == list(range(offset, offset + len(inside)))
-                    assert header.compression in (compression, "none")  # clients leave uncompressed what compression would make longer
+                    # clients leave uncompressed what compression would make longer
+                    assert header.compression in (compression, "none")
                     if header.compression == compression:
                         compressed_by.update(topic.writers[partition][record.offset] for record in inside)
                     offset += len(inside)

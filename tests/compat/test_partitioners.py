@@ -1,4 +1,6 @@
-"""The same key goes to the same partition, whoever sends it: mqd's client through shared memory and TCP, librdkafka, and (murmur2) the Java client."""
+"""The same key goes to the same partition, whoever sends it: mqd's client through shared memory and
+TCP, librdkafka, and (murmur2) the Java client.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _by_key(messages) -> dict[bytes, dict[bytes, set[int]]]:
 
 
 def _send_ours(broker: Broker, topic: str, partitioner: str, transport: str, batched: bool, keys: list[bytes]) -> None:
-    with Producer({"bootstrap.servers": broker.bootstrap, "transport": transport, "partitioner": partitioner}) as producer:
+    with Producer(
+        {"bootstrap.servers": broker.bootstrap, "transport": transport, "partitioner": partitioner}
+    ) as producer:
         assert producer.transport == transport
         name = f"mqd {transport} {batched}".encode()
         if batched:
@@ -65,7 +69,9 @@ def test_librdkafkas_partitioners(broker: Broker, partitioner: str) -> None:
     found = _by_key(read_all(broker, topic, len(keys) * (len(senders) + 1)))
     expected = found.pop(b"librdkafka")
     assert len(found) == len(senders) and all(places == expected for places in found.values())
-    assert all(len(places) == 1 for places in expected.values()) and set().union(*expected.values()) == set(range(PARTITIONS))
+    assert all(len(places) == 1 for places in expected.values()) and set().union(*expected.values()) == set(
+        range(PARTITIONS)
+    )
 
 
 @pytest.mark.parametrize("partitioner", ["consistent", "murmur2", "fnv1a"])

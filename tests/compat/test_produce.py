@@ -28,7 +28,9 @@ def kafka(shared_broker: Broker):
 
 
 def new_producer(kafka: KafkaConnection) -> tuple[int, int]:
-    response = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0x7FFFFFFF))
+    response = kafka.call(
+        INIT_PRODUCER_ID, 4, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0x7FFFFFFF)
+    )
     assert response.error_code == 0
     return response.producer_id, response.producer_epoch
 
@@ -39,10 +41,15 @@ def sequenced(producer: tuple[int, int], base_sequence: int, count: int = 1, wha
 
 
 def values_of(kafka: KafkaConnection, topic: str, partition: int = 0) -> list[bytes | None]:
-    return [record.value for record in decode_records(topics.fetch(kafka, topic, 0, partition, max_wait_ms=0).records, allow_partial=True)]
+    return [
+        record.value
+        for record in decode_records(
+            topics.fetch(kafka, topic, 0, partition, max_wait_ms=0).records, allow_partial=True
+        )
+    ]
 
 
-# -- acks ----------------------------------------------------------------------------------------------------------------------------
+# -- acks ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("acks", [1, -1])
@@ -50,7 +57,12 @@ def test_an_acknowledged_record_is_there(kafka: KafkaConnection, topic: str, ack
     for number in range(3):
         for partition in range(2):
             result = topics.produce(kafka, topic, topics.batch_of(b"%d" % number), partition, acks=acks)
-            assert (result.error_code, result.base_offset, result.log_append_time_ms, result.log_start_offset) == (0, number, -1, 0)
+            assert (result.error_code, result.base_offset, result.log_append_time_ms, result.log_start_offset) == (
+                0,
+                number,
+                -1,
+                0,
+            )
     for partition in range(2):
         # With flush.on.ack a record is shown when it is on disk, which acks=1 does not wait for.
         size = 3 * len(topics.batch_of(b"0"))
@@ -61,8 +73,15 @@ def test_an_acknowledged_record_is_there(kafka: KafkaConnection, topic: str, ack
 
 def test_acks_0_is_not_answered(kafka: KafkaConnection, topic: str) -> None:
     for number in range(5):
-        kafka.send(PRODUCE, 9, topics.produce_request(topic, topics.batch_of(b"%d" % number), number % 2, acks=0), expect_response=False)
-    assert topics.produce(kafka, topic, topics.batch_of(b"last"), 0).base_offset == 3, "the next answer is the next request's, and order was kept"
+        kafka.send(
+            PRODUCE,
+            9,
+            topics.produce_request(topic, topics.batch_of(b"%d" % number), number % 2, acks=0),
+            expect_response=False,
+        )
+    assert topics.produce(kafka, topic, topics.batch_of(b"last"), 0).base_offset == 3, (
+        "the next answer is the next request's, and order was kept"
+    )
 
 
 def test_other_acks_are_refused(kafka: KafkaConnection, topic: str) -> None:
@@ -70,23 +89,42 @@ def test_other_acks_are_refused(kafka: KafkaConnection, topic: str) -> None:
     assert topics.list_offset(kafka, topic, topics.LATEST).offset == 0
 
 
-def test_many_partitions_in_one_request_each_have_their_own_answer(shared_broker: Broker, kafka: KafkaConnection, topic: str) -> None:
+def test_many_partitions_in_one_request_each_have_their_own_answer(
+    shared_broker: Broker, kafka: KafkaConnection, topic: str
+) -> None:
     other = topics.create_topic(shared_broker, "produce-other", 3)
     parts = [ProduceRequest.PartitionData(index=index, records=topics.batch_of(b"x")) for index in (0, 1, 7)]
     broken = bytearray(topics.batch_of(b"will be broken"))
     broken[-1] ^= 1
-    others = [ProduceRequest.PartitionData(index=index, records=records) for index, records in ((2, topics.batch_of(b"y")), (0, bytes(broken)), (1, topics.batch_of(b"z")))]
+    others = [
+        ProduceRequest.PartitionData(index=index, records=records)
+        for index, records in ((2, topics.batch_of(b"y")), (0, bytes(broken)), (1, topics.batch_of(b"z")))
+    ]
     request = ProduceRequest(
-        acks=-1, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=parts), ProduceRequest.TopicData(name=other, partition_data=others)]
+        acks=-1,
+        timeout_ms=5000,
+        topic_data=[
+            ProduceRequest.TopicData(name=topic, partition_data=parts),
+            ProduceRequest.TopicData(name=other, partition_data=others),
+        ],
     )
     response = kafka.call(PRODUCE, 9, request)
-    answers = [(answered.name, part.index, part.error_code) for answered in response.responses for part in answered.partition_responses]
+    answers = [
+        (answered.name, part.index, part.error_code)
+        for answered in response.responses
+        for part in answered.partition_responses
+    ]
     assert answers == [
-        (topic, 0, 0), (topic, 1, 0), (topic, 7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (other, 2, 0), (other, 0, ErrorCode.CORRUPT_MESSAGE), (other, 1, 0),
-    ]  # fmt: skip
+        (topic, 0, 0),
+        (topic, 1, 0),
+        (topic, 7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (other, 2, 0),
+        (other, 0, ErrorCode.CORRUPT_MESSAGE),
+        (other, 1, 0),
+    ]
 
 
-# -- idempotence -------------------------------------------------------------------------------------------------------------------
+# -- idempotence -----------------------------------------------------------------------------------
 
 
 def test_producer_ids_differ(shared_broker: Broker) -> None:
@@ -118,7 +156,11 @@ def test_five_in_flight_and_all_of_them_again(shared_broker: Broker, kafka: Kafk
         for batch in batches:
             again.send(PRODUCE, 9, topics.produce_request(topic, batch))
         second = [again.receive().body.responses[0].partition_responses[0] for _ in batches]
-    assert [(part.error_code, part.base_offset) for part in first] == [(part.error_code, part.base_offset) for part in second] == [(0, n) for n in range(5)]
+    assert (
+        [(part.error_code, part.base_offset) for part in first]
+        == [(part.error_code, part.base_offset) for part in second]
+        == [(0, n) for n in range(5)]
+    )
     assert len(values_of(kafka, topic)) == 5
 
 
@@ -130,7 +172,11 @@ def test_a_retry_while_the_first_try_is_under_way(shared_broker: Broker, kafka: 
         for _ in range(3):
             kafka.send(PRODUCE, 9, topics.produce_request(topic, batch))
             other.send(PRODUCE, 9, topics.produce_request(topic, batch))
-        answers = [connection.receive().body.responses[0].partition_responses[0] for connection in (kafka, other) for _ in range(3)]
+        answers = [
+            connection.receive().body.responses[0].partition_responses[0]
+            for connection in (kafka, other)
+            for _ in range(3)
+        ]
     assert {(answer.error_code, answer.base_offset) for answer in answers} == {(0, 0)}
     assert values_of(kafka, topic) == [b"v0"]
 
@@ -139,7 +185,10 @@ def test_a_gap_is_out_of_order(kafka: KafkaConnection, topic: str) -> None:
     producer = new_producer(kafka)
     assert topics.produce(kafka, topic, sequenced(producer, 0, 2)).error_code == 0
     for wrong in (3, 100, 1 << 29):
-        assert topics.produce(kafka, topic, sequenced(producer, wrong)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert (
+            topics.produce(kafka, topic, sequenced(producer, wrong)).error_code
+            == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        )
     result = topics.produce(kafka, topic, sequenced(producer, 2))
     assert (result.error_code, result.base_offset) == (0, 2), "the right one is taken after wrong ones"
 
@@ -151,7 +200,9 @@ def test_an_old_sequence_of_another_length_is_no_retry(kafka: KafkaConnection, t
     overlapping = topics.produce(kafka, topic, sequenced(producer, 6, 3)).error_code
     assert overlapping == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     forgotten = topics.produce(kafka, topic, sequenced(producer, 0)).error_code
-    assert forgotten in (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), "older than the five that are remembered"
+    assert forgotten in (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (
+        "older than the five that are remembered"
+    )
     assert len(values_of(kafka, topic)) == 7
 
 
@@ -166,7 +217,8 @@ def test_sequences_wrap_to_zero(kafka: KafkaConnection, topic: str) -> None:
     producer = new_producer(kafka)
     last = 0x7FFFFFFF
     first = topics.produce(kafka, topic, sequenced(producer, last - 1, 2))
-    # A producer that this partition does not know may begin anywhere, as in Kafka since its state can have expired.
+    # A producer that this partition does not know may begin anywhere, as in Kafka since its state
+    # can have expired.
     assert (first.error_code, first.base_offset) == (0, 0)
     result = topics.produce(kafka, topic, sequenced(producer, 0, 2))
     assert (result.error_code, result.base_offset) == (0, 2)
@@ -183,8 +235,13 @@ def test_a_batch_whose_sequences_wrap_inside(kafka: KafkaConnection, topic: str)
 def test_an_older_epoch_is_fenced(kafka: KafkaConnection, topic: str) -> None:
     producer_id, epoch = new_producer(kafka)
     assert topics.produce(kafka, topic, sequenced((producer_id, epoch + 1), 0)).error_code == 0
-    assert topics.produce(kafka, topic, sequenced((producer_id, epoch), 0)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
-    assert topics.produce(kafka, topic, sequenced((producer_id, epoch + 2), 5)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "a new epoch begins at 0"
+    assert (
+        topics.produce(kafka, topic, sequenced((producer_id, epoch), 0)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+    )
+    assert (
+        topics.produce(kafka, topic, sequenced((producer_id, epoch + 2), 5)).error_code
+        == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    ), "a new epoch begins at 0"
     assert topics.produce(kafka, topic, sequenced((producer_id, epoch + 2), 0)).error_code == 0
 
 
@@ -205,14 +262,20 @@ def test_idempotent_batches_survive_a_restart(start_broker) -> None:
         assert new_producer(kafka)[0] > producer[0]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_a_batch_above_the_limit_is_too_large(shared_broker: Broker, kafka: KafkaConnection) -> None:
     name = topics.create_topic(shared_broker, "small", max_message_bytes="10000")
     assert topics.produce(kafka, name, topics.batch_of(compressible(9_000, "fits"))).error_code == 0
-    assert topics.produce(kafka, name, topics.batch_of(compressible(10_000, "not"))).error_code == ErrorCode.MESSAGE_TOO_LARGE
-    assert topics.produce(kafka, name, topics.batch_of(compressible(2 << 20, "no way"))).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert (
+        topics.produce(kafka, name, topics.batch_of(compressible(10_000, "not"))).error_code
+        == ErrorCode.MESSAGE_TOO_LARGE
+    )
+    assert (
+        topics.produce(kafka, name, topics.batch_of(compressible(2 << 20, "no way"))).error_code
+        == ErrorCode.MESSAGE_TOO_LARGE
+    )
     assert topics.list_offset(kafka, name, topics.LATEST).offset == 1
 
 
@@ -230,20 +293,34 @@ _GOOD = topics.batch_of(b"one", b"two")
     [
         pytest.param(_patched(_GOOD, 17, ">I", 12345), (ErrorCode.CORRUPT_MESSAGE,), id="wrong checksum"),
         pytest.param(_GOOD[:-3], (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="cut off"),
-        pytest.param(_patched(_GOOD, 8, ">i", 1 << 30), (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="a length that lies"),
-        pytest.param(_patched(_GOOD, 16, ">b", 1), (ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="magic 1"),
+        pytest.param(
+            _patched(_GOOD, 8, ">i", 1 << 30),
+            (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD),
+            id="a length that lies",
+        ),
+        pytest.param(
+            _patched(_GOOD, 16, ">b", 1),
+            (ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD),
+            id="magic 1",
+        ),
         pytest.param(_GOOD + _GOOD, (ErrorCode.INVALID_RECORD,), id="two batches"),
         pytest.param(topics.batch_of(b"control", is_control=True), (ErrorCode.INVALID_RECORD,), id="a control batch"),
         pytest.param(b"", (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="nothing"),
         pytest.param(None, (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="null"),
-        pytest.param(topics.batch_of(), (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="a batch of no records"),
+        pytest.param(
+            topics.batch_of(), (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), id="a batch of no records"
+        ),
     ],
 )
-def test_bad_records_are_refused_and_nothing_is_appended(kafka: KafkaConnection, topic: str, records: bytes | None, errors: tuple[ErrorCode, ...]) -> None:
+def test_bad_records_are_refused_and_nothing_is_appended(
+    kafka: KafkaConnection, topic: str, records: bytes | None, errors: tuple[ErrorCode, ...]
+) -> None:
     result = topics.produce(kafka, topic, records)
     assert result.error_code in errors, (ErrorCode(result.error_code), result)
     assert result.base_offset == -1
-    assert topics.produce(kafka, topic, topics.batch_of(b"good")).base_offset == 0, "the connection and the partition go on"
+    assert topics.produce(kafka, topic, topics.batch_of(b"good")).base_offset == 0, (
+        "the connection and the partition go on"
+    )
 
 
 def test_compression_the_version_does_not_have(kafka: KafkaConnection, topic: str) -> None:

@@ -1,4 +1,6 @@
-"""Every client as a producer: acknowledgements, idempotence, topics made by asking for them, and what it hears when the broker refuses."""
+"""Every client as a producer: acknowledgements, idempotence, topics made by asking for them, and
+what it hears when the broker refuses.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,25 @@ def numbered(count: int = COUNT, partitions: int = PARTITION_COUNT) -> list[Mess
 
 
 def stored(broker: Broker, topic: str, partition: int, wanted: int) -> list[bytes | None]:
-    """The values of a partition, read by bytes, once there are `wanted`; acks 0 and 1 do not wait for what makes records visible."""
+    """The values of a partition, read by bytes, once there are `wanted`; acks 0 and 1 do not wait
+    for what makes records visible.
+    """
     values: list[bytes | None] = []
     with topics.connect(broker) as connection:
         while True:
-            part = topics.fetch(connection, topic, len(values), partition, max_wait_ms=5000 if len(values) < wanted else 0, max_bytes=32 << 20)
-            found = [record.value for record in decode_records(part.records, allow_partial=True) if record.offset >= len(values)]
+            part = topics.fetch(
+                connection,
+                topic,
+                len(values),
+                partition,
+                max_wait_ms=5000 if len(values) < wanted else 0,
+                max_bytes=32 << 20,
+            )
+            found = [
+                record.value
+                for record in decode_records(part.records, allow_partial=True)
+                if record.offset >= len(values)
+            ]
             if not found:
                 return values
             values += found
@@ -80,7 +95,9 @@ def test_an_idempotent_producer(shared_broker: Broker, client: Client, compressi
     assert all(header.producer_id >= 0 for header in headers), "it did use a producer id"
     expected_sequence = 0
     for header in headers:
-        assert header.base_sequence in (expected_sequence, 0), "0 begins another producer's life: kcat is one for each partition"
+        assert header.base_sequence in (expected_sequence, 0), (
+            "0 begins another producer's life: kcat is one for each partition"
+        )
         expected_sequence = header.base_sequence + header.record_count
 
 
@@ -96,7 +113,11 @@ def test_four_producers_at_once_do_not_mix_their_orders(shared_broker: Broker) -
     writers = [Confluent(), KafkaPython(), Aiokafka(), Confluent()]
 
     def write(number: int) -> None:
-        messages = [Message(partition, b"%d" % number, b"%d %04d" % (number, row)) for partition in range(2) for row in range(200)]
+        messages = [
+            Message(partition, b"%d" % number, b"%d %04d" % (number, row))
+            for partition in range(2)
+            for row in range(200)
+        ]
         writers[number].produce(shared_broker.bootstrap, topic, messages, **IDEMPOTENCE[writers[number].name])
 
     with concurrent.futures.ThreadPoolExecutor(len(writers)) as pool:
@@ -104,10 +125,12 @@ def test_four_producers_at_once_do_not_mix_their_orders(shared_broker: Broker) -
     for partition in range(2):
         found = stored(shared_broker, topic, partition, 800)
         for number in range(len(writers)):
-            assert [value for value in found if value.startswith(b"%d " % number)] == [b"%d %04d" % (number, row) for row in range(200)]
+            assert [value for value in found if value.startswith(b"%d " % number)] == [
+                b"%d %04d" % (number, row) for row in range(200)
+            ]
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 def test_too_large_confluent(shared_broker: Broker) -> None:
@@ -146,10 +169,15 @@ def test_the_broker_s_own_limit_is_the_default_of_clients(shared_broker: Broker,
 def test_a_topic_is_not_made_where_that_is_switched_off(start_broker) -> None:
     broker = start_broker(workers=1, config={"auto.create.topics.enable": "false"})
     failed: list[confluent_kafka.KafkaError] = []
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "message.timeout.ms": 3000, "topic.metadata.propagation.max.ms": 100})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap, "message.timeout.ms": 3000, "topic.metadata.propagation.max.ms": 100}
+    )
     producer.produce("nowhere", b"x", on_delivery=lambda error, _message: failed.append(error))
     assert producer.flush(20) == 0
-    assert failed[0].code() in (confluent_kafka.KafkaError._UNKNOWN_TOPIC, confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert failed[0].code() in (
+        confluent_kafka.KafkaError._UNKNOWN_TOPIC,
+        confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
 
     async def unknown() -> None:
         async with aiokafka.AIOKafkaProducer(bootstrap_servers=broker.bootstrap, request_timeout_ms=2000) as other:
@@ -165,11 +193,20 @@ def test_a_producer_keeps_going_over_a_restart(start_broker) -> None:
     broker = start_broker()
     topic = topics.create_topic(broker, "restart", 2)
     reported: list[confluent_kafka.KafkaError | None] = []
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "reconnect.backoff.max.ms": 200, "linger.ms": 1})
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "enable.idempotence": True,
+            "reconnect.backoff.max.ms": 200,
+            "linger.ms": 1,
+        }
+    )
     for number in range(200):
         if number == 100:
             broker.stop()
-        producer.produce(topic, b"%04d" % number, partition=number % 2, on_delivery=lambda error, _message: reported.append(error))
+        producer.produce(
+            topic, b"%04d" % number, partition=number % 2, on_delivery=lambda error, _message: reported.append(error)
+        )
         producer.poll(0)
         if number == 100:
             broker.start()
@@ -180,7 +217,9 @@ def test_a_producer_keeps_going_over_a_restart(start_broker) -> None:
 
 def test_kafka_python_producers_flush_many_small_batches(shared_broker: Broker) -> None:
     topic = topics.create_topic(shared_broker, "many", 3)
-    producer = kafka.KafkaProducer(bootstrap_servers=shared_broker.bootstrap, batch_size=0, max_in_flight_requests_per_connection=5)
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=shared_broker.bootstrap, batch_size=0, max_in_flight_requests_per_connection=5
+    )
     try:
         futures = [producer.send(topic, b"%d" % number, partition=number % 3) for number in range(300)]
         producer.flush(30)

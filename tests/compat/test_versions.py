@@ -1,4 +1,6 @@
-"""What ApiVersions promises is kept: every advertised version of every API is sent once, as bytes, and answered with bytes that decode to the last one."""
+"""What ApiVersions promises is kept: every advertised version of every API is sent once, as bytes,
+and answered with bytes that decode to the last one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ from tests.compat.topics import API_VERSIONS, FETCH, PRODUCE
 from tests.kafka_connection import KafkaConnection
 
 TOPIC = 2  # a resource type
-RECORD_VERSIONS = range(3, 14)  # Produce 0-2 is advertised for librdkafka's sake (KAFKA-18659): its records are of magic 0 and 1
+# Produce 0-2 is advertised for librdkafka's sake (KAFKA-18659): its records are of magic 0 and 1
+RECORD_VERSIONS = range(3, 14)
 
 
 @dataclasses.dataclass
@@ -64,7 +67,9 @@ def setting(shared_broker: Broker):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`errors` picks every error code out of a response; `right` says whether its content is what was asked for."""
+    """`errors` picks every error code out of a response; `right` says whether its content is what
+    was asked for.
+    """
 
     request: Callable[[Setting, int], object]
     errors: Callable[[object], list[int]]
@@ -87,7 +92,11 @@ def _list_offsets(setting: Setting, version: int) -> ListOffsetsRequest:
 
 def _metadata(setting: Setting, version: int) -> MetadataRequest:
     by_id = version >= 12
-    asked = MetadataRequest.Topic(topic_id=setting.topic_id, name=None) if by_id else MetadataRequest.Topic(name=setting.topic)
+    asked = (
+        MetadataRequest.Topic(topic_id=setting.topic_id, name=None)
+        if by_id
+        else MetadataRequest.Topic(name=setting.topic)
+    )
     return MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
 
 
@@ -102,18 +111,29 @@ def _found_coordinator(setting: Setting, version: int, response: object) -> bool
 
 def _create_topics(setting: Setting, version: int) -> CreateTopicsRequest:
     configs = [CreateTopicsRequest.Config(name="retention.ms", value="86400000")]
-    return CreateTopicsRequest(topics=[CreateTopicsRequest.Topic(name=topics.fresh_name("versions-created"), num_partitions=3, replication_factor=1, configs=configs)], timeout_ms=10_000)
+    return CreateTopicsRequest(
+        topics=[
+            CreateTopicsRequest.Topic(
+                name=topics.fresh_name("versions-created"), num_partitions=3, replication_factor=1, configs=configs
+            )
+        ],
+        timeout_ms=10_000,
+    )
 
 
 def _created_topics(setting: Setting, version: int, response: object) -> bool:
     (created,) = response.topics
-    described = version < 5 or (created.num_partitions == 3 and "retention.ms" in {config.name for config in created.configs})
+    described = version < 5 or (
+        created.num_partitions == 3 and "retention.ms" in {config.name for config in created.configs}
+    )
     return described and (version < 7 or created.topic_id != bytes(16))
 
 
 def _delete_topics(setting: Setting, version: int) -> DeleteTopicsRequest:
     name = setting.fresh()
-    return DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=10_000)
+    return DeleteTopicsRequest(
+        topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=10_000
+    )
 
 
 def _delete_records(setting: Setting, version: int) -> DeleteRecordsRequest:
@@ -125,31 +145,49 @@ def _delete_records(setting: Setting, version: int) -> DeleteRecordsRequest:
 
 def _epochs(setting: Setting, version: int) -> OffsetForLeaderEpochRequest:
     asked = OffsetForLeaderEpochRequest.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
-    return OffsetForLeaderEpochRequest(replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=setting.topic, partitions=[asked])])
+    return OffsetForLeaderEpochRequest(
+        replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=setting.topic, partitions=[asked])]
+    )
 
 
 def _alter_configs(setting: Setting, version: int) -> AlterConfigsRequest:
     config = AlterConfigsRequest.Config(name="retention.ms", value="1000000")
-    return AlterConfigsRequest(resources=[AlterConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.fresh(), configs=[config])])
+    return AlterConfigsRequest(
+        resources=[AlterConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.fresh(), configs=[config])]
+    )
 
 
 def _incremental_alter_configs(setting: Setting, version: int) -> IncrementalAlterConfigsRequest:
     config = IncrementalAlterConfigsRequest.Config(name="retention.ms", config_operation=0, value="1000000")
-    return IncrementalAlterConfigsRequest(resources=[IncrementalAlterConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.fresh(), configs=[config])])
+    return IncrementalAlterConfigsRequest(
+        resources=[
+            IncrementalAlterConfigsRequest.Resource(
+                resource_type=TOPIC, resource_name=setting.fresh(), configs=[config]
+            )
+        ]
+    )
 
 
 def _describe_configs(setting: Setting, version: int) -> DescribeConfigsRequest:
-    resource = DescribeConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.topic, configuration_keys=None)
+    resource = DescribeConfigsRequest.Resource(
+        resource_type=TOPIC, resource_name=setting.topic, configuration_keys=None
+    )
     return DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=True)
 
 
 def _described_configs(setting: Setting, version: int, response: object) -> bool:
     configs = {config.name: config for config in response.results[0].configs}
-    return configs["flush.on.ack"].value == "true" and len(configs["retention.ms"].synonyms) > 0 and (version < 3 or bool(configs["retention.ms"].documentation))
+    return (
+        configs["flush.on.ack"].value == "true"
+        and len(configs["retention.ms"].synonyms) > 0
+        and (version < 3 or bool(configs["retention.ms"].documentation))
+    )
 
 
 def _create_partitions(setting: Setting, version: int) -> CreatePartitionsRequest:
-    return CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=setting.fresh(), count=2, assignments=None)], timeout_ms=10_000)
+    return CreatePartitionsRequest(
+        topics=[CreatePartitionsRequest.Topic(name=setting.fresh(), count=2, assignments=None)], timeout_ms=10_000
+    )
 
 
 def _describe_log_dirs(setting: Setting, version: int) -> DescribeLogDirsRequest:
@@ -160,12 +198,17 @@ CASES: dict[int, Case] = {
     0: Case(
         _produce,
         lambda r: [p.error_code for t in r.responses for p in t.partition_responses],
-        lambda s, v, r: r.responses[0].partition_responses[0].base_offset >= 0 and (v >= 13 or r.responses[0].name == s.topic),
+        lambda s, v, r: (
+            r.responses[0].partition_responses[0].base_offset >= 0 and (v >= 13 or r.responses[0].name == s.topic)
+        ),
     ),
     1: Case(
         _fetch,
         lambda r: [r.error_code, *(p.error_code for t in r.responses for p in t.partitions)],
-        lambda s, v, r: r.responses[0].partitions[0].high_watermark == 3 and len(topics.headers_in(r.responses[0].partitions[0].records)) == 1,
+        lambda s, v, r: (
+            r.responses[0].partitions[0].high_watermark == 3
+            and len(topics.headers_in(r.responses[0].partitions[0].records)) == 1
+        ),
     ),
     2: Case(
         _list_offsets,
@@ -174,14 +217,16 @@ CASES: dict[int, Case] = {
     ),
     3: Case(
         _metadata,
-        lambda r: [r.error_code, *(t.error_code for t in r.topics), *(p.error_code for t in r.topics for p in t.partitions)],
-        lambda s, v, r: (r.topics[0].name, len(r.topics[0].partitions), r.brokers[0].port) == (s.topic, 2, s.broker.port),
+        lambda r: [
+            r.error_code,
+            *(t.error_code for t in r.topics),
+            *(p.error_code for t in r.topics for p in t.partitions),
+        ],
+        lambda s, v, r: (
+            (r.topics[0].name, len(r.topics[0].partitions), r.brokers[0].port) == (s.topic, 2, s.broker.port)
+        ),
     ),
-    10: Case(
-        _find_coordinator,
-        lambda r: [r.error_code, *(c.error_code for c in r.coordinators)],
-        _found_coordinator,
-    ),
+    10: Case(_find_coordinator, lambda r: [r.error_code, *(c.error_code for c in r.coordinators)], _found_coordinator),
     18: Case(
         lambda s, v: ApiVersionsRequest(client_software_name="tests", client_software_version="1"),
         lambda r: [r.error_code],
@@ -212,13 +257,19 @@ CASES: dict[int, Case] = {
         lambda s, v, r: {p.partition_index for d in r.results for t in d.topics for p in t.partitions} == {0, 1},
     ),
     37: Case(_create_partitions, lambda r: [t.error_code for t in r.results], lambda s, v, r: len(r.results) == 1),
-    44: Case(_incremental_alter_configs, lambda r: [x.error_code for x in r.responses], lambda s, v, r: len(r.responses) == 1),
+    44: Case(
+        _incremental_alter_configs, lambda r: [x.error_code for x in r.responses], lambda s, v, r: len(r.responses) == 1
+    ),
     60: Case(
         lambda s, v: DescribeClusterRequest(),
         lambda r: [r.error_code],
         lambda s, v, r: [(b.broker_id, b.port) for b in r.brokers] == [(1, s.broker.port)],
     ),
-    **{key: Case(*case) for module in (transaction_cases, group_cases, administration_cases) for key, case in module.CASES.items()},
+    **{
+        key: Case(*case)
+        for module in (transaction_cases, group_cases, administration_cases)
+        for key, case in module.CASES.items()
+    },
     75: Case(
         lambda s, v: DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.Topic(name=s.topic)]),
         lambda r: [t.error_code for t in r.topics],
@@ -228,7 +279,9 @@ CASES: dict[int, Case] = {
 
 
 def advertised(kafka: KafkaConnection, version: int = 4) -> dict[int, tuple[int, int]]:
-    response = kafka.call(API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1"))
+    response = kafka.call(
+        API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1")
+    )
     assert response.error_code == 0
     return {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
 
@@ -257,7 +310,11 @@ def test_old_produce_versions_are_answered_with_an_error(setting: Setting, versi
     record = struct.pack(">qiI", 0, len(message) + 4, 0) + message
     response = setting.kafka.call(PRODUCE, version, topics.produce_request(setting.topic, record, 0, acks=1))
     (result,) = response.responses[0].partition_responses
-    assert result.error_code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ErrorCode.INVALID_RECORD), response
+    assert result.error_code in (
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.INVALID_RECORD,
+    ), response
     assert result.base_offset == -1
     assert topics.list_offset(setting.kafka, setting.topic, topics.LATEST).offset == 3, "nothing was appended"
 
@@ -267,23 +324,31 @@ def test_all_versions_of_api_versions_say_the_same(setting: Setting) -> None:
 
 
 def test_what_librdkafka_2_0_looks_for_is_advertised(setting: Setting) -> None:
-    """librdkafka 2.0.2 (Debian's) compares single versions before it uses a feature; the minima that break it are these."""
+    """librdkafka 2.0.2 (Debian's) compares single versions before it uses a feature; the minima
+    that break it are these.
+    """
     ranges = advertised(setting.kafka)
     for key, version in [(0, 0), (0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 0), (10, 0), (18, 0), (22, 0)]:
         assert ranges[key][0] <= version <= ranges[key][1], SUPPORTED[key].name
 
 
 def test_transactions_of_version_2_are_finalized(setting: Setting) -> None:
-    """transaction.version 2 makes new clients leave out AddPartitionsToTxn. Clients below version 4 cannot read a lowest level of 0: they are told what is in force."""
+    """transaction.version 2 makes new clients leave out AddPartitionsToTxn. Clients below version 4
+    cannot read a lowest level of 0: they are told what is in force.
+    """
     for version in (3, 4):
-        response = setting.kafka.call(API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1"))
+        response = setting.kafka.call(
+            API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1")
+        )
         assert ("transaction.version", 2) in [(one.name, one.max_version_level) for one in response.finalized_features]
         assert all(one.min_version > 0 or version >= 4 for one in response.supported_features)
 
 
 @pytest.mark.parametrize("version", [5, 99, 0x7FFF])
 def test_an_unknown_version_of_api_versions_is_answered_in_version_0(shared_broker: Broker, version: int) -> None:
-    """KIP-511: error 35, response header 0, body 0, which lists what is spoken; the connection lives on."""
+    """KIP-511: error 35, response header 0, body 0, which lists what is spoken; the connection
+    lives on.
+    """
     with topics.connect(shared_broker) as kafka:
         kafka.send_frame(struct.pack(">hhih", API_VERSIONS, version, 77, -1) + b"\0\1\1\0")
         frame = kafka.receive_frame()
@@ -298,14 +363,19 @@ def test_every_produced_version_is_read_by_every_fetched_one(shared_broker: Brok
     name = topics.create_topic(shared_broker, "round-trip")
     with topics.connect(shared_broker) as kafka:
         topic_id = topics.topic_id(kafka, name)
-        batches = {version: topics.batch_of(f"produced with version {version}".encode(), b"x" * version) for version in RECORD_VERSIONS}
+        batches = {
+            version: topics.batch_of(f"produced with version {version}".encode(), b"x" * version)
+            for version in RECORD_VERSIONS
+        }
         for version, batch in batches.items():
             request = topics.produce_request(name, batch, **({"topic_id": topic_id} if version >= 13 else {}))
             (result,) = kafka.call(PRODUCE, version, request).responses[0].partition_responses
             assert (result.error_code, result.base_offset) == (0, 2 * (version - RECORD_VERSIONS[0])), version
         for version in spoken(FETCH):
             for start, batch in zip(range(0, 2 * len(batches), 2), batches.values(), strict=True):
-                part = topics.fetch(kafka, name, start, version=version, topic_ids={name: topic_id}, partition_max_bytes=1)
+                part = topics.fetch(
+                    kafka, name, start, version=version, topic_ids={name: topic_id}, partition_max_bytes=1
+                )
                 assert part.error_code == 0
                 assert _without_broker_fields(part.records) == _without_broker_fields(batch), (version, start)
                 assert [header.base_offset for header in topics.headers_in(part.records)] == [start]
@@ -322,7 +392,10 @@ def test_the_worker_answers_api_versions_as_the_codec_writes_them(setting: Setti
         request = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
         setting.kafka.send(API_VERSIONS, version, request)
         received = setting.kafka.receive()
-        header, _ = decode_request(struct.pack(">hhih", API_VERSIONS, version, received.correlation_id, -1) + (b"\0\1\1\0" if version >= 3 else b""))
+        header, _ = decode_request(
+            struct.pack(">hhih", API_VERSIONS, version, received.correlation_id, -1)
+            + (b"\0\1\1\0" if version >= 3 else b"")
+        )
         assert isinstance(received.body, ApiVersionsResponse)
         assert encode_response(header, received.body) == received.frame
 
@@ -363,7 +436,9 @@ def test_unknown_tagged_fields_are_ignored(setting: Setting, key: int) -> None:
 
 @pytest.mark.parametrize("key", sorted(set(FLEXIBLE) - {PRODUCE, FETCH}))
 def test_bytes_behind_a_request_are_ignored(setting: Setting, key: int) -> None:
-    """Not so Produce and Fetch, where no client sends any and lengths that do not add up are a fault."""
+    """Not so Produce and Fetch, where no client sends any and lengths that do not add up are a
+    fault.
+    """
     _check_changed(setting, key, _with_rest)
 
 
@@ -385,7 +460,9 @@ def test_all_topics_and_none(setting: Setting) -> None:
 
 
 def test_the_metadata_of_two_connections_is_of_one_cluster(shared_broker: Broker) -> None:
-    """Answers are cached by workers: the second is the first's bytes but for the correlation id, until a topic comes."""
+    """Answers are cached by workers: the second is the first's bytes but for the correlation id,
+    until a topic comes.
+    """
     with topics.connect(shared_broker) as one, topics.connect(shared_broker) as two:
         answers = []
         for kafka in (one, two, one, two):

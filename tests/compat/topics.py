@@ -7,12 +7,28 @@ import os
 import time
 from collections.abc import Iterable
 
-from mqd.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest, FetchRequest, ListOffsetsRequest, MetadataRequest, ProduceRequest
+from mqd.protocol.messages import (
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    ProduceRequest,
+)
 from mqd.protocol.records import BatchHeader, Record, encode_batch, iterate_batches
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 18, 19, 20, 22
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID = (
+    0,
+    1,
+    2,
+    3,
+    18,
+    19,
+    20,
+    22,
+)
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 READY_SECONDS = 10.0
 
@@ -51,10 +67,14 @@ def delete_topic(broker: Broker, name: str) -> None:
 
 
 def wait_served(kafka: KafkaConnection, name: str) -> None:
-    """Metadata says a moment after creation that every partition has its leader; a client asks again until then, and so do we."""
+    """Metadata says a moment after creation that every partition has its leader; a client asks
+    again until then, and so do we.
+    """
     deadline = time.monotonic() + READY_SECONDS
     while True:
-        (topic,) = kafka.call(METADATA, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)).topics
+        (topic,) = kafka.call(
+            METADATA, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
+        ).topics
         errors = [topic.error_code, *(partition.error_code for partition in topic.partitions)]
         if not any(errors):
             return
@@ -66,17 +86,31 @@ def topic_id(kafka: KafkaConnection, name: str) -> bytes:
 
 
 def batch_of(*values: bytes | Record, **options) -> bytes:
-    return encode_batch([value if isinstance(value, Record) else Record(value=value, timestamp_ms=1_700_000_000_000) for value in values], **options)
+    return encode_batch(
+        [
+            value if isinstance(value, Record) else Record(value=value, timestamp_ms=1_700_000_000_000)
+            for value in values
+        ],
+        **options,
+    )
 
 
 def produce_request(name: str, records: bytes | None, partition: int = 0, acks: int = -1, **options) -> ProduceRequest:
-    topic = ProduceRequest.TopicData(name=name, partition_data=[ProduceRequest.PartitionData(index=partition, records=records)], **options)
+    topic = ProduceRequest.TopicData(
+        name=name, partition_data=[ProduceRequest.PartitionData(index=partition, records=records)], **options
+    )
     return ProduceRequest(acks=acks, timeout_ms=10_000, topic_data=[topic])
 
 
-def produce(kafka: KafkaConnection, name: str, records: bytes | None, partition: int = 0, *, version: int = 9, acks: int = -1):
+def produce(
+    kafka: KafkaConnection, name: str, records: bytes | None, partition: int = 0, *, version: int = 9, acks: int = -1
+):
     """One batch of one partition; its partition response, whatever it says."""
-    return kafka.call(PRODUCE, version, produce_request(name, records, partition, acks)).responses[0].partition_responses[0]
+    return (
+        kafka.call(PRODUCE, version, produce_request(name, records, partition, acks))
+        .responses[0]
+        .partition_responses[0]
+    )
 
 
 def must_produce(kafka: KafkaConnection, name: str, *values: bytes | Record, partition: int = 0, acks: int = -1) -> int:
@@ -87,16 +121,25 @@ def must_produce(kafka: KafkaConnection, name: str, *values: bytes | Record, par
 
 
 def fetch_request(partitions: Iterable[tuple[str, int, int]], **options) -> FetchRequest:
-    """`partitions`: (topic, partition, fetch offset). `topic_ids` maps names for versions 13 and later. No waiting unless told."""
+    """`partitions`: (topic, partition, fetch offset). `topic_ids` maps names for versions 13 and
+    later. No waiting unless told.
+    """
     topic_ids = options.pop("topic_ids", {})
     size = options.pop("partition_max_bytes", 1 << 20)
     forgotten = options.pop("forgotten", ())
     topics = {}
     for name, partition, offset in partitions:
         topic = topics.setdefault(name, FetchRequest.Topic(topic=name, topic_id=topic_ids.get(name, bytes(16))))
-        topic.partitions.append(FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=size))
-    left = [FetchRequest.ForgottenTopic(topic=name, topic_id=topic_ids.get(name, bytes(16)), partitions=[partition]) for name, partition in forgotten]
-    return FetchRequest(topics=list(topics.values()), forgotten_topics_data=left, **{"max_wait_ms": 0, "min_bytes": 1, **options})
+        topic.partitions.append(
+            FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=size)
+        )
+    left = [
+        FetchRequest.ForgottenTopic(topic=name, topic_id=topic_ids.get(name, bytes(16)), partitions=[partition])
+        for name, partition in forgotten
+    ]
+    return FetchRequest(
+        topics=list(topics.values()), forgotten_topics_data=left, **{"max_wait_ms": 0, "min_bytes": 1, **options}
+    )
 
 
 def fetch(kafka: KafkaConnection, name: str, offset: int, partition: int = 0, *, version: int = 11, **options):
@@ -110,4 +153,10 @@ def headers_in(records: bytes | None) -> list[BatchHeader]:
 
 def list_offset(kafka: KafkaConnection, name: str, timestamp: int, partition: int = 0, *, version: int = 7):
     asked = ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)
-    return kafka.call(LIST_OFFSETS, version, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=name, partitions=[asked])])).topics[0].partitions[0]
+    return (
+        kafka.call(
+            LIST_OFFSETS, version, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=name, partitions=[asked])])
+        )
+        .topics[0]
+        .partitions[0]
+    )

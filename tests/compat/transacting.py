@@ -1,7 +1,9 @@
-"""Transactional producers, one for each Python client behind one small face, and the loop that copies a topic exactly once.
+"""Transactional producers, one for each Python client behind one small face, and the loop that
+copies a topic exactly once.
 
-`script` is a list of transactions: (values by partition, whether it is committed). `copy` reads what was committed, in transactions of at most `most` records that carry the
-group's offsets with them; every third of them is thrown away and done again.
+`script` is a list of transactions: (values by partition, whether it is committed). `copy` reads
+what was committed, in transactions of at most `most` records that carry the group's offsets with
+them; every third of them is thrown away and done again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ THROWN_AWAY = 3
 
 
 class _Rounds:
-    """Which rounds are thrown away, and when all is copied. AssertionError when that takes too long. Without a count it goes on for ever; `begin` is called at the beginning of each."""
+    """Which rounds are thrown away, and when all is copied. AssertionError when that takes too
+    long. Without a count it goes on for ever; `begin` is called at the beginning of each.
+    """
 
     def __init__(self, count: int | None, begin: Callable[[], object]) -> None:
         self.count, self.begin, self.copied, self.number = count, begin, 0, 0
@@ -84,18 +88,37 @@ class Confluent:
         try:
             elder.commit_transaction(DEADLINE_SECONDS)
         except confluent_kafka.KafkaException as refused:
-            assert refused.args[0].code() in (confluent_kafka.KafkaError._FENCED, confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH, confluent_kafka.KafkaError._STATE), refused
+            assert refused.args[0].code() in (
+                confluent_kafka.KafkaError._FENCED,
+                confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,
+                confluent_kafka.KafkaError._STATE,
+            ), refused
         else:
             raise AssertionError("who was fenced could commit")
 
-    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int | None, most: int = ROUND_RECORDS, begin: Callable[[], object] = bool) -> None:
+    def copy(
+        self,
+        bootstrap: str,
+        name: str,
+        group: str,
+        source: str,
+        target: str,
+        count: int | None,
+        most: int = ROUND_RECORDS,
+        begin: Callable[[], object] = bool,
+    ) -> None:
         producer = self.producer(bootstrap, name)
         consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": bootstrap, "group.id": group, "group.protocol": self.protocol, "isolation.level": "read_committed", "auto.offset.reset": "earliest",
-                "enable.auto.commit": False, "fetch.wait.max.ms": 50,
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "group.protocol": self.protocol,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 50,
             }
-        )  # fmt: skip
+        )
         try:
             consumer.subscribe([source])
             rounds = _Rounds(count, begin)
@@ -107,7 +130,9 @@ class Confluent:
                 for record in records:
                     assert record.error() is None, record.error()
                     producer.produce(target, record.value(), partition=record.partition())
-                producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), DEADLINE_SECONDS)
+                producer.send_offsets_to_transaction(
+                    consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), DEADLINE_SECONDS
+                )
                 if rounds.keep(len(records)):
                     producer.commit_transaction(DEADLINE_SECONDS)
                     continue
@@ -131,7 +156,11 @@ class KafkaPython:
         try:
             for partitions, committed in script:
                 producer.begin_transaction()
-                futures = [producer.send(topic, value, partition=partition) for partition, values in partitions.items() for value in values]
+                futures = [
+                    producer.send(topic, value, partition=partition)
+                    for partition, values in partitions.items()
+                    for value in values
+                ]
                 if committed:
                     producer.commit_transaction()
                 else:
@@ -154,16 +183,34 @@ class KafkaPython:
         try:
             elder.commit_transaction()
         except kafka.errors.KafkaError as refused:
-            assert isinstance(refused, kafka.errors.ProducerFencedError | kafka.errors.InvalidProducerEpochError), refused
+            assert isinstance(refused, kafka.errors.ProducerFencedError | kafka.errors.InvalidProducerEpochError), (
+                refused
+            )
         else:
             raise AssertionError("who was fenced could commit")
         finally:
             elder.close(0)
 
-    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int | None, most: int = ROUND_RECORDS, begin: Callable[[], object] = bool) -> None:
+    def copy(
+        self,
+        bootstrap: str,
+        name: str,
+        group: str,
+        source: str,
+        target: str,
+        count: int | None,
+        most: int = ROUND_RECORDS,
+        begin: Callable[[], object] = bool,
+    ) -> None:
         producer = self.producer(bootstrap, name)
         consumer = kafka.KafkaConsumer(
-            source, bootstrap_servers=bootstrap, group_id=group, isolation_level="read_committed", auto_offset_reset="earliest", enable_auto_commit=False, fetch_max_wait_ms=50
+            source,
+            bootstrap_servers=bootstrap,
+            group_id=group,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            fetch_max_wait_ms=50,
         )
         try:
             rounds = _Rounds(count, begin)
@@ -175,7 +222,9 @@ class KafkaPython:
                 producer.begin_transaction()
                 for record in records:
                     producer.send(target, record.value, partition=record.partition)
-                offsets = {partition: OffsetAndMetadata(batch[-1].offset + 1, "", -1) for partition, batch in batches.items()}
+                offsets = {
+                    partition: OffsetAndMetadata(batch[-1].offset + 1, "", -1) for partition, batch in batches.items()
+                }
                 producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
                 if rounds.keep(len(records)):
                     producer.commit_transaction()
@@ -228,12 +277,27 @@ class Aiokafka:
 
         asyncio.run(run())
 
-    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int | None, most: int = ROUND_RECORDS, begin: Callable[[], object] = bool) -> None:
+    def copy(
+        self,
+        bootstrap: str,
+        name: str,
+        group: str,
+        source: str,
+        target: str,
+        count: int | None,
+        most: int = ROUND_RECORDS,
+        begin: Callable[[], object] = bool,
+    ) -> None:
         async def run() -> None:
             consumer = aiokafka.AIOKafkaConsumer(
-                source, bootstrap_servers=bootstrap, group_id=group, isolation_level="read_committed", auto_offset_reset="earliest", enable_auto_commit=False,
+                source,
+                bootstrap_servers=bootstrap,
+                group_id=group,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
                 fetch_max_wait_ms=50,
-            )  # fmt: skip
+            )
             async with self.producer(bootstrap, name) as producer, consumer:
                 rounds = _Rounds(count, begin)
                 while rounds.more():
@@ -256,4 +320,9 @@ class Aiokafka:
         asyncio.run(run())
 
 
-TRANSACTING = {"confluent-kafka": Confluent(), "confluent-kafka consumer": Confluent("consumer"), "kafka-python": KafkaPython(), "aiokafka": Aiokafka()}
+TRANSACTING = {
+    "confluent-kafka": Confluent(),
+    "confluent-kafka consumer": Confluent("consumer"),
+    "kafka-python": KafkaPython(),
+    "aiokafka": Aiokafka(),
+}

@@ -11,7 +11,8 @@ Promises
     C8  disordered  one consumer sees each partition's offsets ascending without a hole
     C9  unsent      nobody sees a record that was never sent
 
-A topic in `volatile_topics` (flush.on.ack=false after a power cut) may lose its end: C1, C4 and C5 are not asked of it.
+A topic in `volatile_topics` (flush.on.ack=false after a power cut) may lose its end: C1, C4 and C5
+are not asked of it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class History:
     def until(self, at_ns: int) -> History:
         """What the clients knew at that moment."""
         return History(
-            [one for one in self.acknowledged if one.at_ns < at_ns], [one for one in self.seen if one.at_ns < at_ns], self.sent, self.idempotent
+            [one for one in self.acknowledged if one.at_ns < at_ns],
+            [one for one in self.seen if one.at_ns < at_ns],
+            self.sent,
+            self.idempotent,
         )
 
 
@@ -91,7 +95,9 @@ def identity_of(value: bytes | None) -> Identity:
 
 
 class _Checker:
-    def __init__(self, history: History, final: dict[TopicPartition, FinalLog], volatile_topics: frozenset[str]) -> None:
+    def __init__(
+        self, history: History, final: dict[TopicPartition, FinalLog], volatile_topics: frozenset[str]
+    ) -> None:
         self.history = history
         self.final = final
         self.volatile_topics = volatile_topics
@@ -120,7 +126,9 @@ class _Checker:
             return
         before = self.told.setdefault((topic, partition, offset), (identity, who))
         if before[0] != identity:
-            self.add("changed", f"{topic}-{partition} offset {offset}: {before[1]} says {before[0]}, {who} says {identity}")
+            self.add(
+                "changed", f"{topic}-{partition} offset {offset}: {before[1]} says {before[0]}, {who} says {identity}"
+            )
 
     def check_final(self) -> None:
         positions: dict[tuple[str, Identity], tuple[int, int]] = {}
@@ -150,9 +158,14 @@ class _Checker:
         for one in self.history.seen:
             key = (one.observer, one.topic, one.partition)
             if one.topic not in self.volatile_topics and one.offset != due.get(key, one.offset):
-                self.add("disordered", f"{one.observer} got {one.topic}-{one.partition} offset {one.offset} where {due[key]} was due")
+                self.add(
+                    "disordered",
+                    f"{one.observer} got {one.topic}-{one.partition} offset {one.offset} where {due[key]} was due",
+                )
             due[key] = one.offset + 1
-            identity = self.identity(one.value, lambda: f"{one.topic}-{one.partition} offset {one.offset} at {one.observer}")  # noqa: B023
+            identity = self.identity(
+                one.value, lambda: f"{one.topic}-{one.partition} offset {one.offset} at {one.observer}"
+            )  # noqa: B023
             if identity is not None:
                 self.tell(one.topic, one.partition, one.offset, identity, one.observer)
 
@@ -162,18 +175,28 @@ class _Checker:
 
         def missing(topic: str, partition: int, offset: int) -> bool:
             key = (topic, partition)
-            return topic not in self.volatile_topics and offset >= starts.get(key, 0) and offset not in offsets.get(key, ())
+            return (
+                topic not in self.volatile_topics
+                and offset >= starts.get(key, 0)
+                and offset not in offsets.get(key, ())
+            )
 
         for ack in self.history.acknowledged:
             self.tell(ack.topic, ack.partition, ack.offset, (ack.producer, ack.counter), "its acknowledgement")
             if missing(ack.topic, ack.partition, ack.offset):
-                self.add("lost", f"{(ack.producer, ack.counter)} was acknowledged at {ack.topic}-{ack.partition} offset {ack.offset}")
+                self.add(
+                    "lost",
+                    f"{(ack.producer, ack.counter)} was acknowledged at {ack.topic}-{ack.partition} offset"
+                    f" {ack.offset}",
+                )
         for one in self.history.seen:
             if missing(one.topic, one.partition, one.offset):
                 self.add("vanished", f"{one.observer} saw {one.topic}-{one.partition} offset {one.offset}")
 
 
-def check(history: History, final: dict[TopicPartition, FinalLog], volatile_topics: Iterable[str] = ()) -> list[Violation]:
+def check(
+    history: History, final: dict[TopicPartition, FinalLog], volatile_topics: Iterable[str] = ()
+) -> list[Violation]:
     checker = _Checker(history, final, frozenset(volatile_topics))
     checker.check_final()
     checker.check_seen()

@@ -1,12 +1,16 @@
-"""A member of an exactly-once copy job, as a process of its own: reads what is committed in a group, writes it to the same partition of another topic in transactions that
-hold the group's offsets too. By librdkafka ("transport": "tcp") or mqd's own client ("shm").
+"""A member of an exactly-once copy job, as a process of its own: reads what is committed in a
+group, writes it to the same partition of another topic in transactions that hold the group's
+offsets too. By librdkafka ("transport": "tcp") or mqd's own client ("shm").
 
-    python -m tests.crash.copy_job '{"bootstrap": "127.0.0.1:9092", "group": "g", "source": "a", "target": "b", "name": "copy-0", "seed": 1, "consumer": {}, "transport": "tcp"}'
+    python -m tests.crash.copy_job '{"bootstrap": "127.0.0.1:9092", "group": "g", "source": "a",
+    "target": "b", "name": "copy-0", "seed": 1, "consumer": {}, "transport": "tcp"}'
 
-SIGUSR1 makes it tell where it stands. Ends with code 0 after SIGTERM, with 1 when its producer is fenced or its state unknown: whoever runs it starts it again, as a user would.
+SIGUSR1 makes it tell where it stands. Ends with code 0 after SIGTERM, with 1 when its producer is
+fenced or its state unknown: whoever runs it starts it again, as a user would.
 
-What an application must take care of, and this one does: the group's metadata is taken before the records are, so that a member that has lost a partition meanwhile is
-refused; records that a rebalance comes between are dropped; after an abort it reads again from where it began.
+What an application must take care of, and this one does: the group's metadata is taken before the
+records are, so that a member that has lost a partition meanwhile is refused; records that a
+rebalance comes between are dropped; after an abort it reads again from where it began.
 """
 
 from __future__ import annotations
@@ -28,14 +32,21 @@ import mqd
 BATCH_RECORDS_MAX = 200
 STEP_SECONDS = 5.0
 ABORTED_SHARE = 0.1
-# librdkafka 2.10 to 2.16 waits for ever, whatever the time-out, for a group's coordinator that Metadata does not name any more (its issues 5456 and 5511): the process ends itself then. Only around the call that does it: what
-# else hangs is to be found.
+# librdkafka 2.10 to 2.16 waits for ever, whatever the time-out, for a group's coordinator that
+# Metadata does not name any more (its issues 5456 and 5511): the process ends itself then. Only
+# around the call that does it: what else hangs is to be found.
 HUNG_SECONDS = 20.0
-# librdkafka 2.16 by default begins anew from the bootstrap servers when all brokers are down; of a cluster of one broker, whose connections end together, it then keeps a
-# broker that it is about to forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the time-out.
+# librdkafka 2.16 by default begins anew from the bootstrap servers when all brokers are down; of a
+# cluster of one broker, whose connections end together, it then keeps a broker that it is about to
+# forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the
+# time-out.
 _QUICK_RETRIES = {
-    "metadata.recovery.strategy": "none", "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0, "topic.metadata.refresh.interval.ms": 2000,
-}  # fmt: skip
+    "metadata.recovery.strategy": "none",
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "log_level": 0,
+    "topic.metadata.refresh.interval.ms": 2000,
+}
 
 
 class Copier:
@@ -48,14 +59,31 @@ class Copier:
         library: Any = confluent_kafka
         if settings["transport"] == "shm":
             library, common["transport"] = mqd, "shm"
-        self.producer = library.Producer({
-            **common, "transactional.id": settings["name"], "transaction.timeout.ms": 8_000, "linger.ms": 1, "retry.backoff.ms": 20, "retry.backoff.max.ms": 200,
-            "request.timeout.ms": 3_000, "message.timeout.ms": 8_000,
-        })  # fmt: skip
-        self.consumer = library.Consumer({
-            **common, "group.id": settings["group"], "isolation.level": "read_committed", "enable.auto.commit": False, "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 20, "error_cb": lambda _error: None, **settings["consumer"],
-        })  # fmt: skip
+        self.producer = library.Producer(
+            {
+                **common,
+                "transactional.id": settings["name"],
+                "transaction.timeout.ms": 8_000,
+                "linger.ms": 1,
+                "retry.backoff.ms": 20,
+                "retry.backoff.max.ms": 200,
+                "request.timeout.ms": 3_000,
+                "message.timeout.ms": 8_000,
+            }
+        )
+        self.consumer = library.Consumer(
+            {
+                **common,
+                "group.id": settings["group"],
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+                "fetch.error.backoff.ms": 20,
+                "error_cb": lambda _error: None,
+                **settings["consumer"],
+            }
+        )
 
     def stop(self, *_signal: object) -> None:
         self.is_stopping = True

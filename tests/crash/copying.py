@@ -1,4 +1,6 @@
-"""What every copy job in transactions needs, on one broker or on several: its members as processes that are started again when they end, and what is said when the output is not the input."""
+"""What every copy job in transactions needs, on one broker or on several: its members as processes
+that are started again when they end, and what is said when the output is not the input.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ from tests.crash.workload import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 # Members that are killed are to be missed soon.
 QUICK_GROUPS = {
-    "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "100", "group.consumer.min.session.timeout.ms": "1000",
-    "group.consumer.session.timeout.ms": "2000", "group.consumer.min.heartbeat.interval.ms": "200", "group.consumer.heartbeat.interval.ms": "300",
-}  # fmt: skip
+    "group.min.session.timeout.ms": "1000",
+    "group.initial.rebalance.delay.ms": "100",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "2000",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    "group.consumer.heartbeat.interval.ms": "300",
+}
 
 
 def copy_job(settings: dict) -> list[str]:
@@ -25,9 +31,18 @@ def copy_job(settings: dict) -> list[str]:
 
 
 class Member:
-    """One process of the job; `tend` starts it again when it has ended. `command`: what it is, by its settings."""
+    """One process of the job; `tend` starts it again when it has ended. `command`: what it is, by
+    its settings.
+    """
 
-    def __init__(self, bootstrap: str, directory: Path, number: int, settings: dict, command: Callable[[dict], list[str]] = copy_job) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        directory: Path,
+        number: int,
+        settings: dict,
+        command: Callable[[dict], list[str]] = copy_job,
+    ) -> None:
         self.settings = {**settings, "bootstrap": bootstrap, "name": f"copy-{number}"}
         self._command = command
         self.output = directory / f"copy-{number}.log"
@@ -59,11 +74,16 @@ class Member:
             self.process.send_signal(signal.SIGUSR1)
             with contextlib.suppress(AssertionError):
                 wait_until(lambda: self.output.stat().st_size > size, 1, str)
-        return f"--- {self.output.name}, life {self.lives}\n" + "\n".join(self.output.read_text(errors="replace").splitlines()[-16:])
+        return f"--- {self.output.name}, life {self.lives}\n" + "\n".join(
+            self.output.read_text(errors="replace").splitlines()[-16:]
+        )
 
 
 def difference(wanted: list[bytes], found: list[bytes]) -> str:
     lost, more = set(wanted) - set(found), set(found) - set(wanted)
-    first = next((at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), min(len(wanted), len(found)))
+    first = next(
+        (at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other),
+        min(len(wanted), len(found)),
+    )
     context = f"from {first}: {wanted[first : first + 3]} became {found[first : first + 3]}"
     return f"{len(lost)} lost, {len(found) - len(set(found))} twice, {len(more)} from nowhere; {context}"

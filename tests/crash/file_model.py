@@ -1,19 +1,27 @@
-"""What a disk could hold after a power cut, from the journal of the file layer (byte table: native/base/file_watch.h).
+"""What a disk could hold after a power cut, from the journal of the file layer (byte table:
+native/base/file_watch.h).
 
     disk = Disk()
     for operation in read_journals(directory, "journal"):
         disk.apply(operation)
-    disk.power_cut(random.Random(seed)).write_to(target, root="/data")   # one of the many states that the disk may be in
-    disk.present().write_to(...)                                         # what a reader saw just before
+    disk.power_cut(random.Random(seed)).write_to(target, root="/data")   # one of the many states
+                                                                         that the disk may be in
+    disk.present().write_to(...)                                         # what a reader saw just
+                                                                         before
 
 Rules
-    D1  what a file was given before the beginning of a successful flush of it (or of the file system) is on the disk
-    D2  of every other write any set of 512-byte sectors may be there, in any order; a length may have grown without its data (zeros)
-    D3  a name (creation, rename, removal) is durable when its directory was flushed so; else it may be there or not, however durable the file is.
-        A rename within one directory is never half-done; the changes of one name stay in order
-    D4  what a failed flush should have covered is on no disk, whatever flush succeeds later: the kernel has called its pages clean
-    D5  a directory that exists without the journal's knowledge (made before watching began) is durable; a write to a file of which nothing is known is an
-        error: a change that went past the layer would make all this worthless
+    D1  what a file was given before the beginning of a successful flush of it (or of the file
+        system) is on the disk
+    D2  of every other write any set of 512-byte sectors may be there, in any order; a length may
+        have grown without its data (zeros)
+    D3  a name (creation, rename, removal) is durable when its directory was flushed so; else it may
+        be there or not, however durable the file is. A rename within one directory is never
+        half-done; the changes of one name stay in order
+    D4  what a failed flush should have covered is on no disk, whatever flush succeeds later: the
+        kernel has called its pages clean
+    D5  a directory that exists without the journal's knowledge (made before watching began) is
+        durable; a write to a file of which nothing is known is an error: a change that went past
+        the layer would make all this worthless
 
 A file or directory keeps its identity (`_Node`) through renames, as an inode does.
 """
@@ -27,7 +35,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SECTOR_BYTES = 512
-CREATE, WRITE, SYNC_BEGIN, SYNC_DONE, TRUNCATE, RENAME, UNLINK, MKDIR, FALLOCATE, SYNCFS_BEGIN, SYNCFS_DONE = range(1, 12)
+CREATE, WRITE, SYNC_BEGIN, SYNC_DONE, TRUNCATE, RENAME, UNLINK, MKDIR, FALLOCATE, SYNCFS_BEGIN, SYNCFS_DONE = range(
+    1, 12
+)
 _HEAD = struct.Struct("<IHHQQqQQiI")
 _MAGIC = 0x314A514D
 
@@ -54,7 +64,9 @@ def parse_journal(data: bytes, process: int) -> Iterator[Operation]:
     """A torn last record is left out."""
     position = 0
     while position + _HEAD.size <= len(data):
-        magic, kind, path_bytes, sequence, time_ns, offset, length, reference, result, data_bytes = _HEAD.unpack_from(data, position)
+        magic, kind, path_bytes, sequence, time_ns, offset, length, reference, result, data_bytes = _HEAD.unpack_from(
+            data, position
+        )
         if magic != _MAGIC or not CREATE <= kind <= SYNCFS_DONE:
             raise JournalError(f"journal of process {process}: no record at byte {position}")
         body = position + _HEAD.size
@@ -62,7 +74,9 @@ def parse_journal(data: bytes, process: int) -> Iterator[Operation]:
         if end > len(data):
             return
         path = data[body : body + path_bytes].decode()
-        yield Operation(kind, path, time_ns, process, sequence, offset, length, reference, result, data[body + path_bytes : end])
+        yield Operation(
+            kind, path, time_ns, process, sequence, offset, length, reference, result, data[body + path_bytes : end]
+        )
         position = end
 
 
@@ -75,7 +89,9 @@ def read_journals(directory: Path, name: str) -> list[Operation]:
 
 
 class _Node:
-    """`pending` holds (serial, change) in order; a flush makes all below a serial durable, but for those below `dropped` (D4)."""
+    """`pending` holds (serial, change) in order; a flush makes all below a serial durable, but for
+    those below `dropped` (D4).
+    """
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, object]] = []
@@ -234,7 +250,7 @@ class Disk:
         self._gone: set[str] = set()
         self._ignore = ignore
 
-    # -- the journal -------------------------------------------------------------------------------------------------------------
+    # -- the journal -------------------------------------------------------------------------------
 
     def apply(self, operation: Operation) -> None:
         self._serial += 1
@@ -314,7 +330,10 @@ class Disk:
 
     def _on_syncfs_begin(self, operation: Operation) -> None:
         root = self._find(operation.path)
-        self._begun[operation.process, operation.sequence] = (self._serial, [] if root is None else list(_all_nodes(root)))
+        self._begun[operation.process, operation.sequence] = (
+            self._serial,
+            [] if root is None else list(_all_nodes(root)),
+        )
 
     def _on_done(self, operation: Operation) -> None:
         serial, nodes = self._begun.pop((operation.process, operation.reference), (0, []))
@@ -327,7 +346,7 @@ class Disk:
     def _on_nothing(self, operation: Operation) -> None:
         pass
 
-    # -- what there is -------------------------------------------------------------------------------------------------------------
+    # -- what there is -----------------------------------------------------------------------------
 
     def present(self) -> Tree:
         return self._tree(lambda directory: directory.entries, _File.present)
@@ -362,6 +381,15 @@ def _all_nodes(node: _Node) -> Iterator[_Node]:
 
 
 _ACTIONS: dict[int, Callable[[Disk, Operation], None]] = {
-    CREATE: Disk._on_create, MKDIR: Disk._on_mkdir, WRITE: Disk._on_write, TRUNCATE: Disk._on_truncate, RENAME: Disk._on_rename, UNLINK: Disk._on_unlink,
-    SYNC_BEGIN: Disk._on_sync_begin, SYNC_DONE: Disk._on_done, SYNCFS_BEGIN: Disk._on_syncfs_begin, SYNCFS_DONE: Disk._on_done, FALLOCATE: Disk._on_nothing,
-}  # fmt: skip
+    CREATE: Disk._on_create,
+    MKDIR: Disk._on_mkdir,
+    WRITE: Disk._on_write,
+    TRUNCATE: Disk._on_truncate,
+    RENAME: Disk._on_rename,
+    UNLINK: Disk._on_unlink,
+    SYNC_BEGIN: Disk._on_sync_begin,
+    SYNC_DONE: Disk._on_done,
+    SYNCFS_BEGIN: Disk._on_syncfs_begin,
+    SYNCFS_DONE: Disk._on_done,
+    FALLOCATE: Disk._on_nothing,
+}

@@ -1,4 +1,7 @@
-"""`python -m tests.crash.full_disk MOUNT [KILL]`: a broker on a file system without a free byte, for test_full_disk.py, which runs it in a mount namespace of its own. Prints a line of JSON for each step."""
+"""`python -m tests.crash.full_disk MOUNT [KILL]`: a broker on a file system without a free byte,
+for test_full_disk.py, which runs it in a mount namespace of its own. Prints a line of JSON for each
+step.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def fill(mount: Path) -> None:
 
 def start(broker: Broker) -> None:
     """As Broker.start, whose file for errors would be on the full disk."""
-    broker.process = subprocess.Popen(broker.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    broker.process = subprocess.Popen(
+        broker.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert broker.process.stdout is not None and broker.process.stderr is not None
     line = broker.process.stdout.readline()
     assert line.startswith("mqd ready"), f"{line}{broker.process.stderr.read()}\n{broker.logs(20)}"
@@ -56,7 +61,11 @@ def use(broker: Broker, records: int) -> int:
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         read = len(read_log(kafka, "t", 0).records)
         error, _ = produce(kafka, "t", 0, bytes(RECORD_BYTES))
-        low = next(iter(admin.delete_records([TopicPartition("t", 0, RECORDS - records + 50)]).values())).result(20).low_watermark
+        low = (
+            next(iter(admin.delete_records([TopicPartition("t", 0, RECORDS - records + 50)]).values()))
+            .result(20)
+            .low_watermark
+        )
         left = len(read_log(kafka, "t", 0).records)
         say("used", read=read, expected=records, error=error, low=low, left=left)
         return left
@@ -67,7 +76,13 @@ def make_room(broker: Broker, mount: Path) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.delete_topics(["other"])["other"].result(20)
     entry = ConfigEntry("retention.bytes", str(SEGMENT_BYTES), incremental_operation=AlterConfigOpType.SET)
-    next(iter(admin.incremental_alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "old", incremental_configs=[entry])]).values())).result(20)
+    next(
+        iter(
+            admin.incremental_alter_configs(
+                [ConfigResource(ConfigResource.Type.TOPIC, "old", incremental_configs=[entry])]
+            ).values()
+        )
+    ).result(20)
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         wait_until(lambda: list_offset(kafka, "old", 0, EARLIEST) > 0, 60, broker.logs)
         wait_until(lambda: free_bytes(mount) > 2 * FLOOR_BYTES, 60, broker.logs)
@@ -77,7 +92,9 @@ def make_room(broker: Broker, mount: Path) -> None:
 
 def main() -> None:
     mount, kill = Path(sys.argv[1]), len(sys.argv) > 2
-    broker = Broker(mount / "data", config={"log.dirs.free.bytes.min": str(FLOOR_BYTES), "log.retention.check.interval.ms": "500"})
+    broker = Broker(
+        mount / "data", config={"log.dirs.free.bytes.min": str(FLOOR_BYTES), "log.retention.check.interval.ms": "500"}
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(broker.stop)
         broker.start()

@@ -1,11 +1,13 @@
-"""What a broker's processes hold of the kernel on behalf of local clients, so that a test can say: as before.
+"""What a broker's processes hold of the kernel on behalf of local clients, so that a test can say:
+as before.
 
     before = Holdings.of(broker)
     ...                                  # clients come, go, and are killed
     Holdings.of(broker).beyond(before)   # [] or what is held now and was not then, in words
 
-Descriptors by kind and mappings of attachments, summed over the processes of a role, for who serves whom is chance; gauges of memory, attachments and arena extents; credits. Log and
-index files are not counted: their number follows the data.
+Descriptors by kind and mappings of attachments, summed over the processes of a role, for who serves
+whom is chance; gauges of memory, attachments and arena extents; credits. Log and index files are
+not counted: their number follows the data.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ def control_name(broker: Broker) -> str:
 def free_credits(broker: Broker) -> tuple[int, int]:
     """Blocks of connections and of local memory that no worker holds."""
     name = control_name(broker)
-    return sysv_ipc.Semaphore(credits._key(name, 0)).value, sysv_ipc.Semaphore(credits._key(credits.local_memory(name), 0)).value
+    return (
+        sysv_ipc.Semaphore(credits._key(name, 0)).value,
+        sysv_ipc.Semaphore(credits._key(credits.local_memory(name), 0)).value,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +86,17 @@ class Holdings:
         for name in _GAUGES:
             counts[name] = int(sum(counters[name].values()))
         # each worker keeps the window that it receives into
-        counts["arena extents beyond one for each worker"] = int(sum(max(0, used - 1) for used in counters["arena_extents_used"].values()))
+        counts["arena extents beyond one for each worker"] = int(
+            sum(max(0, used - 1) for used in counters["arena_extents_used"].values())
+        )
         return cls(dict(counts), pss)
 
     def beyond(self, before: Holdings) -> list[str]:
-        more = [f"{name}: {count}, was {before.counts.get(name, 0)}" for name, count in self.counts.items() if count > before.counts.get(name, 0)]
+        more = [
+            f"{name}: {count}, was {before.counts.get(name, 0)}"
+            for name, count in self.counts.items()
+            if count > before.counts.get(name, 0)
+        ]
         if self.pss_bytes > before.pss_bytes + _SLACK_PSS_BYTES:
             more.append(f"{self.pss_bytes >> 20} MiB of memory (PSS), was {before.pss_bytes >> 20}")
         return more

@@ -1,9 +1,12 @@
-"""Local clients that do what no client should. A process of its own, for its clients are forked, and killed.
+"""Local clients that do what no client should. A process of its own, for its clients are forked,
+and killed.
 
     python -m tests.crash.local_hostile SOCKET TOPIC
 
-Reads seeds from standard input, a line each, and answers `SEED HOW WHAT...` when that client is gone: how it ended and what it did. A client attaches, misbehaves in a few of the ways
-of WAYS, and then closes, exits or is killed at any moment before. HOW: ended, killed, or failed (it could do what it must not, or raised what is no end of an attachment).
+Reads seeds from standard input, a line each, and answers `SEED HOW WHAT...` when that client is
+gone: how it ended and what it did. A client attaches, misbehaves in a few of the ways of WAYS, and
+then closes, exits or is killed at any moment before. HOW: ended, killed, or failed (it could do
+what it must not, or raised what is no end of an attachment).
 """
 
 from __future__ import annotations
@@ -28,7 +31,16 @@ from tests.crash.checker import make_value
 from tests.interaction.traffic import METADATA, batch, fetch_request, produce_request
 from tests.kafka_connection import ConnectionEnded
 from tests.local_connection import (
-    ASK, CLIENT_SLEEPING, REPLY_HEAD, REPLY_TAIL, SUBMISSION_HEAD, SUBMISSION_TAIL, WANTS_ROOM, LocalConnection, Refused, hello,
+    ASK,
+    CLIENT_SLEEPING,
+    REPLY_HEAD,
+    REPLY_TAIL,
+    SUBMISSION_HEAD,
+    SUBMISSION_TAIL,
+    WANTS_ROOM,
+    LocalConnection,
+    Refused,
+    hello,
 )
 
 PRODUCE, FETCH = 0, 1
@@ -48,10 +60,12 @@ class ShouldNotBePossible(Exception):
 class Hostile:
     def __init__(self, path: str, topic: str, chance: random.Random) -> None:
         self.topic, self.chance = topic, chance
-        greeting = hello(b"hostile", chance.choice((0, 16, 64)), chance.choice((0, 65536, 1 << 20)), chance.choice((0, 4096, 65536)))
+        greeting = hello(
+            b"hostile", chance.choice((0, 16, 64)), chance.choice((0, 65536, 1 << 20)), chance.choice((0, 4096, 65536))
+        )
         self.local = LocalConnection(path, greeting=greeting, timeout_s=1.0)
 
-    # -- ways ----------------------------------------------------------------------------------------------------------------
+    # -- ways --------------------------------------------------------------------------------------
 
     def scribble_everywhere(self) -> None:
         local = self.local
@@ -67,7 +81,9 @@ class Hostile:
             self.local.wake_worker()
 
     def scribble_over_what_is_submitted(self) -> None:
-        """A child rewrites the records of a batch, never what stands around it, while the worker copies and checks them, again and again: only their CRC can tell."""
+        """A child rewrites the records of a batch, never what stands around it, while the worker
+        copies and checks them, again and again: only their CRC can tell.
+        """
         local, request = self.local, produce_request(self.topic, {0: batch(*VALUES)}, acks=1)
         size = sum(map(len, VALUES))
         parent, child = os.getpid(), os.fork()
@@ -80,7 +96,10 @@ class Hostile:
             os._exit(0)
         try:
             for _ in range(self.chance.randrange(10, 40)):
-                local.wait(lambda: local.word(SUBMISSION_TAIL) == local.word(SUBMISSION_HEAD), "everything submitted to be taken")
+                local.wait(
+                    lambda: local.word(SUBMISSION_TAIL) == local.word(SUBMISSION_HEAD),
+                    "everything submitted to be taken",
+                )
                 local._data_at = 0  # in the same place each time
                 local.send(PRODUCE, 9, request)
                 local.receive_frame()
@@ -90,7 +109,10 @@ class Hostile:
 
     def lie_about_places(self) -> None:
         for _ in range(self.chance.randrange(1, 8)):
-            offset, size = self.chance.choice((*LIES, self.local.data_bytes, self.local.data_bytes - 8)), self.chance.choice(LIES) & 0xFFFFFFFF
+            offset, size = (
+                self.chance.choice((*LIES, self.local.data_bytes, self.local.data_bytes - 8)),
+                self.chance.choice(LIES) & 0xFFFFFFFF,
+            )
             self.local.submit(offset, size)
 
     def never_read(self) -> None:
@@ -123,8 +145,15 @@ class Hostile:
             raise ShouldNotBePossible("the memory could be sealed further")
 
     def punch_holes(self) -> None:
-        """Takes the pages away, which a size that cannot shrink does not forbid: they read as zeros."""
-        if _libc.fallocate(self.local.memory_fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(4096), ctypes.c_long(self.local.total_bytes - 4096)):
+        """Takes the pages away, which a size that cannot shrink does not forbid: they read as
+        zeros.
+        """
+        if _libc.fallocate(
+            self.local.memory_fd,
+            _PUNCH_HOLE_KEEP_SIZE,
+            ctypes.c_long(4096),
+            ctypes.c_long(self.local.total_bytes - 4096),
+        ):
             raise OSError(ctypes.get_errno(), "fallocate")
         self.local.wake_worker()
 
@@ -141,7 +170,14 @@ class Hostile:
             self.local.socket.setblocking(False)
             for number in range(self.chance.randrange(1, 300)):
                 topic_id = self.chance.choice((bytes(16), self.chance.randbytes(16)))
-                packet = ASK.pack(self.chance.choice((1, 1, 1, 0, 9)), number, topic_id, self.chance.choice((0, -1, 1 << 30)), 0, self.chance.choice((0, -1, 1 << 62)))
+                packet = ASK.pack(
+                    self.chance.choice((1, 1, 1, 0, 9)),
+                    number,
+                    topic_id,
+                    self.chance.choice((0, -1, 1 << 30)),
+                    0,
+                    self.chance.choice((0, -1, 1 << 62)),
+                )
                 self.local.socket.send(packet[: self.chance.choice((40, 40, 40, 0, 39))] or b"x")
 
     def give_descriptors(self) -> None:
@@ -152,19 +188,25 @@ class Hostile:
     def sleep_for_ever(self) -> None:
         """Says that it sleeps and never drains its wake-ups."""
         for _ in range(60):
-            self.local.memory[CLIENT_SLEEPING : CLIENT_SLEEPING + 4] = struct.pack("<I", self.chance.choice((1, 2, 3, 0xFFFFFFFF)))
+            self.local.memory[CLIENT_SLEEPING : CLIENT_SLEEPING + 4] = struct.pack(
+                "<I", self.chance.choice((1, 2, 3, 0xFFFFFFFF))
+            )
             if self.local.word(SUBMISSION_TAIL) - self.local.word(SUBMISSION_HEAD) < self.local.submission_count:
                 self.local.send(METADATA, 12, MetadataRequest(topics=[]))
             self.local.take_replies()
 
     def fork_and_leave(self) -> None:
-        """Two processes write the same rings; the child, which goes on for a while, has every descriptor that we have."""
+        """Two processes write the same rings; the child, which goes on for a while, has every
+        descriptor that we have.
+        """
         if os.fork() == 0:
             os.setsid()
             with contextlib.suppress(BaseException):
                 end = time.monotonic() + 2 * LIFE_SECONDS_MAX
                 while time.monotonic() < end:
-                    self.chance.choice((self.scribble_over_words, self.lie_about_places, self.scribble_everywhere, self.never_read))()
+                    self.chance.choice(
+                        (self.scribble_over_words, self.lie_about_places, self.scribble_everywhere, self.never_read)
+                    )()
                     time.sleep(0.01)
             os._exit(0)
 
@@ -176,10 +218,22 @@ class Hostile:
 
 
 WAYS: tuple[Callable[[Hostile], None], ...] = (
-    *(3 * [Hostile.scribble_over_what_is_submitted]), Hostile.scribble_everywhere, Hostile.scribble_over_words, Hostile.lie_about_places, Hostile.never_read, Hostile.read_in_drops,
-    Hostile.truncate, Hostile.punch_holes, Hostile.spoil_descriptors, Hostile.ask_and_not_listen, Hostile.give_descriptors, Hostile.sleep_for_ever, Hostile.fork_and_leave,
-    Hostile.half_close, Hostile.stay,
-)  # fmt: skip
+    *(3 * [Hostile.scribble_over_what_is_submitted]),
+    Hostile.scribble_everywhere,
+    Hostile.scribble_over_words,
+    Hostile.lie_about_places,
+    Hostile.never_read,
+    Hostile.read_in_drops,
+    Hostile.truncate,
+    Hostile.punch_holes,
+    Hostile.spoil_descriptors,
+    Hostile.ask_and_not_listen,
+    Hostile.give_descriptors,
+    Hostile.sleep_for_ever,
+    Hostile.fork_and_leave,
+    Hostile.half_close,
+    Hostile.stay,
+)
 
 
 def plan(seed: str) -> list[Callable[[Hostile], None]]:
@@ -192,8 +246,18 @@ def live(path: str, topic: str, seed: str) -> None:
     try:
         hostile = Hostile(path, topic, random.Random(seed))
         for way in plan(seed):
-            # An attachment that was ended for what we did to it is what we wanted; so is one that says nothing any more. And our own end chokes on words that we spoiled.
-            with contextlib.suppress(ConnectionEnded, TimeoutError, BlockingIOError, BrokenPipeError, ConnectionResetError, struct.error, AssertionError, ValueError):
+            # An attachment that was ended for what we did to it is what we wanted; so is one that
+            # says nothing any more. And our own end chokes on words that we spoiled.
+            with contextlib.suppress(
+                ConnectionEnded,
+                TimeoutError,
+                BlockingIOError,
+                BrokenPipeError,
+                ConnectionResetError,
+                struct.error,
+                AssertionError,
+                ValueError,
+            ):
                 way(hostile)
         if random.Random(f"{seed} end").random() < 0.5:
             hostile.local.close()

@@ -1,4 +1,5 @@
-/* Producers on shared memory that die, or stop, after a counted number of instructions. A tool of test_local_clients.py, built against the client library of native/examples.
+/* Producers on shared memory that die, or stop, after a counted number of instructions. A tool of
+ * test_local_clients.py, built against the client library of native/examples.
  *
  *   local_killer DATA_DIR/run/client.sock TOPIC
  *
@@ -7,16 +8,22 @@
  *   NAME WINDOW STEPS ACTION PRODUCER_ID EPOCH WARM BATCHES RECORDS
  *   end NAME HOW STEPS WORKER OPENED batch:base_offset ...        what was acknowledged
  *
- * A round is a forked child: attach, find the topic, WARM batches, then BATCHES in one go, their acknowledgements, reading the log, closing. One part of that is the WINDOW; in it
- * the child is single-stepped by ptrace, so that every instruction between any two stores of ours is a place to end at.
+ * A round is a forked child: attach, find the topic, WARM batches, then BATCHES in one go, their
+ * acknowledgements, reading the log, closing. One part of that is the WINDOW; in it the child is
+ * single-stepped by ptrace, so that every instruction between any two stores of ours is a place to
+ * end at.
  *
- *   ACTION kill    SIGKILL after STEPS instructions of the window; HOW is `killed`, or `through` when the window has fewer (the child then ends by itself)
- *          pause   stopped there: says `paused PID`, waits for a line, and lets it go on to its end: HOW `ended`
+ *   ACTION kill    SIGKILL after STEPS instructions of the window; HOW is `killed`, or `through`
+ *                  when the window has fewer (the child then ends by itself)
+ *          pause   stopped there: says `paused PID`, waits for a line, and lets it go on to its
+ *                  end: HOW `ended`
  *          time    not traced: produces without end, SIGKILL after STEPS microseconds
- *          nap     as time, but SIGSTOP, `paused PID`, a line, SIGCONT, and SIGKILL as long again later
+ *          nap     as time, but SIGSTOP, `paused PID`, a line, SIGCONT, and SIGKILL as long again
+ *                  later
  *
- * HOW `failed CODE` is a child that could not do its work, which nothing here excuses; it has said why on standard error. Records are those of checker.py: name:counter:, a
- * filling, and their own CRC-32. An attachment that has ended is made anew, as an application would.
+ * HOW `failed CODE` is a child that could not do its work, which nothing here excuses; it has said
+ * why on standard error. Records are those of checker.py: name:counter:, a filling, and their own
+ * CRC-32. An attachment that has ended is made anew, as an application would.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -55,7 +62,10 @@ struct told { /* by the child, in memory shared with its parent: what it knew wh
     volatile int32_t worker;
     volatile uint32_t opened;
     volatile uint32_t edges; /* of its window, passed or being passed */
-    struct { uint32_t batch; int64_t base_offset; } acknowledged[ACKNOWLEDGED_MAX];
+    struct {
+        uint32_t batch;
+        int64_t base_offset;
+    } acknowledged[ACKNOWLEDGED_MAX];
 };
 
 struct child {
@@ -123,8 +133,13 @@ static int32_t make_value(const char *name, uint32_t counter, uint8_t *out)
 static struct mqd_client *attach(struct child *c)
 {
     /* the least there is: rings and memory are gone round many times in a round */
-    struct mqd_client_options options = {.socket_path = c->socket_path, .client_id = c->round->name, .data_bytes = is_timed(c->round) ? 1 << 20 : 65536, .reply_bytes = 4096, .submission_count = 16,
-                                         .timeout_ms = 10000, .request_bytes = 16384};
+    struct mqd_client_options options = {.socket_path = c->socket_path,
+                                         .client_id = c->round->name,
+                                         .data_bytes = is_timed(c->round) ? 1 << 20 : 65536,
+                                         .reply_bytes = 4096,
+                                         .submission_count = 16,
+                                         .timeout_ms = 10000,
+                                         .request_bytes = 16384};
     int64_t deadline = now_us() + PATIENCE_S * 1000000ll;
     for (;;) {
         struct mqd_client *client = mqd_client_open(&options);
@@ -169,18 +184,26 @@ static void find(struct child *c)
 
 static void open_producer(struct child *c)
 {
-    struct mqd_producer_options options = {.acks = -1, .producer_id = c->round->producer_id, .producer_epoch = (int16_t)c->round->epoch, .request_timeout_ms = 30000,
-                                           .batch_bytes = 16384, .inflight_max = 5, .linger_us = 1000000, .produce_version = 11};
+    struct mqd_producer_options options = {.acks = -1,
+                                           .producer_id = c->round->producer_id,
+                                           .producer_epoch = (int16_t)c->round->epoch,
+                                           .request_timeout_ms = 30000,
+                                           .batch_bytes = 16384,
+                                           .inflight_max = 5,
+                                           .linger_us = 1000000,
+                                           .produce_version = 11};
     while (!(c->producer = mqd_producer_open(c->client, &options)))
         reattach(c);
-    c->topic_number = mqd_producer_topic(c->producer, c->topic_name, c->topic.partition_count, MQD_PARTITIONER_CONSISTENT_RANDOM);
+    c->topic_number =
+        mqd_producer_topic(c->producer, c->topic_name, c->topic.partition_count, MQD_PARTITIONER_CONSISTENT_RANDOM);
     if (c->topic_number < 0)
         fail(c, "the topic");
 }
 
 static int retriable(int16_t error)
 {
-    return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 || error == 56;
+    return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
+           error == 56;
 }
 
 static void take_outcomes(struct child *c)
@@ -198,7 +221,8 @@ static void take_outcomes(struct child *c)
             while (batch < c->sent && c->numbers[batch] != deliveries[i].batch)
                 batch++;
             if (deliveries[i].error || batch == c->sent) {
-                fprintf(stderr, "%s: batch %u of %u: Kafka error %d\n", c->round->name, batch, c->sent, deliveries[i].error);
+                fprintf(stderr, "%s: batch %u of %u: Kafka error %d\n", c->round->name, batch, c->sent,
+                        deliveries[i].error);
                 _exit(4);
             }
             uint32_t at = c->told->count;
@@ -228,7 +252,11 @@ static void append_batch(struct child *c, const uint8_t *values, const int32_t *
     uint64_t numbers[RECORDS_MAX] = {0};
     const uint32_t records = (uint32_t)c->round->records;
     for (uint32_t done = 0; done < records;) {
-        struct mqd_record_columns columns = {.count = records - done, .values = values, .value_bytes = sizes + done, .partition = partition, .timestamp_ms = 1600000000000};
+        struct mqd_record_columns columns = {.count = records - done,
+                                             .values = values,
+                                             .value_bytes = sizes + done,
+                                             .partition = partition,
+                                             .timestamp_ms = 1600000000000};
         int64_t taken = mqd_producer_append(c->producer, c->topic_number, &columns, numbers + done);
         if (taken < 0)
             reattach(c);
@@ -252,7 +280,8 @@ static void produce(struct child *c, int batches, bool stepped)
     for (int b = 0; b < batches; b++) { /* made before the window: these instructions are not the client's */
         uint8_t *at = values[b];
         for (int i = 0; i < c->round->records; i++)
-            at += sizes[b][i] = make_value(c->round->name, (c->sent + (uint32_t)b) * (uint32_t)c->round->records + (uint32_t)i, at);
+            at += sizes[b][i] =
+                make_value(c->round->name, (c->sent + (uint32_t)b) * (uint32_t)c->round->records + (uint32_t)i, at);
     }
     if (stepped)
         edge(c, PRODUCE);
@@ -270,12 +299,20 @@ static void read_some(struct child *c)
     static int64_t offsets[64], timestamps[64];
     static uint64_t keys[64], positions[64], headers[64];
     static int32_t key_bytes[64], value_bytes[64], header_bytes[64];
-    struct mqd_record_view view = {.capacity = 64, .offsets = offsets, .timestamps_ms = timestamps, .key_positions = keys, .key_bytes = key_bytes, .value_positions = positions,
-                                   .value_bytes = value_bytes, .header_positions = headers, .header_bytes = header_bytes};
+    struct mqd_record_view view = {.capacity = 64,
+                                   .offsets = offsets,
+                                   .timestamps_ms = timestamps,
+                                   .key_positions = keys,
+                                   .key_bytes = key_bytes,
+                                   .value_positions = positions,
+                                   .value_bytes = value_bytes,
+                                   .header_positions = headers,
+                                   .header_bytes = header_bytes};
     struct mqd_read_state state;
     int64_t from = c->told->count ? c->told->acknowledged[c->told->count - 1].base_offset : 0;
     edge(c, READ);
-    struct mqd_segment_reader *reader = mqd_segment_reader_open(c->client, c->topic.topic_id, 0, from > 0 ? from : 0, 0);
+    struct mqd_segment_reader *reader =
+        mqd_segment_reader_open(c->client, c->topic.topic_id, 0, from > 0 ? from : 0, 0);
     int result = reader ? mqd_segment_reader_next(reader, 65536, 1, &view, &state) : -1;
     if (reader)
         mqd_segment_reader_close(reader);
@@ -338,7 +375,8 @@ static void pause_here(pid_t pid)
 static bool step(pid_t pid, const struct round *round, const struct told *told, int64_t *steps, int *status)
 {
     while (*steps < round->steps) {
-        if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) < 0 || waitpid(pid, status, 0) < 0 || !WIFSTOPPED(*status) || told->edges > 1)
+        if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) < 0 || waitpid(pid, status, 0) < 0 || !WIFSTOPPED(*status) ||
+            told->edges > 1)
             return false;
         ++*steps;
     }
@@ -418,8 +456,9 @@ int main(int count, char **words)
         return 2;
     }
     while (fgets(line, sizeof line, stdin)) {
-        if (sscanf(line, "%31s %d %" SCNd64 " %7s %" SCNd64 " %d %d %d %d", round.name, &round.window, &round.steps, round.action, &round.producer_id, &round.epoch, &round.warm,
-                   &round.batches, &round.records) != 9 || round.batches < 1 || round.batches > 4 || round.records < 1 || round.records > RECORDS_MAX) {
+        if (sscanf(line, "%31s %d %" SCNd64 " %7s %" SCNd64 " %d %d %d %d", round.name, &round.window, &round.steps,
+                   round.action, &round.producer_id, &round.epoch, &round.warm, &round.batches, &round.records) != 9 ||
+            round.batches < 1 || round.batches > 4 || round.records < 1 || round.records > RECORDS_MAX) {
             fprintf(stderr, "not a round: %s", line);
             return 2;
         }

@@ -1,12 +1,18 @@
-"""A producer or a consumer of the long stream through shared memory, as a process of its own: every byte follows from the partition and the offset, and is checked.
+"""A producer or a consumer of the long stream through shared memory, as a process of its own: every
+byte follows from the partition and the offset, and is checked.
 
-    python -m tests.crash.local_stream produce|consume '{"bootstrap": "127.0.0.1:9092", "topic": "t", "partition": 0, "bytes": 1000000, "progress": FILE, "idempotent": true}'
+    python -m tests.crash.local_stream produce|consume '{"bootstrap": "127.0.0.1:9092", "topic":
+    "t", "partition": 0, "bytes": 1000000, "progress": FILE, "idempotent": true}'
 
-Each partition has one producer, so a record's offset is its number. Records come in chunks of CHUNK_RECORDS of one size, which follows from the chunk's number; 64-bit word j of record n of
-partition p is n * A + j * B + p * C (mod 2^64). A stream is the fewest chunks that make `bytes`. `progress` is a file of unsigned 64-bit counters, one of bytes produced and one of bytes
-consumed for each partition: producers stay within LEAD_BYTES of their consumer, so that retention may delete what was read.
+Each partition has one producer, so a record's offset is its number. Records come in chunks of
+CHUNK_RECORDS of one size, which follows from the chunk's number; 64-bit word j of record n of
+partition p is n * A + j * B + p * C (mod 2^64). A stream is the fewest chunks that make `bytes`.
+`progress` is a file of unsigned 64-bit counters, one of bytes produced and one of bytes consumed
+for each partition: producers stay within LEAD_BYTES of their consumer, so that retention may delete
+what was read.
 
-Prints one line of JSON: records, bytes, seconds, cpu_seconds, transport. Ends with 1 and says where at the first byte that is wrong.
+Prints one line of JSON: records, bytes, seconds, cpu_seconds, transport. Ends with 1 and says where
+at the first byte that is wrong.
 """
 
 from __future__ import annotations
@@ -79,13 +85,23 @@ def produce(settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
             raise SystemExit(f"a batch failed: {error}")
         reported += delivery.count
 
-    producer = Producer({
-        "bootstrap.servers": settings["bootstrap"], "client.id": f"stream-p{partition}", "transport": "shm", "enable.idempotence": settings["idempotent"], "linger.ms": 5,
-        "batch.size": 262_144,
-    })  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": settings["bootstrap"],
+            "client.id": f"stream-p{partition}",
+            "transport": "shm",
+            "enable.idempotence": settings["idempotent"],
+            "linger.ms": 5,
+            "batch.size": 262_144,
+        }
+    )
     for chunk in range(chunks):
         words = words_of(chunk)
-        values = pattern(partition, chunk * CHUNK_RECORDS, CHUNK_RECORDS, words).view(np.uint8).reshape(CHUNK_RECORDS, words * 8)
+        values = (
+            pattern(partition, chunk * CHUNK_RECORDS, CHUNK_RECORDS, words)
+            .view(np.uint8)
+            .reshape(CHUNK_RECORDS, words * 8)
+        )
         taken = producer.produce_batch(settings["topic"], values, partition=partition, on_delivery=on_delivery)
         assert taken == CHUNK_RECORDS
         total += values.nbytes
@@ -103,7 +119,9 @@ def produce(settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def check(partition: int, offsets: np.ndarray, values: Any, due: int) -> int:
-    """Every byte of a batch whose first record must be number `due`; the bytes of its values. Raises WrongByte."""
+    """Every byte of a batch whose first record must be number `due`; the bytes of its values.
+    Raises WrongByte.
+    """
     count = len(offsets)
     if not np.array_equal(offsets, np.arange(due, due + count)):
         raise WrongByte(f"partition {partition}: offsets {offsets[:3]}... where {due} is due")
@@ -112,22 +130,33 @@ def check(partition: int, offsets: np.ndarray, values: Any, due: int) -> int:
         first, last = max(due, chunk * CHUNK_RECORDS), min(due + count, (chunk + 1) * CHUNK_RECORDS)
         part, words = values[first - due : last - due], words_of(chunk)
         if not (part.sizes == words * 8).all():
-            raise WrongByte(f"partition {partition} from offset {first}: sizes {np.unique(part.sizes)} where {words * 8} is due")
+            raise WrongByte(
+                f"partition {partition} from offset {first}: sizes {np.unique(part.sizes)} where {words * 8} is due"
+            )
         found = part.to_numpy().view(np.uint64).reshape(last - first, words)
         wanted = pattern(partition, first, last - first, words)
         if not np.array_equal(found, wanted):
             row, word = np.argwhere(found != wanted)[0]
-            raise WrongByte(f"partition {partition} offset {first + row} word {word}: {found[row, word]:#x} where {wanted[row, word]:#x} is due")
+            raise WrongByte(
+                f"partition {partition} offset {first + row} word {word}: {found[row, word]:#x} where"
+                f" {wanted[row, word]:#x} is due"
+            )
         total += found.nbytes
     return total
 
 
 def consume(settings: dict[str, Any], progress: Progress) -> dict[str, Any]:
     partition, wanted, total, due = settings["partition"], chunks_of(settings["bytes"]) * CHUNK_RECORDS, 0, 0
-    consumer = Consumer({
-        "bootstrap.servers": settings["bootstrap"], "client.id": f"stream-c{partition}", "group.id": f"stream-{partition}", "transport": "shm", "auto.offset.reset": "error",
-        "enable.auto.commit": False,
-    })  # fmt: skip
+    consumer = Consumer(
+        {
+            "bootstrap.servers": settings["bootstrap"],
+            "client.id": f"stream-c{partition}",
+            "group.id": f"stream-{partition}",
+            "transport": "shm",
+            "auto.offset.reset": "error",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.assign([TopicPartition(settings["topic"], partition, 0)])
     while due < wanted:
         batch = consumer.consume_batch(4096, STALLED_SECONDS)
@@ -152,7 +181,15 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     used = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({**done, "seconds": round(time.monotonic() - began, 2), "cpu_seconds": round(used.ru_utime + used.ru_stime, 2)}))
+    print(
+        json.dumps(
+            {
+                **done,
+                "seconds": round(time.monotonic() - began, 2),
+                "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
+            }
+        )
+    )
     return 0
 
 

@@ -1,5 +1,7 @@
-"""A driver as Spark's, without Spark: `python sink_driver.py BOOTSTRAP TOPIC CHECKPOINT SEED`. Batches of numbers by tasks in processes of their own, through mqd/spark/writing.py; what
-is committed is noted in the checkpoint, one batch later than it is true, as Spark does it. Tasks run twice at times, or fail behind their rows; zombies go on when the driver is killed.
+"""A driver as Spark's, without Spark: `python sink_driver.py BOOTSTRAP TOPIC CHECKPOINT SEED`.
+Batches of numbers by tasks in processes of their own, through mqd/spark/writing.py; what is
+committed is noted in the checkpoint, one batch later than it is true, as Spark does it. Tasks run
+twice at times, or fail behind their rows; zombies go on when the driver is killed.
 
 Batch n is the numbers n * BATCH .. (n + 1) * BATCH - 1. Ends never.
 """
@@ -36,7 +38,9 @@ def pieces(batch: int, task: int) -> Iterator[pa.RecordBatch]:
 
 
 class Attempt:
-    """A task attempt in a child process; `result()` waits for it: its child, "dropped", or None when it failed."""
+    """A task attempt in a child process; `result()` waits for it: its child, "dropped", or None
+    when it failed.
+    """
 
     def __init__(self, found: SinkOptions, place: writing.Place, batch: int, task: int, fails: bool) -> None:
         self.task = task
@@ -66,7 +70,11 @@ class Attempt:
 
 def carry_out(found: SinkOptions, place: writing.Place, batch: int, rng: random.Random) -> None:
     winners = {}
-    attempts = [Attempt(found, place, batch, task, rng.random() < 0.1) for task in range(TASKS) for _ in range(1 + (rng.random() < 0.2))]
+    attempts = [
+        Attempt(found, place, batch, task, rng.random() < 0.1)
+        for task in range(TASKS)
+        for _ in range(1 + (rng.random() < 0.2))
+    ]
     while attempts:
         attempt = attempts.pop(0)
         result = attempt.result()

@@ -1,7 +1,9 @@
-"""The acceptor dies under load, again and again: no connection of a producer or consumer ends, no connect is refused. Counted at the clients.
+"""The acceptor dies under load, again and again: no connection of a producer or consumer ends, no
+connect is refused. Counted at the clients.
 
-What cannot be saved from kill -9: the one connection that the acceptor has just accepted and not yet handed to a worker (about 100 microseconds). Its
-client has had no answer on it and connects again. So a fresh connection may be reset, once per kill at most; refused it never is.
+What cannot be saved from kill -9: the one connection that the acceptor has just accepted and not
+yet handed to a worker (about 100 microseconds). Its client has had no answer on it and connects
+again. So a fresh connection may be reset, once per kill at most; refused it never is.
 """
 
 from __future__ import annotations
@@ -64,7 +66,13 @@ class Produces(Client):
         partition = self.turns % PARTITIONS
         batch = encode_batch([Record(b"%d" % self.turns, timestamp_ms=time.time_ns() // 10**6)])
         data = [ProduceRequest.PartitionData(index=partition, records=batch)]
-        answer = kafka.call(PRODUCE, 9, ProduceRequest(acks=-1, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=TOPIC, partition_data=data)]))
+        answer = kafka.call(
+            PRODUCE,
+            9,
+            ProduceRequest(
+                acks=-1, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=TOPIC, partition_data=data)]
+            ),
+        )
         error = answer.responses[0].partition_responses[0].error_code
         assert error == 0, f"Produce says {error}"
         time.sleep(0.002)  # a steady stream, that leaves the machine to others too
@@ -78,8 +86,18 @@ class Fetches(Client):
         self.positions = [0] * PARTITIONS
 
     def turn(self, kafka: KafkaConnection) -> None:
-        wanted = [FetchRequest.Partition(partition=n, fetch_offset=offset, partition_max_bytes=1 << 20) for n, offset in enumerate(self.positions)]
-        request = FetchRequest(replica_id=-1, max_wait_ms=200, min_bytes=1, max_bytes=1 << 24, session_epoch=-1, topics=[FetchRequest.Topic(topic=TOPIC, partitions=wanted)])
+        wanted = [
+            FetchRequest.Partition(partition=n, fetch_offset=offset, partition_max_bytes=1 << 20)
+            for n, offset in enumerate(self.positions)
+        ]
+        request = FetchRequest(
+            replica_id=-1,
+            max_wait_ms=200,
+            min_bytes=1,
+            max_bytes=1 << 24,
+            session_epoch=-1,
+            topics=[FetchRequest.Topic(topic=TOPIC, partitions=wanted)],
+        )
         answer = kafka.call(FETCH, 11, request)
         for data in answer.responses[0].partitions if answer.responses else ():
             assert data.error_code == 0, f"Fetch says {data.error_code}"
@@ -101,7 +119,13 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
     broker = start_broker(config={"io.backend": io_backend})
     create_topics(broker.bootstrap, {TOPIC: PARTITIONS, "plain": 3})
     chance = random.Random(f"{seed} acceptor")
-    raw: list[Client] = [Produces(broker, "produces-0"), Produces(broker, "produces-1"), Fetches(broker, "fetches-0"), Fetches(broker, "fetches-1"), Connects(broker, "connects")]
+    raw: list[Client] = [
+        Produces(broker, "produces-0"),
+        Produces(broker, "produces-1"),
+        Fetches(broker, "fetches-0"),
+        Fetches(broker, "fetches-1"),
+        Connects(broker, "connects"),
+    ]
     with Load(broker, {"plain": 3}, seed=seed, producers=2) as load:
         for client in raw:
             client.start()
@@ -114,7 +138,11 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
             time.sleep(chance.uniform(0, 0.1))
             kill_and_wait(broker, "mqd-acceptor")
         before = [(client, client.turns) for client in raw]
-        wait_until(lambda: all(client.turns > turns + 2 for client, turns in before), 10, lambda: f"{[(one.name, one.turns) for one in raw]}\n{broker.logs()}")
+        wait_until(
+            lambda: all(client.turns > turns + 2 for client, turns in before),
+            10,
+            lambda: f"{[(one.name, one.turns) for one in raw]}\n{broker.logs()}",
+        )
         load.wait_for_progress()
         lost = {one.name: one.connections.lost for one in clients if one.connections.lost}
         more = {one.name: one.connections.opened for one in clients if one.connections.opened != opened[one.name]}
@@ -123,8 +151,12 @@ def test_twenty_restarts_of_the_acceptor_end_no_connection(start_broker, io_back
         for client in raw:
             client.join(20)
         final = load.finish()
-    assert not [text for client in raw for text in client.trouble], f"{[client.trouble[:5] for client in raw]}\n{broker.logs()}"
-    assert raw[-1].reset_when_new <= count // 4 + 1, f"{raw[-1].reset_when_new} new connections were reset in {count} restarts: the hand-over takes too long"
+    assert not [text for client in raw for text in client.trouble], (
+        f"{[client.trouble[:5] for client in raw]}\n{broker.logs()}"
+    )
+    assert raw[-1].reset_when_new <= count // 4 + 1, (
+        f"{raw[-1].reset_when_new} new connections were reset in {count} restarts: the hand-over takes too long"
+    )
     assert not lost, f"connections lost by librdkafka: {lost}, opened anew {more}\n{broker.logs()}"
     violations = check(load.history(), final)
     assert not violations and not load.errors(), f"{summary(violations)} {load.errors()}"

@@ -10,7 +10,9 @@ COUNT = 40
 
 
 def sound() -> tuple[History, dict[tuple[str, int], FinalLog]]:
-    """Two idempotent producers that take turns on two partitions; the last four records are in the log without an acknowledgement."""
+    """Two idempotent producers that take turns on two partitions; the last four records are in the
+    log without an acknowledgement.
+    """
     history = History(sent={"p0": COUNT, "p1": COUNT}, idempotent={"p0", "p1"})
     final = {("t", partition): FinalLog(0, 0, []) for partition in range(2)}
     for counter in range(COUNT):

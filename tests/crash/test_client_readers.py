@@ -1,5 +1,7 @@
-"""Readers of mapped segments while everything happens at once: rolls every few batches, codecs mixed, records deleted under them, seeks, their workers killed. What they give out is every
-record from the position on, once, in order, byte for byte."""
+"""Readers of mapped segments while everything happens at once: rolls every few batches, codecs
+mixed, records deleted under them, seeks, their workers killed. What they give out is every record
+from the position on, once, in order, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class World:
         self.written = [0, 0]
         self.read = [0, 0, 0, 0]
         self.resets = self.moves = 0
-        self.displaced: list[set[bytes]] = [set(), set()]  # values of batches whose answer was lost, or that lie where another was thought to: a killed worker may have passed one on
+        # values of batches whose answer was lost, or that lie where another was thought to: a
+        # killed worker may have passed one on
+        self.displaced: list[set[bytes]] = [set(), set()]
         self.odd: list[tuple[int, int, bytes]] = []
         with KafkaConnection(port=broker.port) as kafka:
             self.topic_ids = [create_topic(kafka, f"t{i}", 1, segment_bytes="16384") for i in range(2)]
@@ -141,7 +145,9 @@ class World:
             else:
                 self.problems.append((me, position, problem))
             return
-        if view.offsets.tolist() != list(range(position, position + len(view))) or reader.position != position + len(view):
+        if view.offsets.tolist() != list(range(position, position + len(view))) or reader.position != position + len(
+            view
+        ):
             self.problems.append((me, position, "offsets", view))
         self.odd += [(me % 2, offset, found) for offset, _, _, found in view.records() if found != value(offset)]
         self.read[me] += len(view)

@@ -1,5 +1,7 @@
-"""Power cuts in the middle of compactions: a child process compacts a log with the file layer's journal on; from any moment of it disks are rebuilt as they could be,
-recovered, and must hold what the model says."""
+"""Power cuts in the middle of compactions: a child process compacts a log with the file layer's
+journal on; from any moment of it disks are rebuilt as they could be, recovered, and must hold what
+the model says.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,12 @@ def recorded(tmp_path: Path, seed: int) -> tuple[Log, list[Operation], list[Oper
     before = known_files(log.directory)
     (tmp_path / "model").write_bytes(pickle.dumps(log))
     command = [sys.executable, "-c", _CHILD, str(tmp_path / "model")]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2]), "MQD_FILE_JOURNAL": str(tmp_path / "journal")})
+    subprocess.run(
+        command,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2]), "MQD_FILE_JOURNAL": str(tmp_path / "journal")},
+    )
     return log, before, read_journals(tmp_path, "journal")
 
 
@@ -99,7 +106,9 @@ def test_a_power_cut_at_any_moment_of_a_compaction_loses_nothing(tmp_path: Path,
             after.compact()
             after.check_compacted()
         except (AssertionError, native.NativeError, JournalError) as error:
-            raise AssertionError(f"seed {seed}, cut {number} behind operation {cut} ({operations[cut - 1] if cut else None}): {error}") from error
+            raise AssertionError(
+                f"seed {seed}, cut {number} behind operation {cut} ({operations[cut - 1] if cut else None}): {error}"
+            ) from error
         shutil.rmtree(target)
 
 

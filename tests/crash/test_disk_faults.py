@@ -1,4 +1,6 @@
-"""Disks that fail a flush and disks that are full, under load: only what lies there is concerned, nothing unflushed is acknowledged, space that returns is enough."""
+"""Disks that fail a flush and disks that are full, under load: only what lies there is concerned,
+nothing unflushed is acknowledged, space that returns is enough.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def start_faulty(start_broker, tmp_path):
         control.write_text("")
         if directories > 1:
             config["log.dirs"] = ",".join(str(tmp_path / "data" / f"disk-{number}") for number in range(directories))
-        return Faulty(start_broker(config=config, environment={"MQD_FILE_FAULTS": f"@{control}", **(environment or {})}), control)
+        return Faulty(
+            start_broker(config=config, environment={"MQD_FILE_FAULTS": f"@{control}", **(environment or {})}), control
+        )
 
     return start
 
@@ -55,7 +59,7 @@ def partitions_by_disk(broker: Broker, topic: str) -> dict[str, list[int]]:
     return found
 
 
-# -- a failed flush --------------------------------------------------------------------------------------------------------------------
+# -- a failed flush --------------------------------------------------------------------------------
 
 
 def test_a_failed_flush_fences_its_directory_only(start_faulty):
@@ -103,9 +107,15 @@ def test_a_directory_fails_under_load_and_the_others_go_on(start_faulty, seed):
         good = {partition for partition in places["disk-1"]}
 
         def acknowledged_since(partitions: set[int]) -> set[int]:
-            return {ack.partition for one in load.producers for ack in one.acknowledged if ack.at_ns > failed_ns + 10**9} & partitions
+            return {
+                ack.partition for one in load.producers for ack in one.acknowledged if ack.at_ns > failed_ns + 10**9
+            } & partitions
 
-        wait_until(lambda: acknowledged_since(good) == good, 20, lambda: f"{acknowledged_since(good)} of {good}\n{broker.logs()}")
+        wait_until(
+            lambda: acknowledged_since(good) == good,
+            20,
+            lambda: f"{acknowledged_since(good)} of {good}\n{broker.logs()}",
+        )
         late = acknowledged_since(set(places["disk-0"]))
         assert not late, f"acknowledged on a directory that cannot flush: {late}"
         faulty.set()
@@ -119,8 +129,10 @@ def test_a_directory_fails_under_load_and_the_others_go_on(start_faulty, seed):
 
 @pytest.mark.parametrize("restarted", ["workers", "everything"])
 def test_what_a_failed_flush_dropped_is_not_believed_after_a_restart(start_faulty, tmp_path, restarted):
-    """After a failed flush the kernel may drop the pages or call them clean: a successor finds the bytes in the page cache, and no flush will ever write them.
-    Acknowledged after that, they would be lost with the next power cut. So they must be written again."""
+    """After a failed flush the kernel may drop the pages or call them clean: a successor finds the
+    bytes in the page cache, and no flush will ever write them. Acknowledged after that, they would
+    be lost with the next power cut. So they must be written again.
+    """
     faulty = start_faulty(environment={"MQD_FILE_JOURNAL": str(tmp_path / "journal")})
     broker = faulty.broker
     create_topics(broker.bootstrap, {"t": 1})
@@ -148,11 +160,13 @@ def test_what_a_failed_flush_dropped_is_not_believed_after_a_restart(start_fault
     for operation in read_journals(tmp_path, "journal"):
         if operation.time_ns < acknowledged_ns:
             disk.apply(operation)
-    content = b"".join(content for path, content in disk.harshest().files.items() if "/t-0/" in path and path.endswith(".log"))
+    content = b"".join(
+        content for path, content in disk.harshest().files.items() if "/t-0/" in path and path.endswith(".log")
+    )
     assert doubtful in content, "acknowledged, and only in the page cache"
 
 
-# -- a full disk -----------------------------------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 
 
 def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
@@ -175,7 +189,9 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
         entry = ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, "t", incremental_configs=[entry])
         next(iter(admin.incremental_alter_configs([resource]).values())).result(10)
-        described = next(iter(admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, "t")]).values())).result(10)
+        described = next(
+            iter(admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, "t")]).values())
+        ).result(10)
         assert described["retention.ms"].value == "3600000"
         assert produce(kafka, "t", 1, b"too much")[0] in RETRIABLE_WHEN_FULL
         faulty.set()
@@ -186,7 +202,9 @@ def test_a_full_disk_refuses_produce_and_nothing_else(start_faulty):
 
 @pytest.mark.timeout(900)
 def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, seed):
-    """Also in the middle of a write: the disk takes some bytes more and then refuses. Clients only wait; now and then a worker dies while it is full."""
+    """Also in the middle of a write: the disk takes some bytes more and then refuses. Clients only
+    wait; now and then a worker dies while it is full.
+    """
     faulty = start_faulty()
     broker = faulty.broker
     chance = random.Random(f"{seed} full")
@@ -195,8 +213,11 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
         for number in range(rounds(2, 20)):
             load.wait_for_progress()
             budget = chance.choice((0, chance.randrange(1, 50_000)))
-            # The metadata log has ballast for a disk that is really full: it is left out here, for a worker's successor needs a new leader epoch.
-            faulty.set(*(f"write:ENOSPC:/{topic}-:budget={budget}" for topic in ("plain", "rolling")), "fallocate:ENOSPC")
+            # The metadata log has ballast for a disk that is really full: it is left out here, for
+            # a worker's successor needs a new leader epoch.
+            faulty.set(
+                *(f"write:ENOSPC:/{topic}-:budget={budget}" for topic in ("plain", "rolling")), "fallocate:ENOSPC"
+            )
             time.sleep(chance.uniform(0.2, 0.8))
             if number % 4 == 1:
                 kill_and_wait(broker, chance.choice(("mqd-worker-0", "mqd-worker-1")))
@@ -204,12 +225,16 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
         load.wait_for_progress(70)  # a full disk is looked at again after a while that doubles
         final = load.finish()
         violations = check(load.history(), final)
-        assert not violations and not load.errors(), f"seed {seed}: {summary(violations)} {load.errors()[:5]}\n{broker.logs()}"
+        assert not violations and not load.errors(), (
+            f"seed {seed}: {summary(violations)} {load.errors()[:5]}\n{broker.logs()}"
+        )
     assert read_all(broker.port, {"plain": 3}).keys() == {("plain", 0), ("plain", 1), ("plain", 2)}
 
 
 def test_a_topic_cannot_be_created_on_a_disk_that_refuses_the_metadata_log(start_faulty):
-    """A refused change is refused in words and is not there afterwards; the same change succeeds when the disk takes it."""
+    """A refused change is refused in words and is not there afterwards; the same change succeeds
+    when the disk takes it.
+    """
     faulty = start_faulty()
     admin = AdminClient({"bootstrap.servers": faulty.broker.bootstrap, "log_level": 0})
     create_topics(faulty.broker.bootstrap, {"first": 1})

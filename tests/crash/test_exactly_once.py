@@ -1,4 +1,5 @@
-"""An exactly-once copy job while workers, the acceptor and the job's own members are killed at random under load: the output is the input, every record once, in order.
+"""An exactly-once copy job while workers, the acceptor and the job's own members are killed at
+random under load: the output is the input, every record once, in order.
 
 `MQD_CRASH_SEED=N` runs other histories; what a history was is in the message of its failure.
 """
@@ -36,13 +37,34 @@ class Job:
         is_static = protocol == "classic" and self.chance.random() < 0.3
         self.story = [f"seed {seed}, {protocol}, {transport}{', static members' if is_static else ''}"]
         create_topics(broker.bootstrap, {"source": PARTITIONS, "target": PARTITIONS})
-        self.loads = [LoadProducer(f"load-{number}", broker.bootstrap, {"source": PARTITIONS}, self.chance.randrange(1 << 30), 300, IDEMPOTENT) for number in range(2)]
+        self.loads = [
+            LoadProducer(
+                f"load-{number}",
+                broker.bootstrap,
+                {"source": PARTITIONS},
+                self.chance.randrange(1 << 30),
+                300,
+                IDEMPOTENT,
+            )
+            for number in range(2)
+        ]
         self.members = []
         for number in range(MEMBERS):
-            consumer = {"group.protocol": "consumer"} if protocol == "consumer" else {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 200}
+            consumer = (
+                {"group.protocol": "consumer"}
+                if protocol == "consumer"
+                else {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 200}
+            )
             if is_static:
                 consumer["group.instance.id"] = f"member-{number}"
-            settings = {"group": "copy", "source": "source", "target": "target", "seed": seed, "consumer": consumer, "transport": transport}
+            settings = {
+                "group": "copy",
+                "source": "source",
+                "target": "target",
+                "seed": seed,
+                "consumer": consumer,
+                "transport": transport,
+            }
             self.members.append(Member(broker.bootstrap, directory, number, settings))
 
     def __enter__(self) -> Job:
@@ -86,7 +108,9 @@ class Job:
 
     def kill_at_random(self) -> None:
         threading.Event().wait(self.chance.uniform(0, 0.8))  # a random moment under load
-        victims = self.chance.sample((*BROKER_VICTIMS, *(f"copy-{number}" for number in range(MEMBERS))), self.chance.choice((1, 1, 2)))
+        victims = self.chance.sample(
+            (*BROKER_VICTIMS, *(f"copy-{number}" for number in range(MEMBERS))), self.chance.choice((1, 1, 2))
+        )
         self.story.append(f"kill {' and '.join(victims)}")
         before = {}
         for victim in victims:
@@ -106,19 +130,33 @@ class Job:
         for load in self.loads:
             load.join(70)
             assert not load.errors and not load.is_alive(), f"{load.errors} {self.told()}"
-        source = {partition: [value for _, value in log.records] for (_, partition), log in read_all(self.broker.port, {"source": PARTITIONS}).items()}
+        source = {
+            partition: [value for _, value in log.records]
+            for (_, partition), log in read_all(self.broker.port, {"source": PARTITIONS}).items()
+        }
 
         def output() -> dict[int, list[bytes]]:
             with connect(self.broker) as kafka:
                 return {index: read_committed(kafka, "target", index) for index in range(PARTITIONS)}
 
-        self.wait(lambda: sum(map(len, output().values())) >= sum(map(len, source.values())), f"all {[len(one) for one in source.values()]} are copied")
+        self.wait(
+            lambda: sum(map(len, output().values())) >= sum(map(len, source.values())),
+            f"all {[len(one) for one in source.values()]} are copied",
+        )
         for member in self.members:
             member.end(signal.SIGTERM)
         for index, values in output().items():
-            assert values == source[index], f"partition {index} of {[len(one) for one in source.values()]}: {difference(source[index], values)}\n{self.told()}"
+            assert values == source[index], (
+                f"partition {index} of {[len(one) for one in source.values()]}:"
+                f" {difference(source[index], values)}\n{self.told()}"
+            )
         with connect(self.broker) as kafka:
-            left = [one for index in range(PARTITIONS) for one in producers(kafka, "target", index) if one.current_txn_start_offset >= 0]
+            left = [
+                one
+                for index in range(PARTITIONS)
+                for one in producers(kafka, "target", index)
+                if one.current_txn_start_offset >= 0
+            ]
         assert not left, f"a transaction stays open: {left}\n{self.told()}"
         assert status(self.broker).ready
 

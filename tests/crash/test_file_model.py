@@ -1,4 +1,6 @@
-"""The model of a power cut: what it keeps, what it may forget, and that it tells of real files what they are."""
+"""The model of a power cut: what it keeps, what it may forget, and that it tells of real files what
+they are.
+"""
 
 import os
 import random
@@ -9,7 +11,22 @@ from pathlib import Path
 import pytest
 
 from tests.crash import file_model
-from tests.crash.file_model import CREATE, MKDIR, RENAME, SYNC_BEGIN, SYNC_DONE, SYNCFS_BEGIN, SYNCFS_DONE, TRUNCATE, UNLINK, WRITE, Disk, JournalError, Operation, read_journals
+from tests.crash.file_model import (
+    CREATE,
+    MKDIR,
+    RENAME,
+    SYNC_BEGIN,
+    SYNC_DONE,
+    SYNCFS_BEGIN,
+    SYNCFS_DONE,
+    TRUNCATE,
+    UNLINK,
+    WRITE,
+    Disk,
+    JournalError,
+    Operation,
+    read_journals,
+)
 
 CUTS = 60
 

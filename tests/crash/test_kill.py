@@ -1,4 +1,6 @@
-"""kill -9 under load: of one process, of all of them, and while topics come and go. Nothing acknowledged is lost, nobody repairs anything."""
+"""kill -9 under load: of one process, of all of them, and while topics come and go. Nothing
+acknowledged is lost, nobody repairs anything.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ RELAXED = {"flush.on.ack": "false"}
 def start_load(broker: Broker, label: str, seed: int) -> Load:
     topics = {f"plain-{label}": 3, f"rolling-{label}": 2}
     relaxed = {f"relaxed-{label}": 2}
-    create_topics(broker.bootstrap, {**topics, **relaxed}, {f"rolling-{label}": SMALL_SEGMENTS, f"relaxed-{label}": RELAXED})
+    create_topics(
+        broker.bootstrap, {**topics, **relaxed}, {f"rolling-{label}": SMALL_SEGMENTS, f"relaxed-{label}": RELAXED}
+    )
     return Load(broker, topics, relaxed=relaxed, seed=seed)
 
 
@@ -34,12 +38,23 @@ def conclude(load: Load, story: str) -> None:
 
 
 # The quick tier takes each process and each backend once; the long one all of them together.
-QUICK = [("epoll", "mqd-worker-0"), ("io_uring", "mqd-worker-1"), ("io_uring", "mqd-acceptor"), ("epoll", "mqd-controller")]
-LONG = [(backend, victim) for backend in ("epoll", "io_uring") for victim in ("mqd-worker-0", "mqd-worker-1", "mqd-acceptor", "mqd-controller")]
+QUICK = [
+    ("epoll", "mqd-worker-0"),
+    ("io_uring", "mqd-worker-1"),
+    ("io_uring", "mqd-acceptor"),
+    ("epoll", "mqd-controller"),
+]
+LONG = [
+    (backend, victim)
+    for backend in ("epoll", "io_uring")
+    for victim in ("mqd-worker-0", "mqd-worker-1", "mqd-acceptor", "mqd-controller")
+]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("io_backend", "victim"), [pytest.param(*one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in LONG])
+@pytest.mark.parametrize(
+    ("io_backend", "victim"), [pytest.param(*one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in LONG]
+)
 def test_one_process_is_killed_again_and_again(start_broker, rounds, seed, io_backend, victim):
     """50 rounds each in the long tier, half of them on each I/O backend."""
     broker = start_broker(config={"io.backend": io_backend})
@@ -105,11 +120,20 @@ def test_a_clean_stop_under_load_loses_nothing(start_broker, rounds, seed):
 
 
 class _TopicChanges(threading.Thread):
-    """Creates and deletes topics, one after the other, and records what was confirmed; what failed or timed out is unknown."""
+    """Creates and deletes topics, one after the other, and records what was confirmed; what failed
+    or timed out is unknown.
+    """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
         super().__init__(daemon=True)
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200})
+        self._admin = AdminClient(
+            {
+                "bootstrap.servers": bootstrap,
+                "log_level": 0,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+            }
+        )
         self._chance = random.Random(f"{seed} topics")
         self._ending = threading.Event()
         self.existing: set[str] = set()
@@ -145,16 +169,30 @@ class _TopicChanges(threading.Thread):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", ["mqd-worker-0", pytest.param("mqd-acceptor", marks=pytest.mark.slow), pytest.param("mqd-controller", marks=pytest.mark.slow), "everything"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "mqd-worker-0",
+        pytest.param("mqd-acceptor", marks=pytest.mark.slow),
+        pytest.param("mqd-controller", marks=pytest.mark.slow),
+        "everything",
+    ],
+)
 def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
-    """Confirmed creations exist and take records; confirmed deletions are gone, and their names free on the disk; what was in the middle is one or the other."""
+    """Confirmed creations exist and take records; confirmed deletions are gone, and their names
+    free on the disk; what was in the middle is one or the other.
+    """
     broker = start_broker()
     chance = random.Random(f"{seed} topics {victim}")
     changes = _TopicChanges(broker.bootstrap, seed)
     changes.start()
     for _ in range(rounds(2, 20)):
         count = len(changes.existing) + len(changes.deleted)
-        wait_until(lambda: len(changes.existing) + len(changes.deleted) > count + 1, 30, lambda: f"no topic changes {changes.refused[-3:]}\n{broker.logs()}")  # noqa: B023
+        wait_until(
+            lambda: len(changes.existing) + len(changes.deleted) > count + 1,
+            30,
+            lambda: f"no topic changes {changes.refused[-3:]}\n{broker.logs()}",
+        )  # noqa: B023
         time.sleep(chance.uniform(0, 0.1))
         if victim == "everything":
             broker.kill_all()
@@ -164,13 +202,17 @@ def test_kills_while_topics_come_and_go(start_broker, rounds, seed, victim):
     changes.end()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     found = {name for name in admin.list_topics(timeout=10).topics if name.startswith("made-")}
-    assert changes.existing <= found <= changes.existing | changes.unknown, f"{changes.existing - found} {found & changes.deleted}\n{broker.logs()}"
+    assert changes.existing <= found <= changes.existing | changes.unknown, (
+        f"{changes.existing - found} {found & changes.deleted}\n{broker.logs()}"
+    )
     with Load(broker, dict.fromkeys(found, 3), seed=seed, producers=1, consumers=1, rate=2000) as load:
         load.wait_for_progress()
         conclude(load, f"topics with kills of {victim}, seed {seed}")
 
     def left_over() -> set[str]:
-        """Whoever died between making a directory and naming its topic leaves an empty one, which the next topic of that name takes over."""
+        """Whoever died between making a directory and naming its topic leaves an empty one, which
+        the next topic of that name takes over.
+        """
         paths = [path for path in broker.data_dir.glob("**/made-*-*") if path.name.rpartition("-")[0] not in found]
         return {path.name for path in paths if (path / "partition.metadata").exists()}
 

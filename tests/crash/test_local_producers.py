@@ -1,4 +1,6 @@
-"""Idempotent and transactional producers of mqd's client through shared memory, while workers and acceptors are killed under them: nothing is lost, doubled or out of order."""
+"""Idempotent and transactional producers of mqd's client through shared memory, while workers and
+acceptors are killed under them: nothing is lost, doubled or out of order.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,17 @@ class Load:
             while time.monotonic() < self.end:
                 values = [f"{name}:{number + index}" for index in range(50)]
                 keys = [f"{name}-{(number + index) % 10}" for index in range(50)]
-                number += producer.produce_batch("plain", values, keys, on_delivery=lambda error, _delivery: errors.append(error) if error else None)
+                number += producer.produce_batch(
+                    "plain", values, keys, on_delivery=lambda error, _delivery: errors.append(error) if error else None
+                )
                 producer.poll(0.005)
             assert producer.flush(60) == 0 and not errors, errors[:3]
         self.sent[name] = number
 
     def transactional(self, name: str) -> None:
-        with Producer({"bootstrap.servers": self.broker.bootstrap, "transport": "shm", "transactional.id": f"crash-{name}"}) as producer:
+        with Producer(
+            {"bootstrap.servers": self.broker.bootstrap, "transport": "shm", "transactional.id": f"crash-{name}"}
+        ) as producer:
             producer.init_transactions(60)
             number = 0
             while time.monotonic() < self.end:
@@ -93,7 +99,9 @@ def _until_known(commit: Callable[[float], None]) -> None:
 
 
 def _start(start_broker: Callable[..., Broker], rng: random.Random, topic: str) -> Broker:
-    broker = start_broker(workers=2, config={"log.flush.on.ack": "false", "io.backend": rng.choice(["epoll", "io_uring"])})
+    broker = start_broker(
+        workers=2, config={"log.flush.on.ack": "false", "io.backend": rng.choice(["epoll", "io_uring"])}
+    )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(20)
     return broker
@@ -112,7 +120,9 @@ def _kill(broker: Broker, rng: random.Random, load: Load, pause_seconds_max: flo
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("seed", "seconds"), [(1, 4.0), *(pytest.param(seed, 12.0, marks=pytest.mark.slow) for seed in range(2, 8))])
+@pytest.mark.parametrize(
+    ("seed", "seconds"), [(1, 4.0), *(pytest.param(seed, 12.0, marks=pytest.mark.slow) for seed in range(2, 8))]
+)
 def test_idempotent(start_broker: Callable[..., Broker], seed: int, seconds: float) -> None:
     rng = random.Random(seed)
     broker = _start(start_broker, rng, "plain")
@@ -144,4 +154,6 @@ def _check(messages: list) -> None:
     for message in messages:
         by_key[message.key()].append(int(message.value().partition(b":")[2]))
     for numbers in by_key.values():
-        assert numbers == list(range(numbers[0], numbers[0] + 10 * len(numbers), 10)), "each once, in the order of its key"
+        assert numbers == list(range(numbers[0], numbers[0] + 10 * len(numbers), 10)), (
+            "each once, in the order of its key"
+        )

@@ -1,6 +1,8 @@
-"""10 GB through shared memory by four producers and four consumers at once: every byte right, memory flat.
+"""10 GB through shared memory by four producers and four consumers at once: every byte right,
+memory flat.
 
-What is written and how it is checked: `local_stream.py`. Retention bounds what lies on the disk. A small stream goes the same way first.
+What is written and how it is checked: `local_stream.py`. Retention bounds what lies on the disk. A
+small stream goes the same way first.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ GROWTH_BYTES_MAX = {"broker": 32 << 20, "client": 16 << 20}
 
 def start(what: str, directory: Path, settings: dict) -> subprocess.Popen:
     output = open(directory / f"{what}-{settings['partition']}.out", "w+")
-    return subprocess.Popen([sys.executable, "-m", "tests.crash.local_stream", what, json.dumps(settings)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.crash.local_stream", what, json.dumps(settings)],
+        cwd=ROOT,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def told(directory: Path) -> str:
@@ -48,18 +55,26 @@ def test_every_byte_of_a_long_stream(start_broker, tmp_path, stream_bytes):
     progress = tmp_path / "progress"
     progress.write_bytes(bytes(16 * PAIRS))
     clients: dict[str, subprocess.Popen] = {}
-    samples: list[tuple[float, int, dict[str, int], int]] = []  # seconds, bytes consumed, PSS of each process, bytes on disk
+    # seconds, bytes consumed, PSS of each process, bytes on disk
+    samples: list[tuple[float, int, dict[str, int], int]] = []
     began = time.monotonic()
     try:
         for partition in range(PAIRS):
             settings = {
-                "bootstrap": broker.bootstrap, "topic": "stream", "partition": partition, "bytes": stream_bytes // PAIRS, "progress": str(progress), "idempotent": partition % 2 == 0,
-            }  # fmt: skip
+                "bootstrap": broker.bootstrap,
+                "topic": "stream",
+                "partition": partition,
+                "bytes": stream_bytes // PAIRS,
+                "progress": str(progress),
+                "idempotent": partition % 2 == 0,
+            }
             for what in ("consume", "produce"):
                 clients[f"{what}-{partition}"] = start(what, tmp_path, settings)
         brokers = {process["name"]: process["pid"] for process in broker.status()["processes"]}
         while any(client.poll() is None for client in clients.values()):
-            assert time.monotonic() < began + STREAM_SECONDS, f"not done within {STREAM_SECONDS:.0f} s\n{told(tmp_path)}\n{broker.logs()}"
+            assert time.monotonic() < began + STREAM_SECONDS, (
+                f"not done within {STREAM_SECONDS:.0f} s\n{told(tmp_path)}\n{broker.logs()}"
+            )
             assert not any(client.poll() for client in clients.values()), f"{told(tmp_path)}\n{broker.logs()}"
             consumed = int(np.fromfile(progress, np.uint64)[1::2].sum())
             pss = {name: pss_bytes(pid) for name, pid in brokers.items()}
@@ -103,26 +118,37 @@ def check_that_memory_is_flat(samples: list[tuple[float, int, dict[str, int], in
     for name in late[0]:
         kind = "client" if name.startswith(("produce", "consume")) else "broker"
         before, after = max(pss[name] for pss in early), max(pss[name] for pss in late)
-        assert after <= before + GROWTH_BYTES_MAX[kind], f"{name}: {before >> 20} MiB of PSS in the second quarter, {after >> 20} in the second half"
+        assert after <= before + GROWTH_BYTES_MAX[kind], (
+            f"{name}: {before >> 20} MiB of PSS in the second quarter, {after >> 20} in the second half"
+        )
 
 
 def print_figures(samples: list[tuple[float, int, dict[str, int], int]], stream_bytes: int, outputs: str) -> None:
     seconds = samples[-1][0]
-    print(f"\n{stream_bytes / GIB:.2f} GiB in {seconds:.1f} s: {stream_bytes / seconds / 1e6:.0f} MB/s in and as much out; disk at most {max(one[3] for one in samples) >> 20} MiB")
+    print(
+        f"\n{stream_bytes / GIB:.2f} GiB in {seconds:.1f} s: {stream_bytes / seconds / 1e6:.0f} MB/s in and as much"
+        f" out; disk at most {max(one[3] for one in samples) >> 20} MiB"
+    )
     for share in (0.1, 0.25, 0.5, 0.75, 0.95):
         at, consumed, pss, disk = next(one for one in samples if one[1] >= share * samples[-1][1])
         clients = sum(value for name, value in pss.items() if name.startswith(("produce", "consume")))
         workers = sum(value for name, value in pss.items() if "worker" in name)
         rest = sum(pss.values()) - clients - workers
-        print(f"  {at:6.1f} s {consumed / GIB:6.2f} GiB: PSS of workers {workers >> 20}, the broker's other processes {rest >> 20}, clients {clients >> 20} MiB; disk {disk >> 20} MiB")
+        print(
+            f"  {at:6.1f} s {consumed / GIB:6.2f} GiB: PSS of workers {workers >> 20}, the broker's other processes"
+            f" {rest >> 20}, clients {clients >> 20} MiB; disk {disk >> 20} MiB"
+        )
     print(outputs)
 
 
-# -- the check itself ---------------------------------------------------------------------------------------------------------------
+# -- the check itself ------------------------------------------------------------------------------
 
 
 def made(first: int, count: int, partition: int = 1) -> tuple[np.ndarray, list[bytes]]:
-    values = [pattern(partition, number, 1, words_of(number // CHUNK_RECORDS)).tobytes() for number in range(first, first + count)]
+    values = [
+        pattern(partition, number, 1, words_of(number // CHUNK_RECORDS)).tobytes()
+        for number in range(first, first + count)
+    ]
     return np.arange(first, first + count), values
 
 

@@ -1,8 +1,10 @@
-"""OffsetCommits pipelined on one connection while the acceptor is killed: the group ends at the last commit that succeeded, never at an older one.
+"""OffsetCommits pipelined on one connection while the acceptor is killed: the group ends at the
+last commit that succeeded, never at an older one.
 
-The broker sends unanswered commits to the new acceptor again. A commit that is carried out twice is harmless as long as the newer ones of its
-connection are carried out after it. The order itself is held by native/tests/server/test_reactor_parked.c: here most of what is sent again meets a coordinator
-that still loads.
+The broker sends unanswered commits to the new acceptor again. A commit that is carried out twice is
+harmless as long as the newer ones of its connection are carried out after it. The order itself is
+held by native/tests/server/test_reactor_parked.c: here most of what is sent again meets a
+coordinator that still loads.
 """
 
 from __future__ import annotations
@@ -39,9 +41,15 @@ class Committer:
     def send(self, count: int) -> None:
         for _ in range(count):
             self.sent += 1
-            partition = OffsetCommitRequest.Partition(partition_index=0, committed_offset=self.sent, committed_metadata="")
+            partition = OffsetCommitRequest.Partition(
+                partition_index=0, committed_offset=self.sent, committed_metadata=""
+            )
             topic = OffsetCommitRequest.Topic(name=TOPIC, partitions=[partition])
-            self.kafka.send(OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=self.group, generation_id_or_member_epoch=-1, topics=[topic]))
+            self.kafka.send(
+                OFFSET_COMMIT,
+                8,
+                OffsetCommitRequest(group_id=self.group, generation_id_or_member_epoch=-1, topics=[topic]),
+            )
             self.unanswered.append(self.sent)
 
     def receive(self, count: int) -> None:
@@ -56,7 +64,9 @@ class Committer:
     def fetched(self) -> int | None:
         """The committed offset, or None while the coordinator loads."""
         topic = OffsetFetchRequest.GroupTopic(name=TOPIC, partition_indexes=[0])
-        answer = self.kafka.call(OFFSET_FETCH, 8, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=self.group, topics=[topic])]))
+        answer = self.kafka.call(
+            OFFSET_FETCH, 8, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=self.group, topics=[topic])])
+        )
         group = answer.groups[0]
         if group.error_code in LOADING:
             return None
@@ -71,13 +81,15 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
     chance = random.Random(f"{seed} commits")
     committers = [Committer(broker, f"group-{number}") for number in range(GROUPS)]
     for one in committers:
-        one.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=[one.group]))  # creates the internal topic
+        # creates the internal topic
+        one.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=[one.group]))
         wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
     witnesses = [KafkaConnection("127.0.0.1", broker.port) for _ in range(4)]
     for number in range(rounds(6, 60)):
         for one in committers:
             one.send(chance.randint(1, PIPELINED))
-        # some answers are taken first: entries of the worker's request table are used again in another order
+        # some answers are taken first: entries of the worker's request table are used again in
+        # another order
         for one in committers:
             one.receive(chance.randint(0, len(one.unanswered) // 2))
         before = broker.pid("mqd-acceptor")
@@ -93,6 +105,7 @@ def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, 
         for one in committers:
             one.receive(len(one.unanswered))
             wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
-            # higher than the last that succeeded: the dead acceptor carried a commit out that its successor, still loading, refused
+            # higher than the last that succeeded: the dead acceptor carried a commit out that its
+            # successor, still loading, refused
             assert one.fetched() >= one.committed, f"round {number}, {one.group}: commits 1 to {one.sent} were sent"
     assert all(one.committed > 0 for one in committers), "no commit ever succeeded"

@@ -1,6 +1,8 @@
-"""Power cuts: load is recorded together with the journal of the file layer; from any moment of it disks are rebuilt as they could be, and brokers started on them.
+"""Power cuts: load is recorded together with the journal of the file layer; from any moment of it
+disks are rebuilt as they could be, and brokers started on them.
 
-What was acknowledged before the cut (the client's clock is the journal's) must be there, and what consumers saw must not change. Time is monotonic ns throughout.
+What was acknowledged before the cut (the client's clock is the journal's) must be there, and what
+consumers saw must not change. Time is monotonic ns throughout.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ TOPICS = {"plain": 3, "rolling": 3}
 RELAXED = {"relaxed": 2}
 RETRIED = {"retried": 1}
 ALL_TOPICS = {**TOPICS, **RELAXED, **RETRIED}
-CONFIG = {"rolling": {"segment.bytes": "32768", "segment.index.bytes": "4096"}, "relaxed": {"flush.on.ack": "false", "segment.bytes": "65536"}}
+CONFIG = {
+    "rolling": {"segment.bytes": "32768", "segment.index.bytes": "4096"},
+    "relaxed": {"flush.on.ack": "false", "segment.bytes": "65536"},
+}
 CUTS_PER_RECORDING = 20
 
 
@@ -52,7 +57,9 @@ class Recording:
 
 
 class Retries(threading.Thread):
-    """An idempotent producer without librdkafka: one batch at a time, and the means to send one again after the power cut, as a producer would that had no answer."""
+    """An idempotent producer without librdkafka: one batch at a time, and the means to send one
+    again after the power cut, as a producer would that had no answer.
+    """
 
     NAME, PRODUCER_ID = "retries", 1 << 40
 
@@ -72,7 +79,9 @@ class Retries(threading.Thread):
                         self.sent = counter + 1
                         error, offset = self.send(kafka, counter)
                         if error == 0:
-                            self.acknowledged.append(Acknowledged(self.NAME, counter, "retried", 0, offset, time.monotonic_ns()))
+                            self.acknowledged.append(
+                                Acknowledged(self.NAME, counter, "retried", 0, offset, time.monotonic_ns())
+                            )
                         self._ending.wait(0.005)
             except (ConnectionEnded, OSError):
                 self._ending.wait(0.02)  # a worker was killed: the same batch once more
@@ -82,10 +91,20 @@ class Retries(threading.Thread):
         self.join(15)
 
     def send(self, kafka: KafkaConnection, counter: int) -> tuple[int, int]:
-        return produce(kafka, "retried", 0, make_value(self.NAME, counter), producer_id=self.PRODUCER_ID, producer_epoch=0, base_sequence=counter)
+        return produce(
+            kafka,
+            "retried",
+            0,
+            make_value(self.NAME, counter),
+            producer_id=self.PRODUCER_ID,
+            producer_epoch=0,
+            base_sequence=counter,
+        )
 
     def check_after_restart(self, port: int, at_ns: int) -> list[Violation]:
-        """Nobody can tell a lost answer from a lost record: the last acknowledged batch and the one that was under way are sent again."""
+        """Nobody can tell a lost answer from a lost record: the last acknowledged batch and the one
+        that was under way are sent again.
+        """
         acknowledged = [ack for ack in self.acknowledged if ack.at_ns < at_ns]
         violations = []
         with KafkaConnection("127.0.0.1", port, timeout_s=10) as kafka:
@@ -93,16 +112,23 @@ class Retries(threading.Thread):
                 last = acknowledged[-1]
                 answer = self.send(kafka, last.counter)
                 if answer != (0, last.offset):
-                    violations.append(Violation("duplicate", f"a repeated batch of offset {last.offset} is answered with {answer}"))
+                    violations.append(
+                        Violation("duplicate", f"a repeated batch of offset {last.offset} is answered with {answer}")
+                    )
             due = acknowledged[-1].offset + 1 if acknowledged else 0
             answer = self.send(kafka, len(acknowledged))
             if answer != (0, due):
-                violations.append(Violation("reordered", f"the batch that follows offset {due - 1} is answered with {answer}"))
+                violations.append(
+                    Violation("reordered", f"the batch that follows offset {due - 1} is answered with {answer}")
+                )
         return violations
 
 
 def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stops: bool = False) -> Recording:
-    """A few seconds of load with topics that come and go; with `kills` a worker and the controller die in the middle. Ends with kill -9 of everything, or in order: nothing is then done and not yet told."""
+    """A few seconds of load with topics that come and go; with `kills` a worker and the controller
+    die in the middle. Ends with kill -9 of everything, or in order: nothing is then done and not
+    yet told.
+    """
     directory.mkdir()
     broker = Broker(directory / "data", config=config, environment={"MQD_FILE_JOURNAL": str(directory / "journal")})
     chance = random.Random(f"{seed} record")
@@ -129,14 +155,17 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stop
                 client.end()
             for producer in load.producers:
                 while producer.is_alive():
-                    producer._producer.purge()  # nobody will answer any more; it may still send what is left of its burst
+                    # nobody will answer any more; it may still send what is left of its burst
+                    producer._producer.purge()
                     producer.join(0.1)
         assert not [error for one in load.producers for error in one.errors if "fatal" in error]
         history = load.history()
         history.acknowledged += retries.acknowledged
         history.sent[retries.NAME] = retries.sent + 1
         history.idempotent.add(retries.NAME)
-        return Recording(broker.data_dir, read_journals(directory, "journal"), history, retries, changes, begin_ns, end_ns)
+        return Recording(
+            broker.data_dir, read_journals(directory, "journal"), history, retries, changes, begin_ns, end_ns
+        )
     finally:
         broker.kill_all()
 
@@ -156,7 +185,9 @@ def count_before(operations: list[Operation], at_ns: int) -> int:
     return sum(operation.time_ns < at_ns for operation in operations)
 
 
-def restart_and_check(recording: Recording, tree: Tree, at_ns: int, directory: Path, twice: bool = False) -> list[Violation]:
+def restart_and_check(
+    recording: Recording, tree: Tree, at_ns: int, directory: Path, twice: bool = False
+) -> list[Violation]:
     """Starts a broker on the rebuilt disk. Raises BrokerFailed when it does not come up by itself."""
     data_dir = directory / "data"
     tree.write_to(data_dir, str(recording.root))
@@ -201,7 +232,9 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path, rounds, seed):
         now = min(left, CUTS_PER_RECORDING)
         left -= now
         backend = ("io_uring", "epoll")[number % 2]
-        recording = record(tmp_path / f"recording-{number}", seed * 100 + number, {"io.backend": backend}, kills=number % 3 == 0)
+        recording = record(
+            tmp_path / f"recording-{number}", seed * 100 + number, {"io.backend": backend}, kills=number % 3 == 0
+        )
         chance = random.Random(f"{seed} cuts {number}")
         cuts = sorted(chance.randrange(recording.begin_ns, recording.end_ns) for _ in range(now))
         disk, position = Disk(), 0
@@ -213,13 +246,15 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path, rounds, seed):
             tree = disk.harshest() if cut % 4 == 0 else disk.power_cut(random.Random(state_seed))
             directory = tmp_path / f"cut-{number}-{cut}"
             violations = restart_and_check(recording, tree, at_ns, directory, twice=cut % 5 == 0)
-            assert not violations, f"seed {seed}, recording {number}, cut {cut} of {now} ({directory}, {backend}):\n{summary(violations)}"
+            assert not violations, (
+                f"seed {seed}, recording {number}, cut {cut} of {now} ({directory}, {backend}):\n{summary(violations)}"
+            )
             shutil.rmtree(directory)
         shutil.rmtree(recording.root.parent)
         number += 1
 
 
-# -- the test itself ---------------------------------------------------------------------------------------------------------------
+# -- the test itself -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +274,11 @@ def test_the_journal_tells_of_every_change(recording: Recording):
     disk = _replayed(recording, 2**63)
     told = {path: content for path, content in disk.present().files.items() if path.startswith(f"{recording.root}/")}
     by_tools = ("logs/", "run/")  # not data: supervisord's, sockets
-    found = {str(path) for path in recording.root.rglob("*") if path.is_file() and not str(path.relative_to(recording.root)).startswith(by_tools)}
+    found = {
+        str(path)
+        for path in recording.root.rglob("*")
+        if path.is_file() and not str(path.relative_to(recording.root)).startswith(by_tools)
+    }
     past = {path for path in found - set(told) if Path(path).name not in (".lock", "reserve", "up.stderr")}
     assert not past, past
     assert set(told) <= found
@@ -249,9 +288,15 @@ def test_the_journal_tells_of_every_change(recording: Recording):
 
 def _one_flush_that_matters(recording: Recording) -> tuple[Acknowledged, Operation]:
     """An acknowledged record, and the only flush before its acknowledgement that covers it."""
-    for ack in reversed([one for one in recording.history.acknowledged if one.topic == "plain" and one.at_ns < recording.end_ns]):
+    for ack in reversed(
+        [one for one in recording.history.acknowledged if one.topic == "plain" and one.at_ns < recording.end_ns]
+    ):
         mark = f"/{ack.topic}-{ack.partition}/"
-        ours = [one for one in recording.operations if mark in one.path and one.path.endswith(".log") and one.time_ns < ack.at_ns]
+        ours = [
+            one
+            for one in recording.operations
+            if mark in one.path and one.path.endswith(".log") and one.time_ns < ack.at_ns
+        ]
         value = make_value(ack.producer, ack.counter)
         written = next((one.sequence for one in ours if one.kind == WRITE and value in one.data), None)
         covering = [one for one in ours if one.kind == SYNC_DONE and written is not None and one.reference > written]
@@ -261,7 +306,9 @@ def _one_flush_that_matters(recording: Recording) -> tuple[Acknowledged, Operati
 
 
 def test_a_disk_that_lies_about_one_flush_is_found_out(recording: Recording, tmp_path: Path):
-    """Proof that the test above can fail: the very flush that an acknowledgement rests on is forgotten."""
+    """Proof that the test above can fail: the very flush that an acknowledgement rests on is
+    forgotten.
+    """
     ack, flush = _one_flush_that_matters(recording)
     at_ns = ack.at_ns + 1
     honest = _replayed(recording, at_ns).harshest()

@@ -1,5 +1,7 @@
-"""The sink of Spark, exactly once, through kill -9 of driver, tasks, workers and acceptor by chance; Spark itself is played (sink_driver.py), so that it happens often.
-tests/spark/test_sink_deaths.py does the same with Spark, more slowly."""
+"""The sink of Spark, exactly once, through kill -9 of driver, tasks, workers and acceptor by
+chance; Spark itself is played (sink_driver.py), so that it happens often.
+tests/spark/test_sink_deaths.py does the same with Spark, more slowly.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,12 @@ class Driver:
             self._starts += 1
             with self._log.open("ab") as out:
                 self._process = subprocess.Popen(
-                    [*self._command, str(self._starts)], stdout=out, stderr=out, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-                )  # fmt: skip
+                    [*self._command, str(self._starts)],
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                )
 
     def kill(self, tasks_too: bool) -> None:
         assert self._process is not None
@@ -102,7 +108,14 @@ def every_number_once(start_broker: Callable[..., Broker], tmp_path: Path, kill_
     finally:
         driver.kill(tasks_too=True)
     with connect(broker) as kafka:  # whoever was killed, and the last of all, has left a transaction to its time-out
-        eventually(lambda: all((one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark for index in range(PARTITIONS)), "quiet", 60)
+        eventually(
+            lambda: all(
+                (one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark
+                for index in range(PARTITIONS)
+            ),
+            "quiet",
+            60,
+        )
     found = output(broker, topic)
     assert found is not None and len(found) >= seen and len(found) % sink_driver.BATCH == 0, "whole batches"
     assert sorted(found) == list(range(len(found))), "every number once"

@@ -1,6 +1,8 @@
-"""Transactions while processes are killed: each is in all of its partitions or in none, as its producer was told, and none stays open.
+"""Transactions while processes are killed: each is in all of its partitions or in none, as its
+producer was told, and none stays open.
 
-Producers are raw (tests/interaction/transactional.py): every request whose answer was lost is sent again, as clients do, and a producer whose fate is unknown begins anew.
+Producers are raw (tests/interaction/transactional.py): every request whose answer was lost is sent
+again, as clients do, and a producer whose fate is unknown begins anew.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ PARTITIONS = 3
 VICTIMS = ("mqd-acceptor", "mqd-worker-0", "mqd-worker-1")
 LOST = (OSError, ConnectionEnded)
 RETRIABLE = {3, 5, 6, 7, 14, 15, 16, 19, 51, 56, 100}
-# The producer is to begin anew: fenced by its own repetition, aborted by a time-out, a sequence that lost its predecessor.
+# The producer is to begin anew: fenced by its own repetition, aborted by a time-out, a sequence
+# that lost its predecessor.
 BEGIN_ANEW = {45, 47, 48, 49, 59, 90, 120}
 
 
@@ -77,7 +80,9 @@ class Writer(threading.Thread):
         if self.version == 0 and not self.step(producer, lambda: producer.add(self.topic, *range(PARTITIONS))):
             return False
         request = producer.request(self.topic, dict.fromkeys(range(PARTITIONS), (value,)))
-        if not self.step(producer, lambda: self.worst(self.kafka.call(PRODUCE, 12 if self.version == 2 else 10, request))):  # type: ignore[union-attr]
+        if not self.step(
+            producer, lambda: self.worst(self.kafka.call(PRODUCE, 12 if self.version == 2 else 10, request))
+        ):  # type: ignore[union-attr]
             return False
         if not self.step(producer, lambda: producer.end(committed)):
             return False
@@ -105,7 +110,12 @@ class Writer(threading.Thread):
 
 def check(kafka: KafkaConnection, topic: str, writers: list[Writer]) -> None:
     def open_transactions() -> list:
-        return [one for index in range(PARTITIONS) for one in producers(kafka, topic, index) if one.current_txn_start_offset >= 0]
+        return [
+            one
+            for index in range(PARTITIONS)
+            for one in producers(kafka, topic, index)
+            if one.current_txn_start_offset >= 0
+        ]
 
     for writer in writers:
         if writer.version == 2:
@@ -116,12 +126,19 @@ def check(kafka: KafkaConnection, topic: str, writers: list[Writer]) -> None:
     seen = [read_committed(kafka, topic, index) for index in range(PARTITIONS)]
     for index, values in enumerate(seen):
         assert len(values) == len(set(values)), f"partition {index} has a record twice"
-        assert fetch_committed(kafka, topic, index).last_stable_offset == fetch_committed(kafka, topic, index).high_watermark
-    assert set(seen[0]) == set(seen[1]) == set(seen[2]), f"torn: {[sorted(set(seen[0]) ^ set(other))[:5] for other in seen[1:]]}"
+        assert (
+            fetch_committed(kafka, topic, index).last_stable_offset
+            == fetch_committed(kafka, topic, index).high_watermark
+        )
+    assert set(seen[0]) == set(seen[1]) == set(seen[2]), (
+        f"torn: {[sorted(set(seen[0]) ^ set(other))[:5] for other in seen[1:]]}"
+    )
     for writer in writers:
         told = {value: outcome for value, outcome in writer.outcomes.items() if outcome is not None}
         assert {value for value, outcome in told.items() if outcome} <= set(seen[0]), "a confirmed commit is missing"
-        assert not {value for value, outcome in told.items() if not outcome} & set(seen[0]), "a confirmed abort is there"
+        assert not {value for value, outcome in told.items() if not outcome} & set(seen[0]), (
+            "a confirmed abort is there"
+        )
 
 
 @pytest.mark.timeout(900)
@@ -147,7 +164,11 @@ def test_transactions_under_kills(start_broker, rounds, seed, io_backend):
             threading.Event().wait(chance.uniform(0, 0.3))
             kill_and_wait(broker, chance.choice(VICTIMS))
             before = progress()
-            wait_until(lambda before=before: is_moving(before), 30, lambda: f"transactions are committed again\n{broker.logs()}")
+            wait_until(
+                lambda before=before: is_moving(before),
+                30,
+                lambda: f"transactions are committed again\n{broker.logs()}",
+            )
     finally:
         for writer in writers:
             writer.stopping.set()

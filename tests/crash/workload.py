@@ -1,13 +1,17 @@
-"""Clients that write down what they were told: producers with every delivery report, consumers with every record, and a reader of everything.
+"""Clients that write down what they were told: producers with every delivery report, consumers with
+every record, and a reader of everything.
 
     with Load(broker, ["t"], seed=1) as load:     # clients run, and go on while the broker is killed
-        load.wait_for_progress()                  # every producer got a new acknowledgement, every consumer saw a new record
+        load.wait_for_progress()                  # every producer got a new acknowledgement, every
+                                                  consumer saw a new record
         ...
-        final = load.finish()                     # producers flushed, consumers at the end, all logs read
+        final = load.finish()                     # producers flushed, consumers at the end, all
+                                                  logs read
         assert not check(load.history(), final)
 
-Producers and consumers are librdkafka with its own retries, or (`local`) mqd's own client on shared memory; one Python thread each. What they
-record is appended by one thread each and read after the end (or by length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's journal.
+Producers and consumers are librdkafka with its own retries, or (`local`) mqd's own client on shared
+memory; one Python thread each. What they record is appended by one thread each and read after the
+end (or by length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's journal.
 """
 
 from __future__ import annotations
@@ -34,7 +38,12 @@ FINISH_SECONDS = 60.0
 EARLIEST, LATEST = -2, -1
 _PRODUCE, _FETCH, _LIST_OFFSETS = 0, 1, 2
 _STATISTICS_MS = 100
-_QUICK_RETRIES = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0, "topic.metadata.refresh.interval.ms": 2000}
+_QUICK_RETRIES = {
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "log_level": 0,
+    "topic.metadata.refresh.interval.ms": 2000,
+}
 
 
 def local_producer(settings: dict[str, Any]) -> Any:
@@ -68,16 +77,27 @@ class ConnectionCount:
 def create_topics(bootstrap: str, partitions: dict[str, int], config: dict[str, dict[str, str]] | None = None) -> None:
     """Returns when they exist and each partition has a leader."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **_QUICK_RETRIES})
-    futures = admin.create_topics([NewTopic(name, count, 1, config=(config or {}).get(name, {})) for name, count in partitions.items()])
+    futures = admin.create_topics(
+        [NewTopic(name, count, 1, config=(config or {}).get(name, {})) for name, count in partitions.items()]
+    )
     for future in futures.values():
         future.result(30)
 
 
 class LoadProducer(threading.Thread):
-    """Sends record after record to random partitions, at about `rate` a second, bounded in flight; records each acknowledgement."""
+    """Sends record after record to random partitions, at about `rate` a second, bounded in flight;
+    records each acknowledgement.
+    """
 
     def __init__(
-        self, name: str, bootstrap: str, topics: dict[str, int], seed: int, rate: int, settings: dict[str, Any], make: Callable[[dict[str, Any]], Any] = Producer
+        self,
+        name: str,
+        bootstrap: str,
+        topics: dict[str, int],
+        seed: int,
+        rate: int,
+        settings: dict[str, Any],
+        make: Callable[[dict[str, Any]], Any] = Producer,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.acknowledged: list[Acknowledged] = []
@@ -90,11 +110,23 @@ class LoadProducer(threading.Thread):
         self._random = random.Random(f"{seed} {name}")
         self._ending = threading.Event()
         self.idempotent = bool(settings.get("enable.idempotence"))
-        self._producer = make({
-            "bootstrap.servers": bootstrap, "client.id": name, "linger.ms": 2, "batch.size": 16_000, "message.timeout.ms": 120_000, "request.timeout.ms": 5_000,
-            "retry.backoff.ms": 20, "retry.backoff.max.ms": 200, "error_cb": self._on_error, "statistics.interval.ms": _STATISTICS_MS, "stats_cb": self.connections.on_statistics,
-            **_QUICK_RETRIES, **settings,
-        })  # fmt: skip
+        self._producer = make(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": name,
+                "linger.ms": 2,
+                "batch.size": 16_000,
+                "message.timeout.ms": 120_000,
+                "request.timeout.ms": 5_000,
+                "retry.backoff.ms": 20,
+                "retry.backoff.max.ms": 200,
+                "error_cb": self._on_error,
+                "statistics.interval.ms": _STATISTICS_MS,
+                "stats_cb": self.connections.on_statistics,
+                **_QUICK_RETRIES,
+                **settings,
+            }
+        )
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
@@ -109,7 +141,9 @@ class LoadProducer(threading.Thread):
             due = max(due + burst / self._rate, time.monotonic() - 0.2)
             while not self._ending.is_set() and (len(self._producer) > 2_000 or time.monotonic() < due):
                 self._producer.poll(0.005)
-        if left := self._producer.flush(FINISH_SECONDS):  # len() counts what librdkafka wants to tell, too: that a connection was lost, right after the flush
+        # len() counts what librdkafka wants to tell, too: that a connection was lost, right after
+        # the flush
+        if left := self._producer.flush(FINISH_SECONDS):
             self.errors.append(f"{self.name}: {left} records were neither acknowledged nor refused at the end")
 
     def _send(self) -> None:
@@ -121,7 +155,9 @@ class LoadProducer(threading.Thread):
             if error is not None:
                 self.failed.append(f"{self.name} {counter}: {error}")
             else:
-                self.acknowledged.append(Acknowledged(self.name, counter, topic, message.partition(), message.offset(), time.monotonic_ns()))
+                self.acknowledged.append(
+                    Acknowledged(self.name, counter, topic, message.partition(), message.offset(), time.monotonic_ns())
+                )
 
         key = f"{self.name}-{counter % 50}"
         while True:
@@ -147,7 +183,9 @@ class LoadProducer(threading.Thread):
 class LoadConsumer(threading.Thread):
     """Reads all partitions from the start, without a group; records each record."""
 
-    def __init__(self, name: str, bootstrap: str, topics: dict[str, int], make: Callable[[dict[str, Any]], Any] = Consumer) -> None:
+    def __init__(
+        self, name: str, bootstrap: str, topics: dict[str, int], make: Callable[[dict[str, Any]], Any] = Consumer
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self.seen: list[Seen] = []
         self.errors: list[str] = []
@@ -155,22 +193,52 @@ class LoadConsumer(threading.Thread):
         self.until: dict[tuple[str, int], int] | None = None  # set: end when these offsets are reached
         self._ending = threading.Event()
         self.connections = ConnectionCount()
-        self._consumer = make({
-            "bootstrap.servers": bootstrap, "client.id": name, "group.id": name, "enable.auto.commit": False, "enable.auto.offset.store": False,
-            "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100, "fetch.error.backoff.ms": 20, "error_cb": lambda _error: None,
-            "statistics.interval.ms": _STATISTICS_MS, "stats_cb": self.connections.on_statistics, **_QUICK_RETRIES,
-        })  # fmt: skip
-        self._consumer.assign([TopicPartition(topic, partition, 0) for topic, count in topics.items() for partition in range(count)])
+        self._consumer = make(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": name,
+                "group.id": name,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "fetch.wait.max.ms": 100,
+                "fetch.error.backoff.ms": 20,
+                "error_cb": lambda _error: None,
+                "statistics.interval.ms": _STATISTICS_MS,
+                "stats_cb": self.connections.on_statistics,
+                **_QUICK_RETRIES,
+            }
+        )
+        self._consumer.assign(
+            [TopicPartition(topic, partition, 0) for topic, count in topics.items() for partition in range(count)]
+        )
 
     def run(self) -> None:
         while not self._ending.is_set() and not self._at_end():
             for message in self._consumer.consume(500, 0.1):
                 error = message.error()
                 if error is not None:
-                    if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION):
-                        self.errors.append(f"{self.name}: {message.topic()}-{message.partition()} at {self.positions}: {error}")
+                    if error.code() in (
+                        KafkaError._AUTO_OFFSET_RESET,
+                        KafkaError.OFFSET_OUT_OF_RANGE,
+                        KafkaError._BAD_MSG,
+                        KafkaError._BAD_COMPRESSION,
+                    ):
+                        self.errors.append(
+                            f"{self.name}: {message.topic()}-{message.partition()} at {self.positions}: {error}"
+                        )
                     continue
-                self.seen.append(Seen(self.name, message.topic(), message.partition(), message.offset(), message.value(), time.monotonic_ns()))
+                self.seen.append(
+                    Seen(
+                        self.name,
+                        message.topic(),
+                        message.partition(),
+                        message.offset(),
+                        message.value(),
+                        time.monotonic_ns(),
+                    )
+                )
                 self.positions[message.topic(), message.partition()] = message.offset() + 1
         self._consumer.close()
 
@@ -186,22 +254,41 @@ ACKS_1 = {"acks": 1, "max.in.flight.requests.per.connection": 5}
 
 
 class Load:
-    """Producers and consumers over `topics` (name -> partition count). Topics of `relaxed` get producers with acks=1; the others idempotent ones with acks=all."""
+    """Producers and consumers over `topics` (name -> partition count). Topics of `relaxed` get
+    producers with acks=1; the others idempotent ones with acks=all.
+    """
 
     def __init__(
-        self, broker: Broker, topics: dict[str, int], *, relaxed: dict[str, int] | None = None, seed: int = 0, producers: int = 3, consumers: int = 2, rate: int = 400,
-        others: dict[str, int] | None = None, local: bool = False,
+        self,
+        broker: Broker,
+        topics: dict[str, int],
+        *,
+        relaxed: dict[str, int] | None = None,
+        seed: int = 0,
+        producers: int = 3,
+        consumers: int = 2,
+        rate: int = 400,
+        others: dict[str, int] | None = None,
+        local: bool = False,
     ) -> None:
-        """`others`: topics that somebody else writes, which the consumers read too. `local`: every other client, from the first on, goes through shared memory, and the relaxed
-        one."""
+        """`others`: topics that somebody else writes, which the consumers read too. `local`: every
+        other client, from the first on, goes through shared memory, and the relaxed one.
+        """
         self.broker = broker
         self.topics = {**topics, **(relaxed or {}), **(others or {})}
         self.relaxed = dict(relaxed or {})
         makers = [(local_producer, local_consumer) if local else (Producer, Consumer), (Producer, Consumer)]
-        self.producers = [LoadProducer(f"p{seed}.{n}", broker.bootstrap, topics, seed, rate, IDEMPOTENT, makers[n % 2][0]) for n in range(producers)]
+        self.producers = [
+            LoadProducer(f"p{seed}.{n}", broker.bootstrap, topics, seed, rate, IDEMPOTENT, makers[n % 2][0])
+            for n in range(producers)
+        ]
         if relaxed:
-            self.producers.append(LoadProducer(f"q{seed}", broker.bootstrap, self.relaxed, seed, rate, ACKS_1, makers[0][0]))
-        self.consumers = [LoadConsumer(f"c{seed}.{n}", broker.bootstrap, self.topics, makers[n % 2][1]) for n in range(consumers)]
+            self.producers.append(
+                LoadProducer(f"q{seed}", broker.bootstrap, self.relaxed, seed, rate, ACKS_1, makers[0][0])
+            )
+        self.consumers = [
+            LoadConsumer(f"c{seed}.{n}", broker.bootstrap, self.topics, makers[n % 2][1]) for n in range(consumers)
+        ]
 
     def __enter__(self) -> Load:
         for client in (*self.producers, *self.consumers):
@@ -220,9 +307,13 @@ class Load:
         seen = [(client, len(client.seen)) for client in self.consumers]
 
         def lagging() -> list[str]:
-            return [one.name for one, count in before if len(one.acknowledged) <= count] + [one.name for one, count in seen if len(one.seen) <= count]
+            return [one.name for one, count in before if len(one.acknowledged) <= count] + [
+                one.name for one, count in seen if len(one.seen) <= count
+            ]
 
-        wait_until(lambda: not lagging(), seconds, lambda: f"no progress of {lagging()} {self.errors()}\n{self.broker.logs()}")
+        wait_until(
+            lambda: not lagging(), seconds, lambda: f"no progress of {lagging()} {self.errors()}\n{self.broker.logs()}"
+        )
 
     def history(self) -> History:
         return History(
@@ -234,7 +325,9 @@ class Load:
 
     def errors(self) -> list[str]:
         """What no crash explains: a failed or fatal producer, a consumer whose offset was gone."""
-        return [text for one in self.producers for text in (*one.errors, *one.failed)] + [text for one in self.consumers for text in one.errors]
+        return [text for one in self.producers for text in (*one.errors, *one.failed)] + [
+            text for one in self.consumers for text in one.errors
+        ]
 
     def finish(self) -> dict[tuple[str, int], FinalLog]:
         """Ends the producers, waits for the consumers to reach the end, and reads all logs."""
@@ -248,39 +341,69 @@ class Load:
         for consumer in self.consumers:
             consumer.join(FINISH_SECONDS)
             if consumer.is_alive():
-                behind = {key: end for key, end in (consumer.until or {}).items() if consumer.positions.get(key, 0) < end}
-                consumer.errors.append(f"{consumer.name} does not reach {behind}, stands at {({key: consumer.positions.get(key) for key in behind})}")
+                behind = {
+                    key: end for key, end in (consumer.until or {}).items() if consumer.positions.get(key, 0) < end
+                }
+                consumer.errors.append(
+                    f"{consumer.name} does not reach {behind}, stands at"
+                    f" { ({key: consumer.positions.get(key) for key in behind}) }"
+                )
         return final
 
 
-# -- without librdkafka -----------------------------------------------------------------------------------------------------------
+# -- without librdkafka ----------------------------------------------------------------------------
 
 
-def produce(kafka: KafkaConnection, topic: str, partition: int, value: bytes, acks: int = -1, **batch) -> tuple[int, int]:
+def produce(
+    kafka: KafkaConnection, topic: str, partition: int, value: bytes, acks: int = -1, **batch
+) -> tuple[int, int]:
     """One record in one batch. Returns (error code, base offset)."""
-    data = [ProduceRequest.PartitionData(index=partition, records=encode_batch([Record(value, timestamp_ms=time.time_ns() // 10**6)], **batch))]
-    answer = kafka.call(_PRODUCE, 9, ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]))
+    data = [
+        ProduceRequest.PartitionData(
+            index=partition, records=encode_batch([Record(value, timestamp_ms=time.time_ns() // 10**6)], **batch)
+        )
+    ]
+    answer = kafka.call(
+        _PRODUCE,
+        9,
+        ProduceRequest(
+            acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]
+        ),
+    )
     one = answer.responses[0].partition_responses[0]
     return one.error_code, one.base_offset
 
 
 def list_offset(kafka: KafkaConnection, topic: str, partition: int, timestamp: int) -> int:
-    wanted = ListOffsetsRequest.Topic(name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)])
+    wanted = ListOffsetsRequest.Topic(
+        name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=timestamp)]
+    )
     answer = kafka.call(_LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, topics=[wanted])).topics[0].partitions[0]
     if answer.error_code:
         raise AssertionError(f"ListOffsets of {topic}-{partition} says {answer.error_code}")
     return answer.offset
 
 
-def fetch_records(kafka: KafkaConnection, topic: str, partition: int, offset: int) -> tuple[list[tuple[int, bytes]], int]:
+def fetch_records(
+    kafka: KafkaConnection, topic: str, partition: int, offset: int
+) -> tuple[list[tuple[int, bytes]], int]:
     """Records from `offset` on, as far as one answer goes, and the high watermark."""
-    wanted = FetchRequest.Topic(topic=topic, partitions=[FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=4 << 20)])
-    request = FetchRequest(replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=16 << 20, session_id=0, session_epoch=-1, topics=[wanted])
+    wanted = FetchRequest.Topic(
+        topic=topic,
+        partitions=[FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=4 << 20)],
+    )
+    request = FetchRequest(
+        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=16 << 20, session_id=0, session_epoch=-1, topics=[wanted]
+    )
     answer = kafka.call(_FETCH, 11, request)
     data = answer.responses[0].partitions[0]
     if answer.error_code or data.error_code:
         raise AssertionError(f"Fetch of {topic}-{partition} from {offset} says {answer.error_code} {data.error_code}")
-    found = [(record.offset, record.value or b"") for record in decode_records(bytes(data.records or b""), allow_partial=True) if record.offset >= offset]
+    found = [
+        (record.offset, record.value or b"")
+        for record in decode_records(bytes(data.records or b""), allow_partial=True)
+        if record.offset >= offset
+    ]
     return found, data.high_watermark
 
 
@@ -299,4 +422,8 @@ def read_log(kafka: KafkaConnection, topic: str, partition: int) -> FinalLog:
 
 def read_all(port: int, topics: dict[str, int], only: Iterable[str] | None = None) -> dict[tuple[str, int], FinalLog]:
     with KafkaConnection("127.0.0.1", port, timeout_s=30) as kafka:
-        return {(topic, partition): read_log(kafka, topic, partition) for topic in (only or topics) for partition in range(topics[topic])}
+        return {
+            (topic, partition): read_log(kafka, topic, partition)
+            for topic in only or topics
+            for partition in range(topics[topic])
+        }

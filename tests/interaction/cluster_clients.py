@@ -1,4 +1,6 @@
-"""What tests of clusters do as clients and users: topics, records, what lies on a broker's disk, the command line."""
+"""What tests of clusters do as clients and users: topics, records, what lies on a broker's disk,
+the command line.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,54 @@ def until(what: str, holds: Callable[[], object], cluster: Cluster, seconds: flo
         time.sleep(0.05)  # other processes' doing: nothing here can be waited for
 
 
-def create(cluster: Cluster, name: str, partitions: int = 3, replicas: int = 3, config: dict[str, str] | None = None) -> None:
+def create(
+    cluster: Cluster, name: str, partitions: int = 3, replicas: int = 3, config: dict[str, str] | None = None
+) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     admin.create_topics([NewTopic(name, partitions, replicas, config=config or {})])[name].result(PATIENCE_S)
 
 
 def partitions(cluster: Cluster, name: str) -> dict:
-    return AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(name, timeout=PATIENCE_S).topics[name].partitions
+    return (
+        AdminClient({"bootstrap.servers": cluster.bootstrap})
+        .list_topics(name, timeout=PATIENCE_S)
+        .topics[name]
+        .partitions
+    )
 
 
 def produce(cluster: Cluster, topic: str, values: list[bytes], partition: int = 0) -> None:
     """All acknowledged, or the test fails."""
     failed: list[object] = []
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 1, "message.timeout.ms": 60_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "message.timeout.ms": 60_000,
+        }
+    )
     for value in values:
-        producer.produce(topic, value, partition=partition, on_delivery=lambda error, _message: failed.append(error) if error else None)
+        producer.produce(
+            topic,
+            value,
+            partition=partition,
+            on_delivery=lambda error, _message: failed.append(error) if error else None,
+        )
     assert producer.flush(60) == 0
     assert not failed
 
 
 def read(cluster: Cluster, topic: str, count: int, partition: int = 0) -> list[bytes]:
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.assign([TopicPartition(topic, partition, 0)])
     found: list[bytes] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -67,4 +96,6 @@ def all_in_sync(cluster: Cluster, topic: str) -> bool:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`mqd ARGUMENTS` as a user types it."""
-    return subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments], capture_output=True, text=True, timeout=180)
+    return subprocess.run(
+        [sys.executable, "-m", "mqd.cli.main", *arguments], capture_output=True, text=True, timeout=180
+    )

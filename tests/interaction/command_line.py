@@ -1,4 +1,6 @@
-"""The commands, called in this process against a broker: quick, and with their exit code, output and complaints apart."""
+"""The commands, called in this process against a broker: quick, and with their exit code, output
+and complaints apart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.broker import Broker
 
 
 class CommandLine:
-    """`mqd("group", "list")` -> (exit code, stdout, stderr); mqd.json(...) what it says as JSON, when it ends well."""
+    """`mqd("group", "list")` -> (exit code, stdout, stderr); mqd.json(...) what it says as JSON,
+    when it ends well.
+    """
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[bytes]) -> None:
         monkeypatch.setenv("MQD_BOOTSTRAP", broker.bootstrap)

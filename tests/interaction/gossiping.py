@@ -1,4 +1,7 @@
-"""A process that gossips and does nothing else: `python -m tests.interaction.gossiping NODE PORT DIRECTORY SEEDS [KEY]`. One JSON line for each change; ends with SIGTERM (goodbye) or by a kill."""
+"""A process that gossips and does nothing else:
+`python -m tests.interaction.gossiping NODE PORT DIRECTORY SEEDS [KEY]`. One JSON line for each
+change; ends with SIGTERM (goodbye) or by a kill.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,20 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
         await gossip.serve(hello, reader, writer)
 
     peers = Peers(secret, lambda: identity, lambda hello: identity, lambda connection, message: None, on_stream)
-    profile = Profile(node_id, bytes.fromhex(directory_id), "localhost", port, rack=f"rack-{node_id % 2}", version="test")
+    profile = Profile(
+        node_id, bytes.fromhex(directory_id), "localhost", port, rack=f"rack-{node_id % 2}", version="test"
+    )
     gossip = create(profile, secret, CLUSTER, seeds, datagrams, peers, directory)
 
     def on_change(change) -> None:
         if isinstance(change, events.MemberChanged):
-            say(member=change.member.node_id, before=change.before, state=change.member.state, incarnation=change.member.incarnation, rack=change.member.profile.rack)
+            say(
+                member=change.member.node_id,
+                before=change.before,
+                state=change.member.state,
+                incarnation=change.member.incarnation,
+                rack=change.member.profile.rack,
+            )
         elif isinstance(change, events.ControllerSeen):
             say(controller=change.node_id, epoch=change.epoch)
 
@@ -57,7 +68,10 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
         if line.startswith("controller "):
             gossip.event(events.ControllerKnown(node_id, int(line.split()[1])))
         elif line.startswith("counts"):
-            say(counts=dict(gossip.core.counts), living=sorted(identity[0] for identity in gossip.core.membership.living))
+            say(
+                counts=dict(gossip.core.counts),
+                living=sorted(identity[0] for identity in gossip.core.membership.living),
+            )
 
     gossip.on_change = on_change
     await peers.listen(listener)
@@ -74,4 +88,12 @@ async def run(node_id: int, port: int, directory: Path, seeds: list[tuple[str, i
 
 if __name__ == "__main__":
     seeds = [("localhost", int(port)) for port in sys.argv[4].split(",") if port]
-    asyncio.run(run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), seeds, sys.argv[5].encode() if len(sys.argv) > 5 else b""))
+    asyncio.run(
+        run(
+            int(sys.argv[1]),
+            int(sys.argv[2]),
+            Path(sys.argv[3]),
+            seeds,
+            sys.argv[5].encode() if len(sys.argv) > 5 else b"",
+        )
+    )

@@ -8,7 +8,14 @@ from mqd.coordinator.transaction.joint import PREFIX
 from tests.interaction.traffic import INIT_PRODUCER_ID, eventually
 from tests.interaction.transactional import END_TXN, FIND_COORDINATOR, RawProducer, fresh
 
-AGAIN = frozenset((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.CONCURRENT_TRANSACTIONS))
+AGAIN = frozenset(
+    (
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    )
+)
 
 
 def joint_id() -> str:
@@ -25,8 +32,12 @@ class Driver:
     def enlist_once(self, batch: int, producer_id: int = -1, producer_epoch: int = -1):
         joint = InitProducerIdRequest.Joint(batch_id=batch, run_id=self.run)
         request = InitProducerIdRequest(
-            transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, producer_id=producer_id, producer_epoch=producer_epoch, joint=joint
-        )  # fmt: skip
+            transactional_id=self.name,
+            transaction_timeout_ms=self.timeout_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            joint=joint,
+        )
         return self.kafka.call(INIT_PRODUCER_ID, 5, request)
 
     def enlist(self, batch: int):
@@ -48,7 +59,13 @@ class Driver:
     def end_once(self, batch: int, *winners: RawProducer, committed: bool = True):
         named = [EndTxnRequest.Winner(producer_id=one.producer_id, producer_epoch=one.epoch) for one in winners]
         joint = EndTxnRequest.Joint(batch_id=batch, run_id=self.run, winners=named)
-        return self.kafka.call(END_TXN, 5, EndTxnRequest(transactional_id=self.name, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint))
+        return self.kafka.call(
+            END_TXN,
+            5,
+            EndTxnRequest(
+                transactional_id=self.name, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint
+            ),
+        )
 
     def end(self, batch: int, *winners: RawProducer, committed: bool = True) -> tuple[int, int]:
         """(error, last committed batch)."""

@@ -1,9 +1,15 @@
-"""Runs the cluster's pages of docs/operations.md as they are written: every ```sh block, line by line, by bash; what is printed must hold what the page shows (the ```text block after it).
+"""Runs the cluster's pages of docs/operations.md as they are written: every
+```sh block, line by line, by bash; what is printed must hold what the page shows (the ```text block
+after it).
 
-    python -m tests.interaction.operations_run DIRECTORY     # in a network of its own: the pages' addresses and ports are free there; DIRECTORY is the home of whoever types
+    python -m tests.interaction.operations_run DIRECTORY     # in a network of its own: the pages'
+                                                             addresses and ports are free there;
+                                                             DIRECTORY is the home of whoever types
 
-A line that begins with `make cluster` or `mqd up` stays in the foreground of a terminal of its own: it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
-match; a line of the page that is only `...` stands for any lines. From the creation of the topic `flights` on, an idempotent producer writes to it; in the end every record of it must be there, once
+A line that begins with `make cluster` or `mqd up` stays in the foreground of a terminal of its own:
+it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
+match; a line of the page that is only `...` stands for any lines. From the creation of the topic
+`flights` on, an idempotent producer writes to it; in the end every record of it must be there, once
 and in order.
 """
 
@@ -42,7 +48,9 @@ def blocks(page: str) -> Iterator[Block]:
     for section in chapter.split("\n### ")[1:]:
         name, _, text = section.partition("\n")
         for match in re.finditer(r"```sh\n(.*?)```(?:\s*```text\n(.*?)```)?", text, re.DOTALL):
-            yield Block(name, tuple(filter(None, match[1].split("\n"))), tuple(filter(None, (match[2] or "").split("\n"))))
+            yield Block(
+                name, tuple(filter(None, match[1].split("\n"))), tuple(filter(None, (match[2] or "").split("\n")))
+            )
 
 
 def normal(line: str) -> str:
@@ -75,7 +83,8 @@ class Terminals:
         self._open: list[subprocess.Popen[str]] = []
         (home / "bin").mkdir(parents=True)
         self._script("mqd", f'exec {sys.executable} -m mqd.cli.main "$@"')
-        self._script("make", f'test "$1" = cluster && exec {sys.executable} -m mqd.cli.main cluster local')  # as the Makefile has it, without making an environment first
+        # as the Makefile has it, without making an environment first
+        self._script("make", f'test "$1" = cluster && exec {sys.executable} -m mqd.cli.main cluster local')
 
     def _script(self, name: str, text: str) -> None:
         path = self._home / "bin" / name
@@ -90,13 +99,29 @@ class Terminals:
         ready = next((line for prefix, line in READY.items() if command.startswith(prefix)), None)
         if ready is not None:
             return self._keep(command, ready)
-        done = subprocess.run(["bash", "-c", command], env=self._environment, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            env=self._environment,
+            cwd=self._home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+        )
         assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {done.stdout}"
         return done.stdout
 
     def _keep(self, command: str, ready: str) -> str:
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], env=self._environment, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            ["bash", "-c", f"exec {command}"],
+            env=self._environment,
+            cwd=self._home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         self._open.append(process)
         assert process.stdout is not None
@@ -121,20 +146,36 @@ class Terminals:
 
 
 class Load(threading.Thread):
-    """Writes until it is told to end; every record is acknowledged in the end, or `failed` says why not."""
+    """Writes until it is told to end; every record is acknowledged in the end, or `failed` says why
+    not.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.sent: dict[int, list[bytes]] = {index: [] for index in range(PARTITIONS)}
         self.failed: list[str] = []
         self._ending = threading.Event()
-        self._producer = Producer({"bootstrap.servers": BOOTSTRAP, "acks": "all", "enable.idempotence": True, "linger.ms": 1, "message.timeout.ms": 120_000, "log_level": 0})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": BOOTSTRAP,
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "message.timeout.ms": 120_000,
+                "log_level": 0,
+            }
+        )
 
     def run(self) -> None:
         number = 0
         while not self._ending.wait(0.002):
             index, value = number % PARTITIONS, b"%d" % number
-            self._producer.produce(TOPIC, value, partition=index, on_delivery=lambda error, _: self.failed.append(error.str()) if error else None)
+            self._producer.produce(
+                TOPIC,
+                value,
+                partition=index,
+                on_delivery=lambda error, _: self.failed.append(error.str()) if error else None,
+            )
             self.sent[index].append(value)
             self._producer.poll(0)
             number += 1
@@ -148,17 +189,24 @@ class Load(threading.Thread):
 
     def check(self) -> int:
         """How many records there are: each once, in order."""
-        consumer = Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": "check", "enable.auto.commit": False, "log_level": 0})
+        consumer = Consumer(
+            {"bootstrap.servers": BOOTSTRAP, "group.id": "check", "enable.auto.commit": False, "log_level": 0}
+        )
         found: dict[int, list[bytes]] = {index: [] for index in self.sent}
         consumer.assign([TopicPartition(TOPIC, index, OFFSET_BEGINNING) for index in self.sent])
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and any(len(found[index]) < len(values) for index, values in self.sent.items()):
+        while time.monotonic() < deadline and any(
+            len(found[index]) < len(values) for index, values in self.sent.items()
+        ):
             for message in consumer.consume(1000, 0.2):
                 if message.error() is None:
                     found[message.partition()].append(message.value())
         consumer.close()
         for index, values in self.sent.items():
-            assert found[index] == values, f"partition {index}: {len(values)} sent, {len(found[index])} found, {len(set(values) - set(found[index]))} lost"
+            assert found[index] == values, (
+                f"partition {index}: {len(values)} sent, {len(found[index])} found,"
+                f" {len(set(values) - set(found[index]))} lost"
+            )
         return sum(map(len, found.values()))
 
 

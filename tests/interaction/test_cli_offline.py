@@ -12,7 +12,13 @@ from tests.broker import Broker
 
 def mqd(broker: Broker, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "MQD_BOOTSTRAP": broker.bootstrap}
-    return subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments], input=stdin, capture_output=True, timeout=60, env=environment)
+    return subprocess.run(
+        [sys.executable, "-m", "mqd.cli.main", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        env=environment,
+    )
 
 
 def test_an_empty_mount_point_takes_only_its_partitions_offline_and_readers_hear_of_it(tmp_path: Path) -> None:

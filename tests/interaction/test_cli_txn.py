@@ -11,7 +11,15 @@ from mqd.protocol.records import Record, encode_batch
 from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
 from tests.interaction.traffic import one_outcome, produce_request
-from tests.interaction.transactional import PRODUCE, RawProducer, connect, fetch_committed, fresh, read_committed, topic_of
+from tests.interaction.transactional import (
+    PRODUCE,
+    RawProducer,
+    connect,
+    fetch_committed,
+    fresh,
+    read_committed,
+    topic_of,
+)
 from tests.kafka_connection import KafkaConnection
 
 PRODUCER_FENCED, INVALID_PRODUCER_EPOCH = 90, 47
@@ -20,7 +28,9 @@ PRODUCER_FENCED, INVALID_PRODUCER_EPOCH = 90, 47
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Without verification, so that a transaction can be left hanging as older brokers let it."""
-    with Broker(tmp_path_factory.mktemp("cli-txn") / "data", config={"transaction.partition.verification.enable": "false"}) as running:
+    with Broker(
+        tmp_path_factory.mktemp("cli-txn") / "data", config={"transaction.partition.verification.enable": "false"}
+    ) as running:
         yield running
 
 
@@ -61,13 +71,24 @@ def test_an_open_transaction_is_listed_and_described(mqd: CommandLine, kafka: Ka
     topic = topic_of(kafka, 3)
     producer = begun(kafka, topic, 0, 2)
     (one,) = [one for one in mqd.json("txn", "list", "--state", "Ongoing") if one["transactional_id"] == producer.name]
-    assert (one["state"], one["producer_id"], one["producer_epoch"]) == ("Ongoing", producer.producer_id, producer.epoch)
+    assert (one["state"], one["producer_id"], one["producer_epoch"]) == (
+        "Ongoing",
+        producer.producer_id,
+        producer.epoch,
+    )
     assert 0 <= one["open_ms"] < 60_000 and one["partitions"] == {topic: [0, 2]}
     assert mqd.json("txn", "list", "--longer-than", "1h") == []
     found = mqd.json("txn", "describe", producer.name)
-    assert [(place["topic"], place["partition"], place["start_offset"]) for place in found["open_in"]] == [(topic, 0, 0), (topic, 2, 0)]
+    assert [(place["topic"], place["partition"], place["start_offset"]) for place in found["open_in"]] == [
+        (topic, 0, 0),
+        (topic, 2, 0),
+    ]
     code, out, _ = mqd("txn", "describe", producer.name)
-    assert code == 0 and out.startswith(f"transactional id {producer.name}: Ongoing, open for ") and "of at most 1 min" in out
+    assert (
+        code == 0
+        and out.startswith(f"transactional id {producer.name}: Ongoing, open for ")
+        and "of at most 1 min" in out
+    )
     assert producer.end(True) == 0
     (one,) = [one for one in mqd.json("txn", "list") if one["transactional_id"] == producer.name]
     assert (one["state"], one["open_ms"]) == ("CompleteCommit", None)
@@ -79,7 +100,9 @@ def test_abort_by_transactional_id(mqd: CommandLine, kafka: KafkaConnection) -> 
     topic = topic_of(kafka, 2)
     producer = begun(kafka, topic, 0, 1)
     code, out, _ = mqd("txn", "abort", producer.name)
-    assert code == 0 and out.endswith(f"nothing was changed; --execute would abort it in {topic}:0-1 and fence its producer\n")
+    assert code == 0 and out.endswith(
+        f"nothing was changed; --execute would abort it in {topic}:0-1 and fence its producer\n"
+    )
     assert producer.state().transaction_state == "Ongoing"
     code, out, error = mqd("txn", "abort", producer.name, "--execute")
     assert code == 0 and out.startswith(f"aborted the transaction of {producer.name} in {topic}:0-1"), error
@@ -101,8 +124,17 @@ def test_a_hanging_transaction_is_found_and_ended(mqd: CommandLine, kafka: Kafka
     code, out, _ = mqd("txn", "list", "--hanging", "--idle", "0ms")
     assert code == 0 and "readers of committed records wait there" in out
     code, out, _ = mqd("txn", "abort", topic, "1", "0")
-    assert code == 0 and "nothing was changed" in out and "no coordinator will end it" in out and "committed last" not in out
-    assert mqd("txn", "abort", topic, "1", "0", "--execute") == (0, f"aborted the transaction of producer id 4000000001 that begins at {topic}-1 offset 0\n", "")
+    assert (
+        code == 0
+        and "nothing was changed" in out
+        and "no coordinator will end it" in out
+        and "committed last" not in out
+    )
+    assert mqd("txn", "abort", topic, "1", "0", "--execute") == (
+        0,
+        f"aborted the transaction of producer id 4000000001 that begins at {topic}-1 offset 0\n",
+        "",
+    )
     assert mqd("txn", "abort", topic, "1", "--producer-id", "4000000002", "--execute")[0] == 0
     assert hanging(mqd, topic) == []
     outcome = fetch_committed(kafka, topic, 1)
@@ -111,7 +143,9 @@ def test_a_hanging_transaction_is_found_and_ended(mqd: CommandLine, kafka: Kafka
 
 
 def test_who_aborts_what_may_have_been_committed_is_told(mqd: CommandLine, kafka: KafkaConnection) -> None:
-    """As after a power cut that took a marker: open in a partition, and its coordinator has done with it."""
+    """As after a power cut that took a marker: open in a partition, and its coordinator has done
+    with it.
+    """
     topic = topic_of(kafka, 2)
     producer = begun(kafka, topic, 0)
     producer_id = producer.producer_id
@@ -139,16 +173,25 @@ def test_what_is_not_there(mqd: CommandLine, kafka: KafkaConnection) -> None:
     for verb in ("describe", "abort"):
         code, out, error = mqd("txn", verb, "nobody")
         assert (code, out) == (1, "") and "there is no transactional id nobody" in error
-    assert f"no open transaction of {topic}-0 begins at 5; none is open there" in mqd("txn", "abort", topic, "0", "5")[2]
+    assert (
+        f"no open transaction of {topic}-0 begins at 5; none is open there" in mqd("txn", "abort", topic, "0", "5")[2]
+    )
     assert "there is no partition 9" in mqd("txn", "abort", topic, "9", "5")[2]
     assert mqd("txn", "list", "-b", "127.0.0.1:1")[0] == 3
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("abort",), ("abort", "t", "0"), ("abort", "t", "0", "0", "--producer-id", "1"), ("abort", "t", "x", "0"), ("abort", "id", "--producer-id", "1"), ("list", "--longer-than", "long"),
-     ("list", "--hanging", "--state", "Ongoing")],
-)  # fmt: skip
+    [
+        ("abort",),
+        ("abort", "t", "0"),
+        ("abort", "t", "0", "0", "--producer-id", "1"),
+        ("abort", "t", "x", "0"),
+        ("abort", "id", "--producer-id", "1"),
+        ("list", "--longer-than", "long"),
+        ("list", "--hanging", "--state", "Ongoing"),
+    ],
+)
 def test_wrong_usage(mqd: CommandLine, arguments: tuple[str, ...]) -> None:
     assert mqd("txn", *arguments)[0] == 2
 

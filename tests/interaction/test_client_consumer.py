@@ -1,4 +1,6 @@
-"""mqd.Consumer on a running broker: every test of the first part over shared memory and over TCP, and what only shared memory has."""
+"""mqd.Consumer on a running broker: every test of the first part over shared memory and over TCP,
+and what only shared memory has.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,19 @@ from mqd import Consumer
 from tests.broker import Broker
 
 SECONDS = 30.0
-QUICK_GROUPS = {"group.consumer.min.heartbeat.interval.ms": "100", "group.consumer.heartbeat.interval.ms": "200", "group.consumer.min.session.timeout.ms": "1000"}
+QUICK_GROUPS = {
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "200",
+    "group.consumer.min.session.timeout.ms": "1000",
+}
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("client-consumer"), config={**QUICK_GROUPS, "group.initial.rebalance.delay.ms": "0", "log.flush.on.ack": "false"}) as broker:
+    with Broker(
+        tmp_path_factory.mktemp("client-consumer"),
+        config={**QUICK_GROUPS, "group.initial.rebalance.delay.ms": "0", "log.flush.on.ack": "false"},
+    ) as broker:
         yield broker
 
 
@@ -35,8 +44,16 @@ def consumers(broker: Broker) -> Iterator[Callable[..., Consumer]]:
     made: list[Consumer] = []
 
     def make(group: str | None = None, *topics: str, transport: str = "shm", **config: object) -> Consumer:
-        settings = {"bootstrap.servers": broker.bootstrap, "group.id": group or uuid.uuid4().hex, "auto.offset.reset": "earliest", "transport": transport, **config}
-        consumer = Consumer({name if callable(value) else name.replace("_", "."): value for name, value in settings.items()})
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group or uuid.uuid4().hex,
+            "auto.offset.reset": "earliest",
+            "transport": transport,
+            **config,
+        }
+        consumer = Consumer(
+            {name if callable(value) else name.replace("_", "."): value for name, value in settings.items()}
+        )
         assert consumer.transport == transport, consumer.transport_reason
         made.append(consumer)
         if topics:
@@ -60,14 +77,26 @@ def topic(admin: AdminClient) -> str:
 
 def make_topic(admin: AdminClient, partitions: int, **config: str) -> str:
     name = f"t{uuid.uuid4().hex[:12]}"
-    admin.create_topics([NewTopic(name, partitions, config={key.replace("_", "."): value for key, value in config.items()})])[name].result(SECONDS)
+    admin.create_topics(
+        [NewTopic(name, partitions, config={key.replace("_", "."): value for key, value in config.items()})]
+    )[name].result(SECONDS)
     return name
 
 
-def produce(broker: Broker, topic: str, values: list[bytes], partition: int | None = None, partitions: int = 4, **config: object) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, **{name.replace("_", "."): value for name, value in config.items()}})
+def produce(
+    broker: Broker, topic: str, values: list[bytes], partition: int | None = None, partitions: int = 4, **config: object
+) -> None:
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap, **{name.replace("_", "."): value for name, value in config.items()}}
+    )
     for index, value in enumerate(values):
-        producer.produce(topic, value, key=b"k%d" % index, partition=index % partitions if partition is None else partition, headers=[("n", b"%d" % index)])
+        producer.produce(
+            topic,
+            value,
+            key=b"k%d" % index,
+            partition=index % partitions if partition is None else partition,
+            headers=[("n", b"%d" % index)],
+        )
     assert producer.flush(SECONDS) == 0
 
 
@@ -98,19 +127,29 @@ def places(partitions: list[TopicPartition]) -> list[tuple[str, int]]:
     return sorted((one.topic, one.partition) for one in partitions)
 
 
-# -- the same on both transports ---------------------------------------------------------------------------------------------------
+# -- the same on both transports -------------------------------------------------------------------
 
 
-def test_a_group_reads_everything_once_and_goes_on_where_it_stopped(broker: Broker, topic: str, consumers, transport: str) -> None:
+def test_a_group_reads_everything_once_and_goes_on_where_it_stopped(
+    broker: Broker, topic: str, consumers, transport: str
+) -> None:
     values = [b"%d" % index for index in range(500)]
     produce(broker, topic, values)
     first = consumers("g-" + topic, topic, transport=transport)
     found = take(first, 300)
     assert len({one.value() for one in found}) == 300
     one = found[0]
-    assert one.topic() == topic and one.headers() == [("n", one.value())] and one.key() == b"k" + one.value() and one.timestamp()[0] == 1 and one.leader_epoch() == 0
+    assert (
+        one.topic() == topic
+        and one.headers() == [("n", one.value())]
+        and one.key() == b"k" + one.value()
+        and one.timestamp()[0] == 1
+        and one.leader_epoch() == 0
+    )
     committed = first.commit(asynchronous=False)
-    assert sum(partition.offset for partition in committed if partition.offset > 0) == 300 and not any(partition.error for partition in committed)
+    assert sum(partition.offset for partition in committed if partition.offset > 0) == 300 and not any(
+        partition.error for partition in committed
+    )
     first.close()
     second = consumers("g-" + topic, topic, transport=transport)
     rest = take(second, 200)
@@ -183,7 +222,12 @@ def test_where_it_begins(broker: Broker, topic: str, consumers, transport: str) 
 def test_commits(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"%d" % index for index in range(8)])
     told: list = []
-    consumer = consumers("c-" + topic, transport=transport, enable_auto_commit=False, on_commit=lambda error, partitions: told.append((error, partitions)))
+    consumer = consumers(
+        "c-" + topic,
+        transport=transport,
+        enable_auto_commit=False,
+        on_commit=lambda error, partitions: told.append((error, partitions)),
+    )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(4)])
     message = take(consumer, 5)[-1]
     partition = TopicPartition(topic, message.partition())
@@ -217,7 +261,13 @@ def test_stored_offsets_alone_are_committed(broker: Broker, topic: str, consumer
 def test_automatic_commits_when_it_closes_and_in_between(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"%d" % index for index in range(10)], partition=0)
     told: list = []
-    consumer = consumers("a-" + topic, topic, transport=transport, auto_commit_interval_ms=100, on_commit=lambda error, partitions: told.append((error, partitions)))
+    consumer = consumers(
+        "a-" + topic,
+        topic,
+        transport=transport,
+        auto_commit_interval_ms=100,
+        on_commit=lambda error, partitions: told.append((error, partitions)),
+    )
     take(consumer, 6)
     until([consumer], lambda: told)
     assert told[0][0] is None
@@ -227,14 +277,19 @@ def test_automatic_commits_when_it_closes_and_in_between(broker: Broker, topic: 
 
 
 @pytest.mark.parametrize("ending", ["close", "unsubscribe"])
-def test_commits_that_wait_are_sent_before_its_partitions_go(broker: Broker, topic: str, consumers, transport: str, ending: str) -> None:
+def test_commits_that_wait_are_sent_before_its_partitions_go(
+    broker: Broker, topic: str, consumers, transport: str, ending: str
+) -> None:
     produce(broker, topic, [b"%d" % index for index in range(50)], partition=0)
     consumer = consumers(f"w-{ending}-" + topic, topic, transport=transport, enable_auto_commit=False)
     for message in take(consumer, 50):
         consumer.commit(message=message)
     getattr(consumer, ending)()
     watcher = consumers(f"w-{ending}-" + topic, transport=transport)
-    until([consumer] if ending == "unsubscribe" else [], lambda: watcher.committed([TopicPartition(topic, 0)], SECONDS)[0].offset == 50)
+    until(
+        [consumer] if ending == "unsubscribe" else [],
+        lambda: watcher.committed([TopicPartition(topic, 0)], SECONDS)[0].offset == 50,
+    )
 
 
 def test_watermarks_times_and_topics(broker: Broker, topic: str, consumers, transport: str) -> None:
@@ -242,7 +297,9 @@ def test_watermarks_times_and_topics(broker: Broker, topic: str, consumers, tran
     consumer = consumers(transport=transport)
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), SECONDS) == (0, 3)
     now_ms = int(time.time() * 1000)
-    times = consumer.offsets_for_times([TopicPartition(topic, 0, 0), TopicPartition(topic, 1, now_ms + 3_600_000)], SECONDS)
+    times = consumer.offsets_for_times(
+        [TopicPartition(topic, 0, 0), TopicPartition(topic, 1, now_ms + 3_600_000)], SECONDS
+    )
     assert [one.offset for one in times] == [0, OFFSET_END]
     found = consumer.list_topics(topic, SECONDS).topics[topic]
     assert sorted(found.partitions) == [0, 1, 2, 3] and found.partitions[0].leader >= 0
@@ -281,7 +338,10 @@ def test_read_committed(broker: Broker, topic: str, consumers, transport: str) -
     producer.begin_transaction()
     producer.produce(topic, b"open", partition=0)
     producer.flush(SECONDS)
-    committed, everything = consumers(transport=transport), consumers(transport=transport, isolation_level="read_uncommitted")
+    committed, everything = (
+        consumers(transport=transport),
+        consumers(transport=transport, isolation_level="read_uncommitted"),
+    )
     for consumer in (committed, everything):
         consumer.assign([TopicPartition(topic, 0, 0)])
     expected = [b"%d-%d" % (number, index) for number in (1, 3, 5) for index in range(10)]
@@ -293,7 +353,9 @@ def test_read_committed(broker: Broker, topic: str, consumers, transport: str) -
 
 
 def test_callbacks_of_rebalances(broker: Broker, admin: AdminClient, consumers, transport: str) -> None:
-    """librdkafka's default is eager: everything is given back, then what there is comes anew. And a callback may say where to begin."""
+    """librdkafka's default is eager: everything is given back, then what there is comes anew. And a
+    callback may say where to begin.
+    """
     topic = make_topic(admin, 2)
     produce(broker, topic, [b"%d" % index for index in range(20)], partitions=2)
     log: list[tuple[str, int]] = []
@@ -305,8 +367,12 @@ def test_callbacks_of_rebalances(broker: Broker, admin: AdminClient, consumers, 
             partition.offset = 7
         consumer.assign(partitions)
 
-    first = consumers("r-" + topic, transport=transport, enable_auto_commit=False, session_timeout_ms=6000, heartbeat_interval_ms=200)
-    first.subscribe([topic], on_assign=on_assign, on_revoke=lambda _, partitions: log.append(("revoke", len(partitions))))
+    first = consumers(
+        "r-" + topic, transport=transport, enable_auto_commit=False, session_timeout_ms=6000, heartbeat_interval_ms=200
+    )
+    first.subscribe(
+        [topic], on_assign=on_assign, on_revoke=lambda _, partitions: log.append(("revoke", len(partitions)))
+    )
     assert sorted(message.offset() for message in take(first, 6)) == [7, 7, 8, 8, 9, 9]
     second = consumers("r-" + topic, topic, transport=transport, session_timeout_ms=6000, heartbeat_interval_ms=200)
     until([first, second], lambda: len(first.assignment()) == len(second.assignment()) == 1)
@@ -341,7 +407,9 @@ def test_errors_are_events(broker: Broker, consumers, transport: str) -> None:
 
 
 def test_offsets_within_a_transaction(broker: Broker, topic: str, consumers, transport: str) -> None:
-    """What consumer_group_metadata() gives serves a producer of either transport: here confluent_kafka's own."""
+    """What consumer_group_metadata() gives serves a producer of either transport: here
+    confluent_kafka's own.
+    """
     produce(broker, topic, [b"a", b"b", b"c"], partition=0)
     consumer = consumers("x-" + topic, topic, transport=transport, enable_auto_commit=False)
     take(consumer, 2)
@@ -354,14 +422,18 @@ def test_offsets_within_a_transaction(broker: Broker, topic: str, consumers, tra
     assert consumer.committed([TopicPartition(topic, 0)], SECONDS)[0].offset == 2
 
 
-# -- groups of both ----------------------------------------------------------------------------------------------------------------
+# -- groups of both --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_one_group_of_shared_memory_and_librdkafka(broker: Broker, topic: str, consumers, protocol: str) -> None:
     local = consumers("m-" + topic, topic)
     until([local], lambda: len(local.assignment()) == 4)
-    more = {"group_protocol": protocol} if protocol == "consumer" else {"partition_assignment_strategy": "cooperative-sticky", "heartbeat_interval_ms": 200}
+    more = (
+        {"group_protocol": protocol}
+        if protocol == "consumer"
+        else {"partition_assignment_strategy": "cooperative-sticky", "heartbeat_interval_ms": 200}
+    )
     remote = consumers("m-" + topic, topic, transport="tcp", **more)
     until([local, remote], lambda: len(local.assignment()) == len(remote.assignment()) == 2)
     assert places(local.assignment() + remote.assignment()) == [(topic, index) for index in range(4)]
@@ -377,7 +449,7 @@ def test_one_group_of_shared_memory_and_librdkafka(broker: Broker, topic: str, c
     until([local], lambda: len(local.assignment()) == 4)
 
 
-# -- shared memory alone -----------------------------------------------------------------------------------------------------------
+# -- shared memory alone ---------------------------------------------------------------------------
 
 
 def test_a_sleeping_consumer_wakes_at_once_and_costs_nothing(broker: Broker, topic: str, consumers) -> None:

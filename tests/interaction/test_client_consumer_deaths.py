@@ -1,4 +1,6 @@
-"""Consumers on shared memory whose broker loses processes: nothing is lost, nothing comes twice, and the group goes on. And AsyncConsumer on both transports."""
+"""Consumers on shared memory whose broker loses processes: nothing is lost, nothing comes twice,
+and the group goes on. And AsyncConsumer on both transports.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from mqd import AsyncConsumer, Consumer
 from tests.broker import Broker
 
 SECONDS = 60.0
-QUICK_GROUPS = {"group.consumer.min.heartbeat.interval.ms": "100", "group.consumer.heartbeat.interval.ms": "200", "group.initial.rebalance.delay.ms": "0"}
+QUICK_GROUPS = {
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "200",
+    "group.initial.rebalance.delay.ms": "0",
+}
 
 
 def make_topic(broker: Broker, partitions: int) -> str:
@@ -35,12 +41,19 @@ def make_topic(broker: Broker, partitions: int) -> str:
 
 
 def local(broker: Broker, group: str, **config: object) -> Consumer:
-    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, "auto.offset.reset": "earliest", "transport": "shm"}
+    settings = {
+        "bootstrap.servers": broker.bootstrap,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "transport": "shm",
+    }
     return Consumer({**settings, **{name.replace("_", "."): value for name, value in config.items()}})
 
 
 def produce(broker: Broker, topic: str, numbers: range, partitions: int = 4) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 1, "log_level": 0})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
+    )
     for number in numbers:
         producer.produce(topic, b"%d" % number, partition=number % partitions)
     assert producer.flush(SECONDS) == 0
@@ -71,12 +84,15 @@ def test_a_process_dies_while_a_group_reads(start_broker: Callable[..., Broker],
         os.kill(pid, signal.SIGKILL)
     produce(broker, topic, range(1000, 2000))
     read(members, found, 2000)
-    # Whoever had to begin again after the other's partitions moved may have read some twice; values tell what is there, and order within a partition holds
+    # Whoever had to begin again after the other's partitions moved may have read some twice; values
+    # tell what is there, and order within a partition holds
     assert {value for _, _, value in found} == {b"%d" % number for number in range(2000)}
     for partition in range(4):
         offsets = [offset for index, offset, _ in found if index == partition]
         assert offsets == sorted(set(offsets)), "a record twice, or out of order"
-    assert sum(one.offset for one in members[0].commit(asynchronous=False) + members[1].commit(asynchronous=False)) == 2000
+    assert (
+        sum(one.offset for one in members[0].commit(asynchronous=False) + members[1].commit(asynchronous=False)) == 2000
+    )
     for member in members:
         member.close()
 
@@ -121,11 +137,13 @@ def test_a_child_of_fork_has_no_consumer(shared_broker: Broker) -> None:
     consumer.close()
 
 
-# -- members that come and go ------------------------------------------------------------------------------------------------------
+# -- members that come and go ----------------------------------------------------------------------
 
 
 def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None:
-    """With automatic commits, and members that leave in order: every record once, however often its partition changes hands."""
+    """With automatic commits, and members that leave in order: every record once, however often its
+    partition changes hands.
+    """
     count, partitions = 12_000, 8
     topic = make_topic(shared_broker, partitions)
     seen: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -135,17 +153,26 @@ def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None
     def member(seed: int) -> None:
         rng = random.Random(seed)
         while not stop.is_set():
-            with local(shared_broker, "g-" + topic, group_protocol=rng.choice(("classic", "consumer")), auto_commit_interval_ms=200) as consumer:
+            with local(
+                shared_broker,
+                "g-" + topic,
+                group_protocol=rng.choice(("classic", "consumer")),
+                auto_commit_interval_ms=200,
+            ) as consumer:
                 consumer.subscribe([topic])
                 end = time.monotonic() + rng.uniform(0.2, 0.8)
                 while time.monotonic() < end and not stop.is_set():
                     if rng.random() < 0.7:
                         messages = consumer.consume(rng.choice((1, 10, 300)), 0.05)
                         errors.extend(message.error() for message in messages if message.error() is not None)
-                        found = [(message.partition(), message.offset()) for message in messages if message.error() is None]
+                        found = [
+                            (message.partition(), message.offset()) for message in messages if message.error() is None
+                        ]
                     else:
                         batch = consumer.consume_batch(rng.choice((3, 300)), 0.05)
-                        found = [] if batch is None else [(batch.partition, offset) for offset in batch.offsets.tolist()]
+                        found = (
+                            [] if batch is None else [(batch.partition, offset) for offset in batch.offsets.tolist()]
+                        )
                     with lock:
                         seen.update(found)
 
@@ -169,9 +196,16 @@ def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_a_group_that_keeps_to_the_classic_protocol(classic_broker: Broker, strategy: str) -> None:
-    """The broker lets no member of the newer protocol into it: members on shared memory speak the old one, led by librdkafka or leading it."""
+    """The broker lets no member of the newer protocol into it: members on shared memory speak the
+    old one, led by librdkafka or leading it.
+    """
     topic = make_topic(classic_broker, 6)
-    more = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 200, "partition_assignment_strategy": strategy, "enable_auto_commit": False}
+    more = {
+        "session_timeout_ms": 10_000,
+        "heartbeat_interval_ms": 200,
+        "partition_assignment_strategy": strategy,
+        "enable_auto_commit": False,
+    }
     remote = local(classic_broker, "g-" + topic, transport="tcp", **more)
     remote.subscribe([topic])
     found: list[tuple[int, int, bytes]] = []
@@ -205,15 +239,24 @@ def settle(members: list[Consumer], sizes: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def classic_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("classic"), workers=1, config={"group.consumer.migration.policy": "disabled", "group.initial.rebalance.delay.ms": "0"}) as broker:
+    with Broker(
+        tmp_path_factory.mktemp("classic"),
+        workers=1,
+        config={"group.consumer.migration.policy": "disabled", "group.initial.rebalance.delay.ms": "0"},
+    ) as broker:
         yield broker
 
 
-# -- asyncio -----------------------------------------------------------------------------------------------------------------------
+# -- asyncio ---------------------------------------------------------------------------------------
 
 
 def asynchronous(broker: Broker, transport: str, group: str | None = None, **config: object) -> AsyncConsumer:
-    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group or uuid.uuid4().hex, "auto.offset.reset": "earliest", "transport": transport}
+    settings = {
+        "bootstrap.servers": broker.bootstrap,
+        "group.id": group or uuid.uuid4().hex,
+        "auto.offset.reset": "earliest",
+        "transport": transport,
+    }
     return AsyncConsumer({**settings, **{name.replace("_", "."): value for name, value in config.items()}})
 
 

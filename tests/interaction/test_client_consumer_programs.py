@@ -1,4 +1,6 @@
-"""Random programs of one consumer on shared memory, held against a model: what is handed out, in which order, what position, committed and the next owner's begin are. One seed, one program."""
+"""Random programs of one consumer on shared memory, held against a model: what is handed out, in
+which order, what position, committed and the next owner's begin are. One seed, one program.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,40 @@ QUICK = 12
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("programs"), config={"log.flush.on.ack": "false", "log.segment.bytes": "65536"}) as broker:
+    with Broker(
+        tmp_path_factory.mktemp("programs"), config={"log.flush.on.ack": "false", "log.segment.bytes": "65536"}
+    ) as broker:
         yield broker
 
 
 @pytest.fixture(scope="module")
 def topic(broker: Broker) -> str:
-    """Some thousand records in segments of 64 KiB; compressed batches among them; every third batch is of an aborted transaction."""
+    """Some thousand records in segments of 64 KiB; compressed batches among them; every third batch
+    is of an aborted transaction.
+    """
     name = uuid.uuid4().hex
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(SECONDS)
     rng = random.Random(1)
     for codec in ("none", "zstd", "lz4"):
-        producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": name + codec, "compression.type": codec, "linger.ms": 1})
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "transactional.id": name + codec,
+                "compression.type": codec,
+                "linger.ms": 1,
+            }
+        )
         producer.init_transactions(SECONDS)
         for number in range(6):
             producer.begin_transaction()
             good = number % 3 != 1
             for _ in range(rng.randrange(50, 400)):
-                producer.produce(name, (b"good" if good else b"bad ") + bytes(rng.randrange(200)), partition=rng.randrange(PARTITIONS))
+                producer.produce(
+                    name,
+                    (b"good" if good else b"bad ") + bytes(rng.randrange(200)),
+                    partition=rng.randrange(PARTITIONS),
+                )
             producer.flush(SECONDS)
             producer.commit_transaction(SECONDS) if good else producer.abort_transaction(SECONDS)
     return name
@@ -48,7 +65,9 @@ def topic(broker: Broker) -> str:
 @pytest.fixture(scope="module")
 def log(broker: Broker, topic: str) -> list[list[int]]:
     """The offsets that there are to read, by partition, as librdkafka reads them."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "truth", "enable.partition.eof": True})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": "truth", "enable.partition.eof": True}
+    )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
     found: list[list[int]] = [[] for _ in range(PARTITIONS)]
     ends = 0
@@ -79,10 +98,22 @@ class Program:
         self.paused: set[int] = set()
 
     def open(self) -> Consumer:
-        return Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.group, "auto.offset.reset": "earliest", "enable.auto.commit": False, "transport": "shm"})
+        return Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "group.id": self.group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "transport": "shm",
+            }
+        )
 
     def readable(self) -> int:
-        return sum(len([offset for offset in self.log[index] if offset >= begin]) for index, begin in self.next.items() if index not in self.paused)
+        return sum(
+            len([offset for offset in self.log[index] if offset >= begin])
+            for index, begin in self.next.items()
+            if index not in self.paused
+        )
 
     def saw(self, index: int, offsets: list[int]) -> None:
         assert index in self.next and index not in self.paused
@@ -95,7 +126,7 @@ class Program:
             assert message.error() is None and message.value().startswith(b"good")
             self.saw(message.partition(), [message.offset()])
 
-    # -- steps ------------------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         if self.readable():
@@ -158,8 +189,12 @@ class Program:
 
     def look(self) -> None:
         here = [TopicPartition(self.topic, index) for index in sorted(self.next)]
-        assert [one.offset for one in self.consumer.position(here)] == [self.position.get(one.partition, OFFSET_INVALID) for one in here]
-        assert [one.offset for one in self.consumer.committed(here, SECONDS)] == [self.committed.get(one.partition, OFFSET_INVALID) for one in here]
+        assert [one.offset for one in self.consumer.position(here)] == [
+            self.position.get(one.partition, OFFSET_INVALID) for one in here
+        ]
+        assert [one.offset for one in self.consumer.committed(here, SECONDS)] == [
+            self.committed.get(one.partition, OFFSET_INVALID) for one in here
+        ]
 
     def reopen(self) -> None:
         self.consumer.close()
@@ -168,7 +203,16 @@ class Program:
 
     def run(self, steps: int) -> None:
         often = (self.poll, self.poll, self.consume, self.consume_batch, self.consume_batch)
-        seldom = (self.seek, self.pause, self.resume, self.resume, self.commit, self.look, self.assign, self.unassign_one)
+        seldom = (
+            self.seek,
+            self.pause,
+            self.resume,
+            self.resume,
+            self.commit,
+            self.look,
+            self.assign,
+            self.unassign_one,
+        )
         self.assign()
         for number in range(steps):
             step: Callable[[], None] = self.rng.choice(often if self.rng.random() < 0.6 else seldom)

@@ -1,4 +1,6 @@
-"""The C programs of native/examples, built as their page says and run against a broker: the C client as a C program has it."""
+"""The C programs of native/examples, built as their page says and run against a broker: the C
+client as a C program has it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,20 @@ PARTITIONS = 3
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("examples")
-    done = subprocess.run(["make", "-C", EXAMPLES, f"BUILD={build}", "CFLAGS=-std=gnu11 -D_GNU_SOURCE -O1 -fno-strict-aliasing -ffunction-sections -fdata-sections -Wall -Werror -pthread -I.."],
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [
+            "make",
+            "-C",
+            EXAMPLES,
+            f"BUILD={build}",
+            (
+                "CFLAGS=-std=gnu11 -D_GNU_SOURCE -O1 -fno-strict-aliasing -ffunction-sections -fdata-sections -Wall"
+                " -Werror -pthread -I.."
+            ),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return build
 
@@ -41,14 +55,22 @@ def _socket(broker: Broker) -> str:
 
 
 def _produce(programs: Path, broker: Broker, topic: str, lines: list[str]) -> str:
-    done = subprocess.run([programs / "produce", _socket(broker), topic], input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [programs / "produce", _socket(broker), topic],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_what_one_writes_the_other_prints_while_it_waits(programs: Path, shared_broker: Broker, topic: str) -> None:
     lines = [f"line {number}" for number in range(5000)]
-    with subprocess.Popen([programs / "consume", _socket(shared_broker), topic, str(len(lines))], stdout=subprocess.PIPE, text=True) as consumer:
+    with subprocess.Popen(
+        [programs / "consume", _socket(shared_broker), topic, str(len(lines))], stdout=subprocess.PIPE, text=True
+    ) as consumer:
         try:
             assert "100 records written" in _produce(programs, shared_broker, topic, lines[:100])
             assert "4900 records written" in _produce(programs, shared_broker, topic, lines[100:])
@@ -62,7 +84,9 @@ def test_what_one_writes_the_other_prints_while_it_waits(programs: Path, shared_
 def test_keys_go_where_librdkafka_puts_them(programs: Path, shared_broker: Broker, topic: str) -> None:
     keys = [f"key-{number}" for number in range(200)]
     _produce(programs, shared_broker, topic, [f"{key}\tby C" for key in keys])
-    producer = confluent_kafka.Producer({"bootstrap.servers": shared_broker.bootstrap, "partitioner": "consistent_random"})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": shared_broker.bootstrap, "partitioner": "consistent_random"}
+    )
     for key in keys:
         producer.produce(topic, key=key, value="by librdkafka")
     assert producer.flush(30) == 0
@@ -76,7 +100,9 @@ def test_keys_go_where_librdkafka_puts_them(programs: Path, shared_broker: Broke
 
 
 def test_wrong_use_says_what_is_wrong(programs: Path, shared_broker: Broker) -> None:
-    done = subprocess.run([programs / "produce", "/nowhere/client.sock", "t"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        [programs / "produce", "/nowhere/client.sock", "t"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "is it running" in done.stderr
     assert subprocess.run([programs / "consume"], capture_output=True).returncode == 2

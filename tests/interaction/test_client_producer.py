@@ -1,4 +1,6 @@
-"""mqd.Producer against a running broker, by shared memory and by TCP: what confluent_kafka promises, and produce_batch."""
+"""mqd.Producer against a running broker, by shared memory and by TCP: what confluent_kafka
+promises, and produce_batch.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def make(shared_broker: Broker, transport: str) -> Iterator:
 
     def make(**config) -> Producer:
         given = {key.replace("_", "."): value for key, value in config.items()}
-        made.append(Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "linger.ms": 1, **given}))
+        made.append(
+            Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "linger.ms": 1, **given})
+        )
         assert made[-1].transport == transport
         return made[-1]
 
@@ -69,8 +73,16 @@ def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str)
     producer.produce(topic, b"", partition=0, headers=[("x", "y")], on_delivery=note)
     assert producer.flush(20) == 0 and len(producer) == 0
     found = read_all(shared_broker, topic, 4)
-    assert [(m.key(), m.value()) for m in found] == [(None, b"plain"), (b"key", b"text"), (b"tombstone", None), (None, b"")]
-    assert found[1].headers() == [("a", b"1"), ("b", None)] and found[1].timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1234567890123)
+    assert [(m.key(), m.value()) for m in found] == [
+        (None, b"plain"),
+        (b"key", b"text"),
+        (b"tombstone", None),
+        (None, b""),
+    ]
+    assert found[1].headers() == [("a", b"1"), ("b", None)] and found[1].timestamp() == (
+        confluent_kafka.TIMESTAMP_CREATE_TIME,
+        1234567890123,
+    )
     assert found[3].headers() == [("x", b"y")]
     assert abs(found[0].timestamp()[1] / 1000 - time.time()) < 60
     assert [error for error, _ in reports] == [None] * 3
@@ -120,13 +132,25 @@ def test_a_partition_that_is_not_there(make, topic: str) -> None:
 
 
 def test_the_configuration_is_judged_by_librdkafka(shared_broker: Broker, transport: str) -> None:
-    for wrong in ({"no.such.key": 1}, {"acks": 7777}, {"enable.idempotence": True, "acks": 1}, {"compression.type": "rar"}, {"mqd.nothing": 1}, {"transport": "pigeon"}):
+    for wrong in (
+        {"no.such.key": 1},
+        {"acks": 7777},
+        {"enable.idempotence": True, "acks": 1},
+        {"compression.type": "rar"},
+        {"mqd.nothing": 1},
+        {"transport": "pigeon"},
+    ):
         with pytest.raises(KafkaException) as raised:
             Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, **wrong})
         assert raised.value.args[0].code() == KafkaError._INVALID_ARG
     with pytest.raises(TypeError):
         Producer("127.0.0.1:9092")  # type: ignore[arg-type]
-    ignored = {"socket.keepalive.enable": True, "socket.send.buffer.bytes": 100000, "ssl.endpoint.identification.algorithm": "none", "client.rack": "a"}
+    ignored = {
+        "socket.keepalive.enable": True,
+        "socket.send.buffer.bytes": 100000,
+        "ssl.endpoint.identification.algorithm": "none",
+        "client.rack": "a",
+    }
     Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, **ignored}).close()
 
 
@@ -177,7 +201,13 @@ def test_compression_and_idempotence(make, shared_broker: Broker, topic: str, co
     producer = make(compression_type=compression, enable_idempotence=True)
     offsets: dict[int, list[int]] = {}
     for number in range(3000):
-        producer.produce(topic, b"value %d " % number * 5, key=b"%d" % (number % 50), on_delivery=lambda error, m: offsets.setdefault(m.partition(), []).append(m.offset()), headers={"n": b"1"} if number % 7 == 0 else None)
+        producer.produce(
+            topic,
+            b"value %d " % number * 5,
+            key=b"%d" % (number % 50),
+            on_delivery=lambda error, m: offsets.setdefault(m.partition(), []).append(m.offset()),
+            headers={"n": b"1"} if number % 7 == 0 else None,
+        )
     assert producer.flush(30) == 0
     found = read_all(shared_broker, topic, 3000)
     assert sorted(m.value() for m in found) == sorted(b"value %d " % number * 5 for number in range(3000))
@@ -193,13 +223,15 @@ def test_acks(make, shared_broker: Broker, topic: str, acks) -> None:
     producer = make(acks=acks)
     reports: list = []
     for _ in range(100):
-        producer.produce(topic, b"x", partition=1, on_delivery=lambda error, message: reports.append((error, message.offset())))
+        producer.produce(
+            topic, b"x", partition=1, on_delivery=lambda error, message: reports.append((error, message.offset()))
+        )
     assert producer.flush(20) == 0 and len(reports) == 100
     assert all(error is None for error, _ in reports)
     assert len(read_all(shared_broker, topic, 100)) == 100
 
 
-# -- produce_batch --------------------------------------------------------------------------------------------------------------
+# -- produce_batch ---------------------------------------------------------------------------------
 
 
 def test_batches_of_every_kind(make, shared_broker: Broker) -> None:
@@ -219,7 +251,13 @@ def test_batches_of_every_kind(make, shared_broker: Broker) -> None:
     send(np.array(["o", b"p", None], object), [b"o", b"p", None])
     send([], [])
     send([b"with"], [b"with"], headers={"h": b"1"}, timestamps=1_600_000_000_000, partition=0)
-    send([b"each", b"none"], [b"each", b"none"], headers=[{"h": "2"}, None], timestamps=np.array(["2020-01-01", "2020-01-02"], "datetime64[s]"), partition=np.array([0, -1]))
+    send(
+        [b"each", b"none"],
+        [b"each", b"none"],
+        headers=[{"h": "2"}, None],
+        timestamps=np.array(["2020-01-01", "2020-01-02"], "datetime64[s]"),
+        partition=np.array([0, -1]),
+    )
     assert producer.flush(20) == 0
     found = read_all(shared_broker, topic, len(expected))
     assert [(m.value(), m.key()) for m in found] == expected
@@ -232,17 +270,24 @@ def test_arrow_arrays(make, shared_broker: Broker) -> None:
     topic = _make_topic(shared_broker, 1)
     producer = make()
     arrays = [
-        pa.array([b"a", None, b"ccc"], pa.binary()), pa.array(["x", "yy", ""], pa.string()), pa.array([b"zero", b"one", b"two", b"three"], pa.large_binary()).slice(1, 2),
-        pa.array([b"1234", b"5678"], pa.binary(4)), pa.array([b"1234", None], pa.binary(4)), pa.chunked_array([["p"], ["q", None]]), pa.array([], pa.binary()),
+        pa.array([b"a", None, b"ccc"], pa.binary()),
+        pa.array(["x", "yy", ""], pa.string()),
+        pa.array([b"zero", b"one", b"two", b"three"], pa.large_binary()).slice(1, 2),
+        pa.array([b"1234", b"5678"], pa.binary(4)),
+        pa.array([b"1234", None], pa.binary(4)),
+        pa.chunked_array([["p"], ["q", None]]),
+        pa.array([], pa.binary()),
         pa.array(["d", "d", "e"]).dictionary_encode(),
-    ]  # fmt: skip
+    ]
     expected: list = []
     for array in arrays:
         plain = [value.encode() if isinstance(value, str) else value for value in array.to_pylist()]
         assert producer.produce_batch(topic, array, keys=array) == len(plain)
         expected += plain
     assert producer.flush(20) == 0
-    assert [(m.value(), m.key()) for m in read_all(shared_broker, topic, len(expected))] == [(value, value) for value in expected]
+    assert [(m.value(), m.key()) for m in read_all(shared_broker, topic, len(expected))] == [
+        (value, value) for value in expected
+    ]
     with pytest.raises(TypeError):
         producer.produce_batch(topic, pa.array([1, 2]))
 
@@ -252,7 +297,12 @@ def test_reports_of_a_batch(make, shared_broker: Broker, topic: str) -> None:
     values = [b"%d" % number for number in range(5000)]
     keys = [b"key %d" % (number % 97) for number in range(5000)]
     reports: list = []
-    assert producer.produce_batch(topic, values, keys, on_delivery=lambda error, delivery: reports.append((error, delivery))) == 5000
+    assert (
+        producer.produce_batch(
+            topic, values, keys, on_delivery=lambda error, delivery: reports.append((error, delivery))
+        )
+        == 5000
+    )
     assert producer.flush(20) == 0
     places = {}
     for error, delivery in reports:
@@ -269,7 +319,10 @@ def test_a_batch_larger_than_the_room_waits(make, shared_broker: Broker) -> None
     producer = make(queue_buffering_max_messages=500)
     values = np.arange(20_000, dtype=">u8").view(np.uint8).reshape(-1, 8)
     reports: list = []
-    assert producer.produce_batch(topic, values, on_delivery=lambda error, delivery: reports.append(delivery.count)) == 20_000
+    assert (
+        producer.produce_batch(topic, values, on_delivery=lambda error, delivery: reports.append(delivery.count))
+        == 20_000
+    )
     assert producer.flush(30) == 0 and sum(reports) == 20_000
     assert [int.from_bytes(m.value(), "big") for m in read_all(shared_broker, topic, 20_000)] == list(range(20_000))
 
@@ -290,8 +343,14 @@ def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) 
 
 def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> None:
     producer = make(message_max_bytes=1000)
-    for values, keys, error in [([b"a", 5], None, TypeError), (b"bytes", None, TypeError), ([b"a", b"b"], [b"k"], ValueError), ([b"a", bytes(1001)], None, KafkaException),
-                                (np.array([1.0]), None, TypeError), ([b"a" * 600], [b"k" * 600], KafkaException)]:  # fmt: skip
+    for values, keys, error in [
+        ([b"a", 5], None, TypeError),
+        (b"bytes", None, TypeError),
+        ([b"a", b"b"], [b"k"], ValueError),
+        ([b"a", bytes(1001)], None, KafkaException),
+        (np.array([1.0]), None, TypeError),
+        ([b"a" * 600], [b"k" * 600], KafkaException),
+    ]:
         with pytest.raises(error):
             producer.produce_batch(topic, values, keys)
     with pytest.raises(TypeError):
@@ -306,7 +365,11 @@ def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> 
 def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None:
     producer = make()
     seen: list = []
-    messages = [{"value": "one", "key": "k"}, {"value": b"two", "partition": 2, "callback": lambda error, message: seen.append(message.partition())}, {"value": 5.0}]
+    messages = [
+        {"value": "one", "key": "k"},
+        {"value": b"two", "partition": 2, "callback": lambda error, message: seen.append(message.partition())},
+        {"value": 5.0},
+    ]
     with pytest.raises(TypeError):
         producer.produce_batch(topic, messages)
     assert producer.produce_batch(topic, messages[:2], on_delivery=lambda error, message: seen.append("all")) == 2
@@ -315,7 +378,7 @@ def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None
     assert len(read_all(shared_broker, topic, 4)) == 4
 
 
-# -- partitioners ------------------------------------------------------------------------------------------------------------------
+# -- partitioners ----------------------------------------------------------------------------------
 
 
 def test_a_callable_partitions(make, shared_broker: Broker, topic: str) -> None:
@@ -329,7 +392,7 @@ def test_a_callable_partitions(make, shared_broker: Broker, topic: str) -> None:
         make(partitioner=lambda key, count: count).produce(topic, b"x")
 
 
-# -- life ---------------------------------------------------------------------------------------------------------------------------
+# -- life ------------------------------------------------------------------------------------------
 
 
 def test_purge(make, shared_broker: Broker, topic: str) -> None:
@@ -396,7 +459,9 @@ def test_close_flushes_and_the_rest_raises(make, shared_broker: Broker, topic: s
 
 def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
     async def run() -> list[tuple[int, int]]:
-        async with mqd.AsyncProducer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "linger.ms": 1}) as producer:
+        async with mqd.AsyncProducer(
+            {"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "linger.ms": 1}
+        ) as producer:
             futures = [await producer.produce(topic, b"%d" % number, partition=0) for number in range(100)]
             messages = await asyncio.gather(*futures)
             deliveries = await producer.produce_batch(topic, [b"batch"] * 1000)
@@ -409,10 +474,12 @@ def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
     assert len(read_all(shared_broker, topic, 1100)) == 1100
 
 
-# -- which way ------------------------------------------------------------------------------------------------------------------------
+# -- which way -------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_attached_to_goes_over_tcp(shared_broker: Broker, topic: str, tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_attached_to_goes_over_tcp(
+    shared_broker: Broker, topic: str, tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A socket that nobody serves any more, as a killed broker leaves it."""
     path = str(tmp_path / "client.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
@@ -447,8 +514,15 @@ def test_metadata_is_as_librdkafka_gives_it(shared_broker: Broker, topic: str) -
     with Producer({**config, "transport": "shm"}) as ours:
         theirs = confluent_kafka.Producer(config)
         for name in (None, topic):
-            mine, other = ours.list_topics(name, 10) if name else ours.list_topics(timeout=10), theirs.list_topics(name, 10) if name else theirs.list_topics(timeout=10)
-            assert set(mine.topics) == set(other.topics) and mine.cluster_id == other.cluster_id and set(mine.brokers) == set(other.brokers)
+            mine, other = (
+                ours.list_topics(name, 10) if name else ours.list_topics(timeout=10),
+                (theirs.list_topics(name, 10) if name else theirs.list_topics(timeout=10)),
+            )
+            assert (
+                set(mine.topics) == set(other.topics)
+                and mine.cluster_id == other.cluster_id
+                and set(mine.brokers) == set(other.brokers)
+            )
             assert {p.id: (p.leader, p.replicas, p.isrs) for p in mine.topics[topic].partitions.values()} == {
                 p.id: (p.leader, p.replicas, p.isrs) for p in other.topics[topic].partitions.values()
             }

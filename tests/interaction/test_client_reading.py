@@ -1,4 +1,6 @@
-"""Readers of mapped segments under what a broker does to its logs: rolls, compaction, deletion, transactions, the death of its worker."""
+"""Readers of mapped segments under what a broker does to its logs: rolls, compaction, deletion,
+transactions, the death of its worker.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from mqd.protocol.api import decode_response, encode_request
 from tests.broker import Broker
 from tests.crash.processes import kill_and_wait
 from tests.interaction.test_compaction import COMPACT, Writer, runs
-from tests.interaction.traffic import batch, create_topic, delete_records, delete_topic, eventually, must_produce, produce, topic_name
+from tests.interaction.traffic import (
+    batch,
+    create_topic,
+    delete_records,
+    delete_topic,
+    eventually,
+    must_produce,
+    produce,
+    topic_name,
+)
 from tests.interaction.transactional import fresh
 from tests.kafka_connection import KafkaConnection
 
@@ -31,7 +42,10 @@ FETCH = 1
 
 @pytest.fixture(scope="module")
 def broker(io_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp(f"client-reading-{io_backend}"), config={**CONFIG, "io.backend": io_backend, "log.flush.on.ack": "false"}) as broker:
+    with Broker(
+        tmp_path_factory.mktemp(f"client-reading-{io_backend}"),
+        config={**CONFIG, "io.backend": io_backend, "log.flush.on.ack": "false"},
+    ) as broker:
         yield broker
 
 
@@ -81,7 +95,11 @@ def test_follows_through_rolls_and_codecs(broker: Broker, kafka: KafkaConnection
     topic = topic_name(request.node.name)
     topic_id = create_topic(kafka, topic, 1, segment_bytes="16384")
     reader = PartitionReader(client, topic, topic_id, 0, 0)
-    assert reader.read() is None and reader.take_problem() is None and (reader.lag_end(), reader.log_start(), reader.lag()) == (0, 0, 0)
+    assert (
+        reader.read() is None
+        and reader.take_problem() is None
+        and (reader.lag_end(), reader.log_start(), reader.lag()) == (0, 0, 0)
+    )
     written: list[bytes | None] = []
     found: list[bytes | None] = []
     for round_number in range(40):
@@ -182,7 +200,12 @@ def test_transactions_as_they_were_decided(broker: Broker, kafka: KafkaConnectio
     topic_id = create_topic(kafka, topic)
     uncommitted, committed = (PartitionReader(client, topic, topic_id, 0, 0, isolation_level=level) for level in (0, 1))
     expected: list[bytes] = []
-    producers = [confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": fresh("tx"), "linger.ms": 0}) for _ in range(2)]
+    producers = [
+        confluent_kafka.Producer(
+            {"bootstrap.servers": broker.bootstrap, "transactional.id": fresh("tx"), "linger.ms": 0}
+        )
+        for _ in range(2)
+    ]
     for producer in producers:
         producer.init_transactions(30)
     for turn in range(6):
@@ -207,10 +230,15 @@ def test_transactions_as_they_were_decided(broker: Broker, kafka: KafkaConnectio
                 return found
             assert problem.kind == "aborted"
             data = positions(client, committed, topic_id)
-            committed.set_aborted([(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()], data.last_stable_offset)
+            committed.set_aborted(
+                [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
+                data.last_stable_offset,
+            )
 
     for turn in range(6):
-        expected += [b"%d.%d.%d" % (turn, number, i) for number in range(2) if (turn + number) % 2 for i in range(3)] + [b"plain %d" % turn]
+        expected += [
+            b"%d.%d.%d" % (turn, number, i) for number in range(2) if (turn + number) % 2 for i in range(3)
+        ] + [b"plain %d" % turn]
     assert read_on() == expected
     assert committed.position == committed.lag_end()
     assert len(values(drain(uncommitted))) == 6 * 7
@@ -223,7 +251,9 @@ def test_transactions_as_they_were_decided(broker: Broker, kafka: KafkaConnectio
     assert read_on() == [b"open", b"behind it"]
 
 
-def test_a_fetch_for_positions_sleeps_until_there_is_something(broker: Broker, kafka: KafkaConnection, client: Client, request) -> None:
+def test_a_fetch_for_positions_sleeps_until_there_is_something(
+    broker: Broker, kafka: KafkaConnection, client: Client, request
+) -> None:
     topic = topic_name(request.node.name)
     topic_id = create_topic(kafka, topic)
     reader = PartitionReader(client, topic, topic_id, 0, 0)

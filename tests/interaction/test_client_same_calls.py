@@ -1,4 +1,6 @@
-"""Calls whose outcome applications written for confluent_kafka rely on, over shared memory and over TCP: the same test holds for both, so it holds for confluent_kafka."""
+"""Calls whose outcome applications written for confluent_kafka rely on, over shared memory and over
+TCP: the same test holds for both, so it holds for confluent_kafka.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ SECONDS = 20.0
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("client-same-calls"), config={"group.initial.rebalance.delay.ms": "0", "log.flush.on.ack": "false"}) as broker:
+    with Broker(
+        tmp_path_factory.mktemp("client-same-calls"),
+        config={"group.initial.rebalance.delay.ms": "0", "log.flush.on.ack": "false"},
+    ) as broker:
         yield broker
 
 
@@ -57,7 +62,12 @@ def consumers(broker: Broker, transport: str) -> Iterator[Callable[..., Consumer
 
     def make(**config: object) -> Consumer:
         given = {name if callable(value) else name.replace("_", "."): value for name, value in config.items()}
-        settings = {"bootstrap.servers": broker.bootstrap, "group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
         made.append(Consumer({**settings, "transport": transport, **given}))
         return made[-1]
 
@@ -90,14 +100,25 @@ def code_of(raised: pytest.ExceptionInfo[KafkaException]) -> int:
 def test_an_argument_that_is_wrong_spoils_nothing_after_it(producers, topic: str) -> None:
     producer = producers()
     reports: list = []
-    for wrong in ({"timestamp": 1 << 70}, {"timestamp": 1.5}, {"timestamp": "5"}, {"partition": "0"}, {"partition": 0.0}):
+    for wrong in (
+        {"timestamp": 1 << 70},
+        {"timestamp": 1.5},
+        {"timestamp": "5"},
+        {"partition": "0"},
+        {"partition": 0.0},
+    ):
         with pytest.raises((OverflowError, TypeError)):
             producer.produce(topic, b"x", **wrong)
     for partition in (-5, 99, 1 << 40):
         with pytest.raises((KafkaException, OverflowError)):
             write(producer, topic, 1)
             producer.produce(topic, b"x", partition=partition)
-    producer.produce(topic, b"y", headers={b"name": "value"}, on_delivery=lambda error, message: reports.append((error, message.value())))
+    producer.produce(
+        topic,
+        b"y",
+        headers={b"name": "value"},
+        on_delivery=lambda error, message: reports.append((error, message.value())),
+    )
     assert producer.flush(SECONDS) == 0 and reports == [(None, b"y")]
 
 
@@ -112,9 +133,16 @@ def test_a_closed_producer_raises_runtime_errors(producers, topic: str) -> None:
     producer = producers(transactional_id=uuid.uuid4().hex)
     assert producer.close() and producer.close()
     calls: list[Callable[[], object]] = [
-        lambda: producer.produce(topic, b"x"), lambda: producer.poll(0), lambda: producer.flush(0), producer.purge, producer.list_topics, producer.init_transactions,
-        producer.begin_transaction, producer.commit_transaction, producer.abort_transaction,
-    ]  # fmt: skip
+        lambda: producer.produce(topic, b"x"),
+        lambda: producer.poll(0),
+        lambda: producer.flush(0),
+        producer.purge,
+        producer.list_topics,
+        producer.init_transactions,
+        producer.begin_transaction,
+        producer.commit_transaction,
+        producer.abort_transaction,
+    ]
     for call in calls:
         with pytest.raises(RuntimeError):
             call()
@@ -125,7 +153,11 @@ def test_a_producer_that_may_not_make_topics_makes_none(producers) -> None:
     name = "none-" + uuid.uuid4().hex
     producer = producers(allow_auto_create_topics=False, topic_metadata_propagation_max_ms=300)
     errors: list[KafkaError] = []
-    producer.produce(name, b"x", on_delivery=lambda error, message: errors.append((error.code(), message.partition(), message.offset())))
+    producer.produce(
+        name,
+        b"x",
+        on_delivery=lambda error, message: errors.append((error.code(), message.partition(), message.offset())),
+    )
     assert producer.flush(SECONDS) == 0
     assert [code for code, _, offset in errors if offset is None] == [KafkaError.UNKNOWN_TOPIC_OR_PART]
     assert name not in producer.list_topics(timeout=SECONDS).topics
@@ -136,7 +168,14 @@ def test_a_producer_that_may_not_make_topics_makes_none(producers) -> None:
 def test_batches_by_confluents_names(producers, topic: str) -> None:
     producer = producers()
     values: list[bytes] = []
-    assert producer.produce_batch(topic=topic, messages=[{"value": b"a"}, {"value": b"b"}], callback=lambda error, message: values.append(message.value())) == 2
+    assert (
+        producer.produce_batch(
+            topic=topic,
+            messages=[{"value": b"a"}, {"value": b"b"}],
+            callback=lambda error, message: values.append(message.value()),
+        )
+        == 2
+    )
     assert producer.flush(SECONDS) == 0 and sorted(values) == [b"a", b"b"]
 
 
@@ -153,7 +192,9 @@ def test_messages_compare(producers, consumers, topic: str) -> None:
 
 
 def test_what_is_not_assigned_any_more_is_passed_over(producers, consumers, topic: str) -> None:
-    """A worker that has done its part resumes, and stores its offset, after a rebalance has taken the partition."""
+    """A worker that has done its part resumes, and stores its offset, after a rebalance has taken
+    the partition.
+    """
     write(producers(), topic, 3)
     consumer = consumers(enable_auto_offset_store=False)
     consumer.assign([TopicPartition(topic, 0)])
@@ -207,7 +248,11 @@ def test_a_misspelt_topic_is_told_of_once(consumers) -> None:
     name = "misspelt-" + uuid.uuid4().hex
     consumer.subscribe([name])
     (message,) = take(consumer, 1)
-    assert message.error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART and message.topic() == name and name in message.error().str()
+    assert (
+        message.error().code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        and message.topic() == name
+        and name in message.error().str()
+    )
     assert consumer.poll(0.5) is None
     with pytest.raises(KafkaException) as raised:
         consumer.subscribe([""])
@@ -255,6 +300,31 @@ def test_exporters_of_statistics_find_their_keys(producers, consumers, topic: st
         consumer.poll(0.05)
         assert time.monotonic() < deadline
     for text in texts.values():
-        assert {"name", "client_id", "type", "ts", "time", "age", "replyq", "brokers", "topics", "tx", "rx", "tx_bytes", "rx_bytes", "txmsgs", "rxmsgs"} <= json.loads(text).keys()
+        assert {
+            "name",
+            "client_id",
+            "type",
+            "ts",
+            "time",
+            "age",
+            "replyq",
+            "brokers",
+            "topics",
+            "tx",
+            "rx",
+            "tx_bytes",
+            "rx_bytes",
+            "txmsgs",
+            "rxmsgs",
+        } <= json.loads(text).keys()
     partitions = json.loads(texts["consumer"])["topics"][topic]["partitions"]
-    assert {"lo_offset", "hi_offset", "ls_offset", "consumer_lag", "committed_offset", "stored_offset", "app_offset", "fetch_state"} <= partitions["0"].keys()
+    assert {
+        "lo_offset",
+        "hi_offset",
+        "ls_offset",
+        "consumer_lag",
+        "committed_offset",
+        "stored_offset",
+        "app_offset",
+        "fetch_state",
+    } <= partitions["0"].keys()

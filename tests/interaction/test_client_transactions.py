@@ -1,4 +1,6 @@
-"""Transactions of mqd.Producer over shared memory, of both versions; what a worker's death leaves of a producer; idempotence through it."""
+"""Transactions of mqd.Producer over shared memory, of both versions; what a worker's death leaves
+of a producer; idempotence through it.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,20 @@ def test_commit_and_abort(shared_broker: Broker) -> None:
             for partition in (0, 1):
                 producer.produce(topic, b"%d-%d" % (number, partition), partition=partition)
             producer.commit_transaction(20) if number % 2 == 0 else producer.abort_transaction(20)
-    assert _values(shared_broker, topic, 6) == sorted(b"%d-%d" % (number, partition) for number in (0, 2, 4) for partition in (0, 1))
+    assert _values(shared_broker, topic, 6) == sorted(
+        b"%d-%d" % (number, partition) for number in (0, 2, 4) for partition in (0, 1)
+    )
 
 
 def test_what_is_not_open_is_refused(shared_broker: Broker) -> None:
     topic = _topic(shared_broker)
     with _producer(shared_broker, f"tx-{topic}") as producer:
-        for call in (producer.begin_transaction, lambda: producer.produce(topic, b"x"), lambda: producer.produce_batch(topic, [b"x"]), producer.commit_transaction):
+        for call in (
+            producer.begin_transaction,
+            lambda: producer.produce(topic, b"x"),
+            lambda: producer.produce_batch(topic, [b"x"]),
+            producer.commit_transaction,
+        ):
             with pytest.raises(KafkaException) as raised:
                 call()
             assert raised.value.args[0].code() == KafkaError._STATE
@@ -105,14 +114,18 @@ def test_an_older_producer_is_fenced(shared_broker: Broker) -> None:
 @pytest.mark.parametrize("metadata", ["ours", "confluent's"])
 def test_offsets_belong_to_the_transaction(shared_broker: Broker, metadata: str) -> None:
     topic, group = _topic(shared_broker), f"group-{next(_names)}"
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": shared_broker.bootstrap, "group.id": group, "enable.auto.commit": False})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": shared_broker.bootstrap, "group.id": group, "enable.auto.commit": False}
+    )
     about = GroupMetadata(group) if metadata == "ours" else consumer.consumer_group_metadata()
     with _producer(shared_broker, f"tx-{topic}") as producer:
         producer.init_transactions(20)
         for offset, commit in ((5, True), (9, False)):
             producer.begin_transaction()
             producer.produce(topic, b"x")
-            producer.send_offsets_to_transaction([TopicPartition(topic, 0, offset), TopicPartition(topic, 1)], about, 20)
+            producer.send_offsets_to_transaction(
+                [TopicPartition(topic, 0, offset), TopicPartition(topic, 1)], about, 20
+            )
             producer.commit_transaction(20) if commit else producer.abort_transaction(20)
     assert consumer.committed([TopicPartition(topic, 0)], 20)[0].offset == 5
     consumer.close()
@@ -126,7 +139,9 @@ def test_abort_gives_up_what_is_outstanding(shared_broker: Broker) -> None:
         producer.begin_transaction()
         errors: list[int] = []
         for number in range(500):
-            producer.produce(topic, b"%d" % number, on_delivery=lambda error, message: errors.append(error.code() if error else 0))
+            producer.produce(
+                topic, b"%d" % number, on_delivery=lambda error, message: errors.append(error.code() if error else 0)
+            )
         producer.abort_transaction(20)
         producer.flush(10)
         assert len(errors) == 500 and set(errors) <= {0, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
@@ -137,7 +152,9 @@ def test_abort_gives_up_what_is_outstanding(shared_broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", pytest.param("lz4", marks=pytest.mark.slow)])
-def test_a_worker_that_dies_loses_and_doubles_nothing(start_broker: Callable[..., Broker], io_backend: str, compression: str) -> None:
+def test_a_worker_that_dies_loses_and_doubles_nothing(
+    start_broker: Callable[..., Broker], io_backend: str, compression: str
+) -> None:
     """Idempotent: the batches move to the next attachment with their sequences."""
     broker = start_broker(workers=1, config={"io.backend": io_backend, "log.flush.on.ack": "false"})
     topic = _topic(broker, 3)
@@ -147,7 +164,12 @@ def test_a_worker_that_dies_loses_and_doubles_nothing(start_broker: Callable[...
         killed = False
         while sent < 30_000:
             try:
-                producer.produce(topic, b"%d" % sent, key=b"%d" % (sent % 10), on_delivery=lambda error, message: reports.append(error))
+                producer.produce(
+                    topic,
+                    b"%d" % sent,
+                    key=b"%d" % (sent % 10),
+                    on_delivery=lambda error, message: reports.append(error),
+                )
                 sent += 1
             except BufferError:
                 assert time.monotonic() < deadline
@@ -184,6 +206,8 @@ def _downgrade(broker: Broker) -> None:
     from tests.kafka_connection import KafkaConnection
 
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
-        update = UpdateFeaturesRequest.FeatureUpdateKey(feature="transaction.version", max_version_level=1, upgrade_type=2)
+        update = UpdateFeaturesRequest.FeatureUpdateKey(
+            feature="transaction.version", max_version_level=1, upgrade_type=2
+        )
         answer = kafka.call(57, 1, UpdateFeaturesRequest(timeout_ms=10000, feature_updates=[update]))
     assert answer.error_code == 0 and all(result.error_code == 0 for result in answer.results), answer

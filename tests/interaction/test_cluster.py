@@ -1,4 +1,6 @@
-"""Three real brokers: what is acknowledged is on the others' disks, and a broker's death is a matter of moments."""
+"""Three real brokers: what is acknowledged is on the others' disks, and a broker's death is a
+matter of moments.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,23 @@ def test_a_controlled_shutdown_costs_no_producer_an_error(cluster: Cluster) -> N
     create(cluster, "calm", partitions=3)
     until("all replicas are in sync", lambda: all_in_sync(cluster, "calm"), cluster)
     errors: list[object] = []
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "enable.idempotence": True, "message.timeout.ms": 60_000, "error_cb": lambda error: None})
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "message.timeout.ms": 60_000,
+            "error_cb": lambda error: None,
+        }
+    )
     member = cluster.brokers[partitions(cluster, "calm")[0].leader]
     for number in range(300):
-        producer.produce("calm", str(number).encode(), partition=number % 3, on_delivery=lambda error, _message: errors.append(error) if error else None)
+        producer.produce(
+            "calm",
+            str(number).encode(),
+            partition=number % 3,
+            on_delivery=lambda error, _message: errors.append(error) if error else None,
+        )
         producer.poll(0.002)
         if number == 100:
             member.stop()
@@ -65,4 +80,6 @@ def test_a_controlled_shutdown_costs_no_producer_an_error(cluster: Cluster) -> N
     finally:
         member.start()
     until("the broker is back in sync", lambda: all_in_sync(cluster, "calm"), cluster)
-    assert sorted(value for partition in range(3) for value in read(cluster, "calm", 100, partition)) == sorted(str(number).encode() for number in range(300))
+    assert sorted(value for partition in range(3) for value in read(cluster, "calm", 100, partition)) == sorted(
+        str(number).encode() for number in range(300)
+    )

@@ -1,4 +1,6 @@
-"""A burst of large records over three replicas: followers that fetch at full speed stay in sync, and nothing is written twice by retries."""
+"""A burst of large records over three replicas: followers that fetch at full speed stay in sync,
+and nothing is written twice by retries.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,23 @@ def test_a_burst_changes_no_in_sync_set(tmp_path: Path, count: int) -> None:
         leader = cluster.brokers[partitions(cluster, "burst")[0].leader]
         already = leader.logs(10_000).count("the in-sync set")
         failed: list[str] = []
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "queue.buffering.max.kbytes": "2097151"})
+        producer = Producer(
+            {"bootstrap.servers": cluster.bootstrap, "acks": "all", "queue.buffering.max.kbytes": "2097151"}
+        )
         for number in range(count):
-            producer.produce("burst", b"%d" % number + bytes(RECORD_BYTES), partition=0, on_delivery=lambda error, _message: failed.append(str(error)) if error else None)
+            producer.produce(
+                "burst",
+                b"%d" % number + bytes(RECORD_BYTES),
+                partition=0,
+                on_delivery=lambda error, _message: failed.append(str(error)) if error else None,
+            )
             producer.poll(0)
         assert producer.flush(300) == 0 and not failed, f"{failed[:3]}\n{cluster.logs()}"
         changes = leader.logs(10_000).count("the in-sync set") - already
         assert changes == 0, f"{changes} changes\n{cluster.logs()}"
         assert all_in_sync(cluster, "burst")
         consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "none"})
-        assert consumer.get_watermark_offsets(TopicPartition("burst", 0), timeout=30) == (0, count), "duplicates by retries"
+        assert consumer.get_watermark_offsets(TopicPartition("burst", 0), timeout=30) == (0, count), (
+            "duplicates by retries"
+        )
         consumer.close()

@@ -1,5 +1,6 @@
-"""What clients see of three hosts: who leads, who coordinates, what is refused where; changes that the controller makes; transactions over several hosts; and who may use
-the listener between hosts."""
+"""What clients see of three hosts: who leads, who coordinates, what is refused where; changes that
+the controller makes; transactions over several hosts; and who may use the listener between hosts.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,26 @@ from tests.interaction.traffic import batch
 from tests.kafka_connection import KafkaConnection
 
 PATIENCE_S = 30.0
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, HEARTBEAT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = 0, 1, 2, 3, 12, 9, 10, 19
-WRITE_TXN_MARKERS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_QUORUM, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS, UNREGISTER_BROKER = 27, 43, 45, 46, 55, 60, 61, 64
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, HEARTBEAT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = (
+    0,
+    1,
+    2,
+    3,
+    12,
+    9,
+    10,
+    19,
+)
+(
+    WRITE_TXN_MARKERS,
+    ELECT_LEADERS,
+    ALTER_REASSIGNMENTS,
+    LIST_REASSIGNMENTS,
+    DESCRIBE_QUORUM,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_PRODUCERS,
+    UNREGISTER_BROKER,
+) = (27, 43, 45, 46, 55, 60, 61, 64)
 
 
 @pytest.fixture(scope="module")
@@ -68,30 +87,51 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
         name=name,
         num_partitions=-1,
         replication_factor=-1,
-        assignments=[CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes) for index, nodes in enumerate(assignments)],
+        assignments=[
+            CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes)
+            for index, nodes in enumerate(assignments)
+        ],
     )
     answer = ask(cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)).topics[0]
     assert answer.error_code == 0, answer.error_message
-    until(f"{name} is led", lambda: all([p.leader_id for p in described(broker, name).partitions] == [nodes[0] for nodes in assignments] for broker in cluster), cluster)
+    until(
+        f"{name} is led",
+        lambda: all(
+            [p.leader_id for p in described(broker, name).partitions] == [nodes[0] for nodes in assignments]
+            for broker in cluster
+        ),
+        cluster,
+    )
     return answer.topic_id
 
 
 def described(broker: Member, name: str) -> MetadataRequest:
-    return ask(broker, METADATA, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)).topics[0]
+    return ask(
+        broker,
+        METADATA,
+        12,
+        MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False),
+    ).topics[0]
 
 
 def produce(broker: Member, version: int, name: str, topic_id: bytes, partition: int = 0):
-    data = ProduceRequest.TopicData(name=name, topic_id=topic_id, partition_data=[ProduceRequest.PartitionData(index=partition, records=batch(b"value"))])
+    data = ProduceRequest.TopicData(
+        name=name,
+        topic_id=topic_id,
+        partition_data=[ProduceRequest.PartitionData(index=partition, records=batch(b"value"))],
+    )
     return ask(broker, PRODUCE, version, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
 
 
 def fetch(broker: Member, version: int, name: str, topic_id: bytes, epoch: int = -1):
-    partition = FetchRequest.Partition(partition=0, current_leader_epoch=epoch, fetch_offset=0, partition_max_bytes=1 << 20)
+    partition = FetchRequest.Partition(
+        partition=0, current_leader_epoch=epoch, fetch_offset=0, partition_max_bytes=1 << 20
+    )
     topic = FetchRequest.Topic(topic=name, topic_id=topic_id, partitions=[partition])
     return ask(broker, FETCH, version, FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
 
 
-# -- leaders ---------------------------------------------------------------------------------------------------------------------
+# -- leaders ---------------------------------------------------------------------------------------
 
 
 def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
@@ -101,7 +141,11 @@ def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
         answer = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
         assert {(one.broker_id, one.host, one.port) for one in answer.brokers} == expected
         partitions = described(broker, "told").partitions
-        assert [(p.leader_id, p.replica_nodes, p.error_code, p.offline_replicas) for p in partitions] == [(1, [1, 2], 0, []), (2, [2, 3], 0, []), (3, [3, 1], 0, [])]
+        assert [(p.leader_id, p.replica_nodes, p.error_code, p.offline_replicas) for p in partitions] == [
+            (1, [1, 2], 0, []),
+            (2, [2, 3], 0, []),
+            (3, [3, 1], 0, []),
+        ]
 
 
 @pytest.mark.parametrize("wrong", [2, 3], ids=["follower", "no replica"])
@@ -117,12 +161,16 @@ def test_who_does_not_lead_names_the_leader_and_its_address(cluster: Cluster, wr
         if version < 10:
             continue
         assert (one.current_leader.leader_id, one.current_leader.leader_epoch) == (1, 0)
-        assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [(1, leader.address, leader.port)]
+        assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [
+            (1, leader.address, leader.port)
+        ]
     assert produce(leader, 12, name, topic_id).responses[0].partition_responses[0].error_code == 0
     answer = fetch(cluster.brokers[3], 16, name, topic_id)
     one = answer.responses[0].partitions[0]
     assert (one.error_code, one.current_leader.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
-    assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [(1, leader.address, leader.port)]
+    assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [
+        (1, leader.address, leader.port)
+    ]
 
 
 def test_offsets_are_told_by_the_leader_alone(cluster: Cluster) -> None:
@@ -130,16 +178,25 @@ def test_offsets_are_told_by_the_leader_alone(cluster: Cluster) -> None:
     assert produce(cluster.brokers[1], 12, "offsets", topic_id).responses[0].partition_responses[0].error_code == 0
 
     def offset(broker: Member, timestamp: int) -> tuple[int, int]:
-        topic = ListOffsetsRequest.Topic(name="offsets", partitions=[ListOffsetsRequest.Partition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)])
-        one = ask(broker, LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic])).topics[0].partitions[0]
+        topic = ListOffsetsRequest.Topic(
+            name="offsets",
+            partitions=[ListOffsetsRequest.Partition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)],
+        )
+        one = (
+            ask(broker, LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic]))
+            .topics[0]
+            .partitions[0]
+        )
         return one.error_code, one.offset
 
     for timestamp, expected in ((-1, 1), (-2, 0), (-3, 0)):
         assert offset(cluster.brokers[1], timestamp) == (0, expected)
-        assert [offset(cluster.brokers[node], timestamp) for node in (2, 3)] == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)] * 2
+        assert [offset(cluster.brokers[node], timestamp) for node in (2, 3)] == [
+            (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+        ] * 2
 
 
-# -- coordinators ------------------------------------------------------------------------------------------------------------------
+# -- coordinators ----------------------------------------------------------------------------------
 
 
 def coordinators(broker: Member, keys: list[str], key_type: int = 0) -> dict[str, tuple[int, int]]:
@@ -153,12 +210,21 @@ def committed_error(broker: Member, group: str) -> int:
 
 def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Cluster) -> None:
     keys = [f"group-{number}" for number in range(12)]
-    until("all coordinators are there", lambda: all(error == 0 for broker in cluster for error, _ in coordinators(broker, keys).values()), cluster)
+    until(
+        "all coordinators are there",
+        lambda: all(error == 0 for broker in cluster for error, _ in coordinators(broker, keys).values()),
+        cluster,
+    )
     told = [coordinators(broker, keys) for broker in cluster]
     assert told[0] == told[1] == told[2]
     assert {node for _, node in told[0].values()} == {1, 2, 3}, "every host coordinates some"
-    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # a heartbeat is answered meanwhile as if the member were known, as in Kafka
-    until("no group is still being loaded", lambda: all(committed_error(broker, key) != loading for broker in cluster for key in keys), cluster)
+    # a heartbeat is answered meanwhile as if the member were known, as in Kafka
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    until(
+        "no group is still being loaded",
+        lambda: all(committed_error(broker, key) != loading for broker in cluster for key in keys),
+        cluster,
+    )
     for broker in cluster:
         for key in keys:
             _, node = told[0][key]
@@ -171,7 +237,9 @@ def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Clust
 
 
 def test_transactions_span_hosts(cluster: Cluster) -> None:
-    """Partitions, groups and transactional ids of all three hosts; aborted ones stay unseen, committed offsets go with the records."""
+    """Partitions, groups and transactional ids of all three hosts; aborted ones stay unseen,
+    committed offsets go with the records.
+    """
     create(cluster, "in", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     create(cluster, "out", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     for number in range(3):
@@ -184,11 +252,23 @@ def test_transactions_span_hosts(cluster: Cluster) -> None:
             producer.begin_transaction()
             for partition in range(3):
                 producer.produce("out", f"{number}-{commit}".encode(), partition=partition)
-            producer.send_offsets_to_transaction([TopicPartition("in", partition, 7) for partition in range(3)], metadata, PATIENCE_S)
+            producer.send_offsets_to_transaction(
+                [TopicPartition("in", partition, 7) for partition in range(3)], metadata, PATIENCE_S
+            )
             (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_S)
-        assert [one.offset for one in consumer.committed([TopicPartition("in", partition) for partition in range(3)], PATIENCE_S)] == [7, 7, 7]
+        assert [
+            one.offset
+            for one in consumer.committed([TopicPartition("in", partition) for partition in range(3)], PATIENCE_S)
+        ] == [7, 7, 7]
         consumer.close()
-    reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "isolation.level": "read_committed", "enable.partition.eof": True})
+    reader = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
     reader.assign([TopicPartition("out", partition, 0) for partition in range(3)])
     found: list[tuple[int, bytes]] = []
     ended: set[int] = set()
@@ -206,30 +286,48 @@ def test_transactions_span_hosts(cluster: Cluster) -> None:
 def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) -> None:
     create(cluster, "marked", [[1, 2]])
     marker = WriteTxnMarkersRequest.Marker(
-        producer_id=1, producer_epoch=0, transaction_result=True, topics=[WriteTxnMarkersRequest.Topic(name="marked", partition_indexes=[0])], coordinator_epoch=0
+        producer_id=1,
+        producer_epoch=0,
+        transaction_result=True,
+        topics=[WriteTxnMarkersRequest.Topic(name="marked", partition_indexes=[0])],
+        coordinator_epoch=0,
     )
     for broker in cluster:
         answer = ask(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
         assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_not_coordinate_it(cluster: Cluster) -> None:
-    """Admin.abortTransaction: by a marker to the leader of one partition; the coordinator, on another host, aborts it everywhere and fences the producer."""
+def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_not_coordinate_it(
+    cluster: Cluster,
+) -> None:
+    """Admin.abortTransaction: by a marker to the leader of one partition; the coordinator, on
+    another host, aborts it everywhere and fences the producer.
+    """
     names = {1: "hung-1", 2: "hung-2", 3: "hung-3"}
     for node, name in names.items():
         create(cluster, name, [[node, node % 3 + 1]])
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "forgotten", "transaction.timeout.ms": 60_000})
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "transactional.id": "forgotten", "transaction.timeout.ms": 60_000}
+    )
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
     for name in names.values():
         producer.produce(name, b"never", partition=0)
     assert producer.flush(PATIENCE_S) == 0
-    coordinator = ask(cluster.brokers[1], FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=["forgotten"])).coordinators[0].node_id
+    coordinator = (
+        ask(cluster.brokers[1], FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=["forgotten"]))
+        .coordinators[0]
+        .node_id
+    )
     leader = next(node for node in names if node != coordinator)
 
     def open_on(node: int) -> list:
         asked = [DescribeProducersRequest.Topic(name=names[node], partition_indexes=[0])]
-        partition = ask(cluster.brokers[node], DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics[0].partitions[0]
+        partition = (
+            ask(cluster.brokers[node], DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked))
+            .topics[0]
+            .partitions[0]
+        )
         assert partition.error_code == 0, partition
         return [one for one in partition.active_producers if one.current_txn_start_offset >= 0]
 
@@ -237,10 +335,19 @@ def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_
 
     def aborted(epoch: int) -> int:
         marker = WriteTxnMarkersRequest.Marker(
-            producer_id=found.producer_id, producer_epoch=epoch, transaction_result=False, topics=[WriteTxnMarkersRequest.Topic(name=names[leader], partition_indexes=[0])],
+            producer_id=found.producer_id,
+            producer_epoch=epoch,
+            transaction_result=False,
+            topics=[WriteTxnMarkersRequest.Topic(name=names[leader], partition_indexes=[0])],
             coordinator_epoch=max(found.coordinator_epoch, 0),
-        )  # fmt: skip
-        return ask(cluster.brokers[leader], WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker])).markers[0].topics[0].partitions[0].error_code
+        )
+        return (
+            ask(cluster.brokers[leader], WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
+            .markers[0]
+            .topics[0]
+            .partitions[0]
+            .error_code
+        )
 
     assert aborted(found.producer_epoch) == 0
     assert [open_on(node) for node in names] == [[], [], []], "one marker ends it everywhere"
@@ -249,7 +356,7 @@ def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_
     assert fenced.value.args[0].fatal() or fenced.value.args[0].txn_requires_abort()
 
 
-# -- changes -----------------------------------------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------
 
 
 def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cluster: Cluster) -> None:
@@ -259,55 +366,92 @@ def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cl
     Target = AlterPartitionReassignmentsRequest.ReassignablePartition
     request = AlterPartitionReassignmentsRequest(
         timeout_ms=20_000,
-        topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name="moved", partitions=[Target(partition_index=0, replicas=[3, 2]), Target(partition_index=9, replicas=[1])])],
+        topics=[
+            AlterPartitionReassignmentsRequest.ReassignableTopic(
+                name="moved",
+                partitions=[Target(partition_index=0, replicas=[3, 2]), Target(partition_index=9, replicas=[1])],
+            )
+        ],
     )
     answer = ask(cluster.brokers[2], ALTER_REASSIGNMENTS, 0, request)
-    assert answer.error_code == 0 and {one.partition_index: one.error_code for one in answer.responses[0].partitions} == {0: 0, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert answer.error_code == 0 and {
+        one.partition_index: one.error_code for one in answer.responses[0].partitions
+    } == {0: 0, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
     def done() -> bool:
         one = described(cluster.brokers[1], "moved").partitions[0]
         return sorted(one.replica_nodes) == [2, 3] and sorted(one.isr_nodes) == [2, 3] and one.leader_id in (2, 3)
 
     until("the reassignment ends", done, cluster)
-    assert ask(cluster.brokers[1], LIST_REASSIGNMENTS, 0, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)).topics == []
+    assert (
+        ask(
+            cluster.brokers[1], LIST_REASSIGNMENTS, 0, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)
+        ).topics
+        == []
+    )
     leader = described(cluster.brokers[1], "moved").partitions[0].leader_id
     assert fetch(cluster.brokers[leader], 16, "moved", topic_id).responses[0].partitions[0].high_watermark == 5
-    until("host 1 deletes its files", lambda: not any(name.startswith("moved-0") for name in os.listdir(cluster.brokers[1].data_dir / "log")), cluster)
+    until(
+        "host 1 deletes its files",
+        lambda: not any(name.startswith("moved-0") for name in os.listdir(cluster.brokers[1].data_dir / "log")),
+        cluster,
+    )
 
 
 def test_the_preferred_leader_is_elected_on_demand(cluster: Cluster) -> None:
     create(cluster, "preferred", [[2, 1, 3]])
     asked = [ElectLeadersRequest.TopicPartitions(topic="preferred", partitions=[0, 7])]
-    answer = ask(cluster.brokers[3], ELECT_LEADERS, 2, ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000))
+    answer = ask(
+        cluster.brokers[3],
+        ELECT_LEADERS,
+        2,
+        ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000),
+    )
     found = {one.partition_id: one.error_code for one in answer.replica_election_results[0].partition_result}
-    assert answer.error_code == 0 and found == {0: ErrorCode.ELECTION_NOT_NEEDED, 7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert answer.error_code == 0 and found == {
+        0: ErrorCode.ELECTION_NOT_NEEDED,
+        7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
 
 
 def test_the_quorum_is_described_by_every_host(cluster: Cluster) -> None:
-    topic = DescribeQuorumRequest.TopicData(topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])
+    topic = DescribeQuorumRequest.TopicData(
+        topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
+    )
     for broker in cluster:
         answer = ask(broker, DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[topic]))
         assert answer.error_code == 0, answer.error_message
         one = answer.topics[0].partitions[0]
-        assert sorted(voter.replica_id for voter in one.current_voters) == [1, 2, 3] and one.leader_id in (1, 2, 3) and one.high_watermark > 0
+        assert (
+            sorted(voter.replica_id for voter in one.current_voters) == [1, 2, 3]
+            and one.leader_id in (1, 2, 3)
+            and one.high_watermark > 0
+        )
 
 
 def test_a_broker_that_lives_is_not_unregistered(cluster: Cluster) -> None:
     assert ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=2)).error_code != 0
-    assert ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=77)).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+    assert (
+        ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=77)).error_code
+        == ErrorCode.BROKER_ID_NOT_REGISTERED
+    )
     assert len(ask(cluster.brokers[3], DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).brokers) == 3
 
 
-# -- between hosts -------------------------------------------------------------------------------------------------------------------
+# -- between hosts ---------------------------------------------------------------------------------
 
 
 def between(broker: Member) -> socket.socket:
     return socket.create_connection((broker.address, broker.port + 1), timeout=PATIENCE_S)
 
 
-def shaken(connection: socket.socket, identity: Identity, secret: bytes = LOOPBACK_KEY, worker: int = 0, purpose: str = "data") -> Initiator:
+def shaken(
+    connection: socket.socket, identity: Identity, secret: bytes = LOOPBACK_KEY, worker: int = 0, purpose: str = "data"
+) -> Initiator:
     """Raises HandshakeRefused; ConnectionError when the other side closed it."""
-    side = Initiator(handshake.derive_key(secret, "handshake"), purpose, identity, os.urandom(handshake.NONCE_BYTES), worker)
+    side = Initiator(
+        handshake.derive_key(secret, "handshake"), purpose, identity, os.urandom(handshake.NONCE_BYTES), worker
+    )
     connection.sendall(side.opening())
     while side.wanted:
         data = connection.recv(side.wanted)

@@ -1,4 +1,6 @@
-"""Compacted topics with several replicas: one that comes later has what its leader has, offsets and gaps included, also when the topic is not compacted any more; and it can lead."""
+"""Compacted topics with several replicas: one that comes later has what its leader has, offsets and
+gaps included, also when the topic is not compacted any more; and it can lead.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from mqd.log import compaction_report
 from tests.cluster import Cluster
 from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, partitions, run, until
 
-COMPACT = {"cleanup.policy": "compact", "segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "60000"}
+COMPACT = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16384",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "60000",
+}
 KEYS, ROUNDS = 40, 60
 Read = list[tuple[int, bytes, bytes]]  # offset, key, value
 
@@ -31,7 +38,14 @@ def mqd(cluster: Cluster, *arguments: str) -> str:
 
 def write(cluster: Cluster, topic: str, rounds: int) -> None:
     """Each key again and again; aborted transactions and their markers among them."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": f"{topic}-writer", "linger.ms": 1, "batch.num.messages": 10})
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "transactional.id": f"{topic}-writer",
+            "linger.ms": 1,
+            "batch.num.messages": 10,
+        }
+    )
     producer.init_transactions(PATIENCE_S)
     for number in range(rounds):
         producer.begin_transaction()
@@ -43,7 +57,15 @@ def write(cluster: Cluster, topic: str, rounds: int) -> None:
 
 def read(cluster: Cluster, topic: str) -> Read:
     """All that is committed, in order."""
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "enable.auto.commit": False, "isolation.level": "read_committed", "enable.partition.eof": True})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     found: Read = []
     deadline, ended = time.monotonic() + PATIENCE_S, False
@@ -60,7 +82,12 @@ def read(cluster: Cluster, topic: str) -> Read:
 
 def compacted(cluster: Cluster, topic: str, node_id: int) -> bool:
     broker = cluster.brokers[node_id]
-    return any(one.runs > 0 for worker in range(broker.workers) for one in compaction_report.read(broker.data_dir / "run", worker).partitions if one.topic == topic)
+    return any(
+        one.runs > 0
+        for worker in range(broker.workers)
+        for one in compaction_report.read(broker.data_dir / "run", worker).partitions
+        if one.topic == topic
+    )
 
 
 @pytest.mark.parametrize("still", [True, False], ids=["compacted", "compacted once"])
@@ -70,17 +97,28 @@ def test_a_replica_that_comes_later_has_what_a_compacted_leader_has(cluster: Clu
     mqd(cluster, "topic", "create", topic, "--partitions", "1", "--replication-factor", "1", *settings)
     write(cluster, topic, ROUNDS)
     first = partitions(cluster, topic)[0].leader
-    until("the leader has compacted it", lambda: compacted(cluster, topic, first) and len(read(cluster, topic)) < KEYS * ROUNDS // 2, cluster)
+    until(
+        "the leader has compacted it",
+        lambda: compacted(cluster, topic, first) and len(read(cluster, topic)) < KEYS * ROUNDS // 2,
+        cluster,
+    )
     if not still:
         mqd(cluster, "topic", "alter", topic, "-c", "cleanup.policy=delete")
     else:
-        mqd(cluster, "topic", "alter", topic, "-c", "min.cleanable.dirty.ratio=1.0")  # what is read twice is to be the same twice
+        # what is read twice is to be the same twice
+        mqd(cluster, "topic", "alter", topic, "-c", "min.cleanable.dirty.ratio=1.0")
     before = read(cluster, topic)
     offsets = [offset for offset, _, _ in before]
-    assert any(later - earlier > 1 + KEYS for earlier, later in zip(offsets, offsets[1:])), "there is a gap of whole batches"
+    assert any(later - earlier > 1 + KEYS for earlier, later in zip(offsets, offsets[1:])), (
+        "there is a gap of whole batches"
+    )
     other = 1 + first % len(cluster.brokers)
     mqd(cluster, "topic", "reassign", topic, "--brokers", f"{first},{other}", "-r", "2")
-    until("the new replica is in sync", lambda: all_in_sync(cluster, topic) and len(partitions(cluster, topic)[0].replicas) == 2, cluster)
+    until(
+        "the new replica is in sync",
+        lambda: all_in_sync(cluster, topic) and len(partitions(cluster, topic)[0].replicas) == 2,
+        cluster,
+    )
     mqd(cluster, "topic", "reassign", topic, "--brokers", str(other), "-r", "1")
     until("it leads", lambda: partitions(cluster, topic)[0].leader == other, cluster)
     assert read(cluster, topic) == before

@@ -1,5 +1,7 @@
-"""Real hosts on loopback addresses: they find each other, elect, hold the same metadata, and lose controllers, hosts and disks. What their cores decide is the simulator's; here it is whether
-sockets, disks and processes keep the promises that the cores rest on."""
+"""Real hosts on loopback addresses: they find each other, elect, hold the same metadata, and lose
+controllers, hosts and disks. What their cores decide is the simulator's; here it is whether
+sockets, disks and processes keep the promises that the cores rest on.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def create(host: Host, name: str, partitions: int = 3, replicas: int = -1) -> in
 
 
 def create_somehow(cluster: Cluster, host: Host, name: str) -> None:
-    """As a client would: again while the error is retriable. Whether a try that failed took effect is not known."""
+    """As a client would: again while the error is retriable. Whether a try that failed took effect
+    is not known.
+    """
 
     def tried() -> bool:
         try:
@@ -68,11 +72,20 @@ def voters(host: Host) -> dict[int, bytes]:
 
 def observers(host: Host) -> dict[int, bytes]:
     answer = host.quorum()
-    return {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].observers} if answer is not None and not answer.error_code else {}
+    return (
+        {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].observers}
+        if answer is not None and not answer.error_code
+        else {}
+    )
 
 
 def mqd(host: Host, *arguments: str, status: int = 0) -> str:
-    found = subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments, "-b", host.bootstrap], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-m", "mqd.cli.main", *arguments, "-b", host.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert found.returncode == status, found.stdout + found.stderr
     return found.stdout + found.stderr
 
@@ -111,7 +124,10 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         leader.kill_all()
         create_somehow(cluster, others[0], "two")
         for host in others:
-            cluster.wait("the lost host is not shown any more", lambda host=host: brokers(host) == {one.node_id for one in others})
+            cluster.wait(
+                "the lost host is not shown any more",
+                lambda host=host: brokers(host) == {one.node_id for one in others},
+            )
         leader.start()
         for host in cluster.hosts:
             cluster.wait("the host is back", lambda host=host: brokers(host) == {1, 2, 3})
@@ -134,13 +150,25 @@ def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_contro
 
         def status(*arguments: str) -> str:
             """Empty while there is no active controller to ask."""
-            return subprocess.run([sys.executable, "-m", "mqd.cli.main", "cluster", "status", *arguments, "-b", active.bootstrap], capture_output=True, text=True, timeout=100).stdout
+            return subprocess.run(
+                [sys.executable, "-m", "mqd.cli.main", "cluster", "status", *arguments, "-b", active.bootstrap],
+                capture_output=True,
+                text=True,
+                timeout=100,
+            ).stdout
 
         assert "voters: 1, 2, 3; 1 of them may be lost" in status("--wait", "60")
         victim.kill_all()
-        cluster.wait("it is missing", lambda: f"voters: 1, 2, 3; not heard of: {victim.node_id}; none of the others may be lost" in status())
+        cluster.wait(
+            "it is missing",
+            lambda: f"voters: 1, 2, 3; not heard of: {victim.node_id}; none of the others may be lost" in status(),
+        )
         found = cluster.wait("for programs, too", lambda: json.loads(status("--format", "json") or "null"))
-        assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([victim.node_id], [], 0)
+        assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == (
+            [victim.node_id],
+            [],
+            0,
+        )
         cluster.start([victim])
         assert "voters: 1, 2, 3; 1 of them may be lost" in status("--wait", "60")
 
@@ -151,20 +179,34 @@ def leaders(host: Host, topic: str) -> list[int]:
 
 
 def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
-    """By the keeper's proof, not by the end of a session: that would take the minute that is configured here."""
-    with Cluster(tmp_path, 3, config={"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000"}) as cluster:
+    """By the keeper's proof, not by the end of a session: that would take the minute that is
+    configured here.
+    """
+    with Cluster(
+        tmp_path, 3, config={"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000"}
+    ) as cluster:
         create_somehow(cluster, cluster[1], "t")
         everybody_knows(cluster, "t")
         victim = next(host for host in cluster.hosts if host is not cluster.leader())
         witness = next(host for host in cluster.hosts if host is not victim)
-        cluster.wait("all three are in sync", lambda: all(len(partition.isr_nodes) == 3 for partition in witness.metadata(["t"]).topics[0].partitions))
+        cluster.wait(
+            "all three are in sync",
+            lambda: all(len(partition.isr_nodes) == 3 for partition in witness.metadata(["t"]).topics[0].partitions),
+        )
         assert victim.node_id in leaders(witness, "t")
         began = time.monotonic()
         os.kill(victim.pid("mqd-worker-0"), signal.SIGKILL)
-        cluster.wait("the others lead", lambda: (found := leaders(witness, "t")) and victim.node_id not in found and -1 not in found, 10)
+        cluster.wait(
+            "the others lead",
+            lambda: (found := leaders(witness, "t")) and victim.node_id not in found and -1 not in found,
+            10,
+        )
         assert time.monotonic() - began < 10
         cluster.wait("it is back in service", lambda: brokers(witness) == {1, 2, 3})
-        cluster.wait("and in sync", lambda: all(len(partition.isr_nodes) == 3 for partition in witness.metadata(["t"]).topics[0].partitions))
+        cluster.wait(
+            "and in sync",
+            lambda: all(len(partition.isr_nodes) == 3 for partition in witness.metadata(["t"]).topics[0].partitions),
+        )
 
 
 def test_a_minority_decides_nothing(tmp_path: Path) -> None:
@@ -208,7 +250,11 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
             """The partitions that it says it leads, or that have no leader -> error."""
             answer = last.metadata(["t"])
             assert answer is not None, "its processes live"
-            return {one.partition_index: one.error_code for one in answer.topics[0].partitions if one.leader_id in (-1, last.node_id)}
+            return {
+                one.partition_index: one.error_code
+                for one in answer.topics[0].partitions
+                if one.leader_id in (-1, last.node_id)
+            }
 
         def is_known() -> bool:
             before = requests_cached(last)
@@ -228,7 +274,9 @@ def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_one_host_goes_on_alone_by_force(tmp_path: Path) -> None:
-    """Two of three disks are lost for good. A lost voter that turns up again is refused, empties itself, and joins anew."""
+    """Two of three disks are lost for good. A lost voter that turns up again is refused, empties
+    itself, and joins anew.
+    """
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
         everybody_knows(cluster, "before")
@@ -237,13 +285,24 @@ def test_one_host_goes_on_alone_by_force(tmp_path: Path) -> None:
         last = cluster[2]
 
         def force(*more: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "mqd.cli.main", "cluster", "force-standalone", "--data-dir", str(last.data_dir), *more]
+            command = [
+                sys.executable,
+                "-m",
+                "mqd.cli.main",
+                "cluster",
+                "force-standalone",
+                "--data-dir",
+                str(last.data_dir),
+                *more,
+            ]
             return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
         assert "nothing was done" in force().stderr
         assert "generation 2" in force("--i-accept-data-loss").stdout
         cluster.start([last])
-        assert "another broker" in force("--i-accept-data-loss").stderr or "runs" in force("--i-accept-data-loss").stderr
+        assert (
+            "another broker" in force("--i-accept-data-loss").stderr or "runs" in force("--i-accept-data-loss").stderr
+        )
         assert set(voters(last)) == {2}
         create_somehow(cluster, last, "after")
         assert knows(last, "before", "after")
@@ -273,7 +332,10 @@ def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
         wiped.start()
         everybody_knows(cluster, "before")
         assert wiped.metadata().cluster_id == identity, "it founded no second cluster"
-        seen = cluster.wait("it is an observer", lambda: observers(cluster.leader()) if wiped.node_id in observers(cluster.leader()) else None)
+        seen = cluster.wait(
+            "it is an observer",
+            lambda: observers(cluster.leader()) if wiped.node_id in observers(cluster.leader()) else None,
+        )
         assert seen[wiped.node_id] != before[wiped.node_id]
         assert voters(cluster.leader()) == before, "the lost voter is replaced by whoever decides, not by itself"
         create_somehow(cluster, wiped, "after")
@@ -291,7 +353,12 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert create(late, "from-4") == 0
         # and what the command line shows and changes of the quorum
         shown = json.loads(mqd(late, "cluster", "status", "--format", "json"))
-        assert (shown["voters"], shown["brokers"], shown["fenced"], shown["voters_that_may_be_lost"]) == ([1, 2, 3], [1, 2, 3, 4], [], 1)
+        assert (shown["voters"], shown["brokers"], shown["fenced"], shown["voters_that_may_be_lost"]) == (
+            [1, 2, 3],
+            [1, 2, 3, 4],
+            [],
+            1,
+        )
         assert [line.split()[-1] for line in mqd(late, "cluster", "brokers").splitlines()[1:]].count("observer") == 1
         assert "node 4 is a voter" in mqd(late, "cluster", "add-voter", "4")
         gone = cluster.leader().node_id % 3 + 1
@@ -301,7 +368,7 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert "no voter" in mqd(late, "cluster", "remove-voter", str(gone), status=1)
 
 
-# -- one host grows to three -----------------------------------------------------------------------------------------------------
+# -- one host grows to three -----------------------------------------------------------------------
 
 ALONE = [f"alone {number}".encode() for number in range(500)]
 COMMITTED = 400
@@ -309,7 +376,9 @@ LISTENS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
 
 
 def write_alone(host: Host) -> None:
-    """What a single host has: ALONE in partition 0 of topic alone, a group that has read COMMITTED of them, a transaction."""
+    """What a single host has: ALONE in partition 0 of topic alone, a group that has read COMMITTED
+    of them, a transaction.
+    """
     assert create(host, "alone") == 0
     produce(host, "alone", ALONE)
     mqd(host, "group", "seek", "billing", "alone:0", "--to", str(COMMITTED), "--execute")
@@ -341,11 +410,16 @@ def check_alone(cluster: Cluster, host: Host, more: Sequence[bytes] = ()) -> Non
 
 def on_three(host: Host, topic: str) -> bool:
     answer = host.metadata([topic])
-    return answer is not None and all(sorted(one.replica_nodes) == sorted(one.isr_nodes) == [1, 2, 3] and one.leader_id > 0 for one in answer.topics[0].partitions)
+    return answer is not None and all(
+        sorted(one.replica_nodes) == sorted(one.isr_nodes) == [1, 2, 3] and one.leader_id > 0
+        for one in answer.topics[0].partitions
+    )
 
 
 def check_grown(cluster: Cluster, identity: str) -> None:
-    """Three voters and three copies of everything; then the first host is lost, and nothing with it."""
+    """Three voters and three copies of everything; then the first host is lost, and nothing with
+    it.
+    """
     everybody_knows(cluster, "alone")
     assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
     cluster.wait("three voters", lambda: set(voters(cluster.leader())) == {1, 2, 3})
@@ -353,7 +427,11 @@ def check_grown(cluster: Cluster, identity: str) -> None:
         check_alone(cluster, host)
     mqd(cluster[2], "topic", "reassign", "alone", "--brokers", "1,2,3", "--replication-factor", "3")
     for topic in ("alone", "__consumer_offsets", "__transaction_state"):
-        cluster.wait(f"{topic} has three copies, the internal ones by themselves", lambda topic=topic: on_three(cluster[2], topic), 60)
+        cluster.wait(
+            f"{topic} has three copies, the internal ones by themselves",
+            lambda topic=topic: on_three(cluster[2], topic),
+            60,
+        )
     cluster[1].kill_all()
     create_somehow(cluster, cluster[2], "without-the-first")
     produce(cluster[3], "alone", [b"later"])
@@ -363,7 +441,9 @@ def check_grown(cluster: Cluster, identity: str) -> None:
 
 @pytest.mark.parametrize("prepared_by", ["--cluster-seeds", pytest.param("its listeners", marks=pytest.mark.slow)])
 def test_a_single_host_grows_to_three(tmp_path: Path, prepared_by: str) -> None:
-    """It listens for others since it was first started, so it is never stopped: the others join by it; the quorum and the internal topics grow by themselves."""
+    """It listens for others since it was first started, so it is never stopped: the others join by
+    it; the quorum and the internal topics grow by themselves.
+    """
     cluster = Cluster(tmp_path, 3, seeds=1)
     if prepared_by != "--cluster-seeds":
         del cluster[1].config["cluster.seeds"]
@@ -394,7 +474,9 @@ def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_p
         second.data_dir.mkdir()
         said = second.data_dir / "up.stderr"
         with open(said, "w") as errors:
-            second.process = subprocess.Popen(second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+            second.process = subprocess.Popen(
+                second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
         cluster.wait("it says what to look at", lambda: ADVICE in said.read_text(), 60)
         assert f"mqd waits: {cluster.seeds} cannot be asked: Connection refused. {ADVICE}\n" in said.read_text()
         first.stop()
@@ -419,16 +501,23 @@ def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_nobody(tmp_p
         second.config["node.id"] = str(victim.node_id)
         second.data_dir.mkdir(parents=True)
         with open(second.data_dir / "up.stderr", "w") as errors:
-            second.process = subprocess.Popen(second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+            second.process = subprocess.Popen(
+                second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
         cluster.hosts.append(second)
-        cluster.wait("it says why it waits", lambda: "which is in service: give this host a node.id of its own" in second.logs(100))
+        cluster.wait(
+            "it says why it waits",
+            lambda: "which is in service: give this host a node.id of its own" in second.logs(100),
+        )
         time.sleep(5)  # two sessions and a half: what must not happen in them
         assert victim.logs(1_000).count("this broker's state") == before, "the one in service has kept its lease"
         assert "this broker's state" not in second.logs(1_000)
         assert create(victim, "after") == 0
         victim.kill_all()
         victim.process = None
-        cluster.wait("it takes the place of a host that is gone", lambda: "ready=True fenced=False" in second.logs(1_000))
+        cluster.wait(
+            "it takes the place of a host that is gone", lambda: "ready=True fenced=False" in second.logs(1_000)
+        )
 
 
 @pytest.mark.slow

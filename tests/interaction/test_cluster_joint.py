@@ -1,4 +1,6 @@
-"""Joint transactions over three hosts: partitions, their coordinator and the driver's questions on different ones; the coordinator's host dies between write and commit."""
+"""Joint transactions over three hosts: partitions, their coordinator and the driver's questions on
+different ones; the coordinator's host dies between write and commit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 class Query:
     def __init__(self, cluster: Cluster, topic: str) -> None:
         columns = tuple("value" if name == "value" else "" for name in COLUMNS)
-        self.options = SinkOptions(KafkaSettings(cluster.bootstrap, client_id=fresh("spark"), transport="tcp"), columns, topic)
+        self.options = SinkOptions(
+            KafkaSettings(cluster.bootstrap, client_id=fresh("spark"), transport="tcp"), columns, topic
+        )
         self.name = PREFIX + fresh("query")
 
     def joint(self, batch: int) -> Joint:
@@ -43,8 +47,14 @@ class Query:
         producer = Producer(self.options, child, self.name)
         for index in range(PARTITIONS):
             encoder = Encoder(self.options, lambda _: PARTITIONS)
-            encoder._partitions = lambda _topic, batch, index=index: pa.array([index] * batch.num_rows, pa.int32()).to_numpy()  # type: ignore[method-assign]
-            encoder.add(pa.record_batch({"value": pa.array([b"%d" % number for number in numbers[index::PARTITIONS]], pa.binary())}))
+            encoder._partitions = lambda _topic, batch, index=index: pa.array(
+                [index] * batch.num_rows, pa.int32()
+            ).to_numpy()  # type: ignore[method-assign]
+            encoder.add(
+                pa.record_batch(
+                    {"value": pa.array([b"%d" % number for number in numbers[index::PARTITIONS]], pa.binary())}
+                )
+            )
             producer.send(encoder.rest())
         producer.flush()
         return child
@@ -56,7 +66,15 @@ class Query:
 
 
 def committed(cluster: Cluster, topic: str, count: int) -> list[int]:
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "auto.offset.reset": "earliest", "isolation.level": "read_committed", "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
     found: list[int] = []
 
@@ -106,5 +124,10 @@ def test_the_coordinator_s_host_dies_between_write_and_commit(tmp_path_factory: 
             joint.commit([winner])
             assert query.joint(batch).enlist() is None
             member.start()
-            until("the host is back", lambda: all(len(one.isrs) == 3 for one in partitions(cluster, topic).values()), cluster, 2 * PATIENCE_S)
+            until(
+                "the host is back",
+                lambda: all(len(one.isrs) == 3 for one in partitions(cluster, topic).values()),
+                cluster,
+                2 * PATIENCE_S,
+            )
         assert committed(cluster, topic, 180) == list(range(180))

@@ -1,4 +1,6 @@
-"""A follower that is too many records behind leaves the in-sync set (replica.lag.max.messages), however long replica.lag.time.max.ms is, and returns when it has caught up."""
+"""A follower that is too many records behind leaves the in-sync set (replica.lag.max.messages),
+however long replica.lag.time.max.ms is, and returns when it has caught up.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,36 @@ def places(cluster: Cluster, topic: str) -> tuple[Member, Member]:
 
 
 def followed(cluster: Cluster, topic: str) -> tuple[Member, Member]:
-    """Like places(), after all have fetched: the bound counts from a follower's first fetch in a leader epoch, and a new topic is in sync before it."""
+    """Like places(), after all have fetched: the bound counts from a follower's first fetch in a
+    leader epoch, and a new topic is in sync before it.
+    """
     leader, follower = places(cluster, topic)
     write(leader, topic, [FETCHED], "all")
     return leader, follower
 
 
 def write(leader: Member, topic: str, values: list[bytes], acks: str) -> None:
-    """All acknowledged, or the test fails. By the leader alone: a worker that is stopped answers nobody."""
+    """All acknowledged, or the test fails. By the leader alone: a worker that is stopped answers
+    nobody.
+    """
     failed: list[object] = []
     producer = Producer({"bootstrap.servers": leader.bootstrap, "acks": acks, "message.timeout.ms": 60_000})
     for value in values:
-        producer.produce(topic, value, partition=0, on_delivery=lambda error, _message: failed.append(error) if error else None)
+        producer.produce(
+            topic, value, partition=0, on_delivery=lambda error, _message: failed.append(error) if error else None
+        )
     assert producer.flush(60) == 0
     assert not failed
 
 
 def in_sync(leader: Member, topic: str) -> list[int]:
-    return AdminClient({"bootstrap.servers": leader.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[0].isrs
+    return (
+        AdminClient({"bootstrap.servers": leader.bootstrap})
+        .list_topics(topic, timeout=PATIENCE_S)
+        .topics[topic]
+        .partitions[0]
+        .isrs
+    )
 
 
 def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> None:
@@ -76,7 +90,9 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
     until("it has returned", lambda: all_in_sync(cluster, "bounded"), cluster)
     said = leader.logs(1000)
     for verb in ("leaves", "joins"):
-        assert re.search(rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition=bounded-0", said), said
+        assert re.search(
+            rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition=bounded-0", said
+        ), said
     assert read(cluster, "bounded", len(values) + 2) == [FETCHED, *values, b"without it"]
 
 

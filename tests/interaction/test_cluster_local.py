@@ -1,5 +1,7 @@
-"""Applications on a host of a cluster that use shared memory for everything: partitions that other hosts lead, with and without a replica here, groups and transactions whose coordinators
-are elsewhere, leaders that move or die while they write."""
+"""Applications on a host of a cluster that use shared memory for everything: partitions that other
+hosts lead, with and without a replica here, groups and transactions whose coordinators are
+elsewhere, leaders that move or die while they write.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,19 @@ PARTITIONS = 6
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), workers=2, config={"group.initial.rebalance.delay.ms": "0"}) as started:
+    with Cluster(
+        tmp_path_factory.mktemp("cluster"), workers=2, config={"group.initial.rebalance.delay.ms": "0"}
+    ) as started:
         yield started
 
 
 def at(broker: Member, **more: object) -> dict[str, object]:
     """A client of this host. The first is the default: shared memory is not asked for by name."""
-    return {"bootstrap.servers": broker.bootstrap, "mqd.socket.path": str(broker.data_dir / "run" / "client.sock"), **{key.replace("_", "."): value for key, value in more.items()}}
+    return {
+        "bootstrap.servers": broker.bootstrap,
+        "mqd.socket.path": str(broker.data_dir / "run" / "client.sock"),
+        **{key.replace("_", "."): value for key, value in more.items()},
+    }
 
 
 def until(what: str, holds: Callable[[], object], cluster: Cluster) -> object:
@@ -45,9 +53,14 @@ def until(what: str, holds: Callable[[], object], cluster: Cluster) -> object:
 
 def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
     topic = CreateTopicsRequest.Topic(
-        name=name, num_partitions=-1, replication_factor=-1,
-        assignments=[CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes) for index, nodes in enumerate(assignments)],
-    )  # fmt: skip
+        name=name,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[
+            CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes)
+            for index, nodes in enumerate(assignments)
+        ],
+    )
     with KafkaConnection(cluster.brokers[1].address, cluster.brokers[1].port, timeout_s=PATIENCE_S) as kafka:
         answer = kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)).topics[0]
     assert answer.error_code == 0, answer.error_message
@@ -55,18 +68,33 @@ def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> None:
 
 
 def leaders(cluster: Cluster, name: str) -> list[int]:
-    told = [AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(name, timeout=PATIENCE_S).topics[name].partitions for broker in cluster if broker.process is not None]
+    told = [
+        AdminClient({"bootstrap.servers": broker.bootstrap})
+        .list_topics(name, timeout=PATIENCE_S)
+        .topics[name]
+        .partitions
+        for broker in cluster
+        if broker.process is not None
+    ]
     assert told
-    return [one.leader for _, one in sorted(told[0].items())] if all({i: p.leader for i, p in each.items()} == {i: p.leader for i, p in told[0].items()} for each in told) else []
+    return (
+        [one.leader for _, one in sorted(told[0].items())]
+        if all({i: p.leader for i, p in each.items()} == {i: p.leader for i, p in told[0].items()} for each in told)
+        else []
+    )
 
 
 def metric(broker: Member, name: str) -> int:
     with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    return int(sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}_total", f"{name}{{", f"{name} "))))
+    return int(
+        sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}_total", f"{name}{{", f"{name} ")))
+    )
 
 
-def write(producer: Producer, topic: str, count: int, partitions: int = PARTITIONS, begin: int = 0) -> list[tuple[int, int, int]]:
+def write(
+    producer: Producer, topic: str, count: int, partitions: int = PARTITIONS, begin: int = 0
+) -> list[tuple[int, int, int]]:
     """(partition, offset, number) of every record, all acknowledged."""
     done: list[tuple[int, int, int]] = []
     failed: list[object] = []
@@ -98,7 +126,7 @@ def expected(topic: str, count: int, partitions: int = PARTITIONS) -> dict[tuple
     return {(topic, index): list(range(index, count, partitions)) for index in range(partitions)}
 
 
-# -- the way -----------------------------------------------------------------------------------------------------------------
+# -- the way ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +146,9 @@ def test_everything_by_shared_memory(cluster: Cluster, topics: tuple[str, str], 
     assert producer.transport == "shm"
     done = write(producer, topic, count)
     assert sorted(number for _, _, number in done) == list(range(count))
-    assert {(partition, offset) for partition, offset, _ in done} == {(p, o) for p in range(PARTITIONS) for o in range(count // PARTITIONS)}
+    assert {(partition, offset) for partition, offset, _ in done} == {
+        (p, o) for p in range(PARTITIONS) for o in range(count // PARTITIONS)
+    }
     assert metric(writer, "mqd_relayed_batches") > before
     consumer = Consumer(at(reader, group_id=f"readers-of-{topic}", auto_offset_reset="earliest"))
     assert consumer.transport == "shm"
@@ -127,7 +157,9 @@ def test_everything_by_shared_memory(cluster: Cluster, topics: tuple[str, str], 
     write(producer, topic, 60, begin=count)  # to one that has read all and sleeps
     later = read(consumer, 60)
     assert sorted(number for numbers in later.values() for number in numbers) == list(range(count, count + 60))
-    assert [consumer.get_watermark_offsets(TopicPartition(topic, p), 10) for p in range(PARTITIONS)] == [(0, (count + 60) // PARTITIONS)] * PARTITIONS
+    assert [consumer.get_watermark_offsets(TopicPartition(topic, p), 10) for p in range(PARTITIONS)] == [
+        (0, (count + 60) // PARTITIONS)
+    ] * PARTITIONS
     consumer.close()
 
 
@@ -159,7 +191,7 @@ def test_seeking_where_no_replica_is(cluster: Cluster) -> None:
     consumer.close()
 
 
-# -- coordinators elsewhere --------------------------------------------------------------------------------------------------
+# -- coordinators elsewhere ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -168,14 +200,22 @@ def test_groups_of_every_coordinator(cluster: Cluster, topics: tuple[str, str], 
     create(cluster, f"grouped-{protocol}", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     write(Producer(at(cluster.brokers[3])), f"grouped-{protocol}", 30, 3)
     for number in range(5):
-        config = at(cluster.brokers[1], group_id=f"group-{protocol}-{number}", auto_offset_reset="earliest", group_protocol=protocol, enable_auto_commit=False)
+        config = at(
+            cluster.brokers[1],
+            group_id=f"group-{protocol}-{number}",
+            auto_offset_reset="earliest",
+            group_protocol=protocol,
+            enable_auto_commit=False,
+        )
         first = Consumer(config)
         first.subscribe([f"grouped-{protocol}"])
         assert read(first, 30) == expected(f"grouped-{protocol}", 30, 3)
         first.commit(asynchronous=False)
         first.close()
         second = Consumer(config)
-        assert [one.offset for one in second.committed([TopicPartition(f"grouped-{protocol}", p) for p in range(3)], 30)] == [10, 10, 10]
+        assert [
+            one.offset for one in second.committed([TopicPartition(f"grouped-{protocol}", p) for p in range(3)], 30)
+        ] == [10, 10, 10]
         second.close()
 
 
@@ -185,7 +225,9 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
     create(cluster, "from", [[3, 2, 1]])
     write(Producer(at(cluster.brokers[2])), "from", 9, 1)
     for number in range(5):
-        consumer = Consumer(at(cluster.brokers[1], group_id=f"moved-{number}", auto_offset_reset="earliest", enable_auto_commit=False))
+        consumer = Consumer(
+            at(cluster.brokers[1], group_id=f"moved-{number}", auto_offset_reset="earliest", enable_auto_commit=False)
+        )
         consumer.assign([TopicPartition("from", 0, 0)])
         read(consumer, 9)
         producer = Producer(at(cluster.brokers[1], transactional_id=f"mover-{number}"))
@@ -195,7 +237,11 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
             for index in range(PARTITIONS):
                 for topic in ("into", "into-all"):
                     producer.produce(topic, b"%d" % (number if outcome == "commit" else -1), partition=index)
-            producer.send_offsets_to_transaction([TopicPartition("from", 0, 3 if outcome == "abort" else 9)], consumer.consumer_group_metadata(), PATIENCE_S)
+            producer.send_offsets_to_transaction(
+                [TopicPartition("from", 0, 3 if outcome == "abort" else 9)],
+                consumer.consumer_group_metadata(),
+                PATIENCE_S,
+            )
             (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(PATIENCE_S)
         assert consumer.committed([TopicPartition("from", 0)], 30)[0].offset == 9
         consumer.close()
@@ -206,7 +252,7 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
     reader.close()
 
 
-# -- leaders that move or die ------------------------------------------------------------------------------------------------
+# -- leaders that move or die ----------------------------------------------------------------------
 
 
 class Writer(threading.Thread):
@@ -257,12 +303,29 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
     with KafkaConnection(cluster.brokers[1].address, cluster.brokers[1].port, timeout_s=PATIENCE_S) as kafka:
         for order in ([2, 3, 1], [1, 3, 2], [3, 1, 2], [1, 2, 3]):
             writer.goes_on(cluster)
-            topic = AlterPartitionReassignmentsRequest.ReassignableTopic(name="moving", partitions=[AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=order)])
-            assert kafka.call(ALTER_REASSIGNMENTS, 0, AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[topic])).error_code == 0
+            topic = AlterPartitionReassignmentsRequest.ReassignableTopic(
+                name="moving",
+                partitions=[
+                    AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=order)
+                ],
+            )
+            assert (
+                kafka.call(
+                    ALTER_REASSIGNMENTS, 0, AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[topic])
+                ).error_code
+                == 0
+            )
             asked = [ElectLeadersRequest.TopicPartitions(topic="moving", partitions=[0])]
             until(
                 "the preferred one leads",
-                lambda: kafka.call(ELECT_LEADERS, 2, ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000)) and leaders(cluster, "moving") == order[:1],
+                lambda: (
+                    kafka.call(
+                        ELECT_LEADERS,
+                        2,
+                        ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000),
+                    )
+                    and leaders(cluster, "moving") == order[:1]
+                ),
                 cluster,
             )
     writer.goes_on(cluster)

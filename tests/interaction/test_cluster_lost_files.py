@@ -1,4 +1,6 @@
-"""One of three replicas loses files while its host is down: what was acknowledged stays, whoever leads then, and the replica does not lead or count before it has everything."""
+"""One of three replicas loses files while its host is down: what was acknowledged stays, whoever
+leads then, and the replica does not lead or count before it has everything.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ VALUES = [b"%04d" % number + b"v" * 900 for number in range(100)]
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("lost", ["middle", "end", "metadata"])
 def test_what_was_acknowledged_stays(tmp_path: Path, lost: str, clean: bool) -> None:
-    with Cluster(tmp_path, config={**QUICK, "replication.recovery.delay.ms": "-1", "log.segment.bytes": "16384"}) as cluster:
+    with Cluster(
+        tmp_path, config={**QUICK, "replication.recovery.delay.ms": "-1", "log.segment.bytes": "16384"}
+    ) as cluster:
         create(cluster, "t", partitions=1)
         for first in range(0, len(VALUES), 10):
             produce(cluster, "t", VALUES[first : first + 10])  # no batch is larger than a segment
@@ -35,7 +39,14 @@ def test_what_was_acknowledged_stays(tmp_path: Path, lost: str, clean: bool) -> 
         if lost == "end":
             until("it has caught up", lambda: all_in_sync(cluster, "t"), cluster)
         else:
-            until("the others lead", lambda: partitions(cluster, "t")[0].leader not in (-1, leader) and leader not in partitions(cluster, "t")[0].isrs, cluster)
+            until(
+                "the others lead",
+                lambda: (
+                    partitions(cluster, "t")[0].leader not in (-1, leader)
+                    and leader not in partitions(cluster, "t")[0].isrs
+                ),
+                cluster,
+            )
             host.stop()
             directory.rename(directory.with_name("aside"))  # as the message says
             host.start()

@@ -1,4 +1,7 @@
-"""A host is lost: what it held gets new replicas elsewhere after replication.recovery.delay.ms, which is called off when it returns; and what an operator gets who makes a replica leader that lacks records."""
+"""A host is lost: what it held gets new replicas elsewhere after replication.recovery.delay.ms,
+which is called off when it returns; and what an operator gets who makes a replica leader that lacks
+records.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,25 @@ from mqd.cli.kafka_request import Broker as Asked
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ElectLeadersRequest
 from tests.cluster import Cluster, Member
-from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, log, partitions, produce, read, run, until
+from tests.interaction.cluster_clients import (
+    PATIENCE_S,
+    all_in_sync,
+    create,
+    log,
+    partitions,
+    produce,
+    read,
+    run,
+    until,
+)
 
 DELAY_S = 4.0
 SESSION_S = 2.0
-QUICK = {"broker.session.timeout.ms": str(int(SESSION_S * 1000)), "broker.heartbeat.interval.ms": "300", "controller.quorum.fetch.timeout.ms": "1000"}
+QUICK = {
+    "broker.session.timeout.ms": str(int(SESSION_S * 1000)),
+    "broker.heartbeat.interval.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "1000",
+}
 SLOW_BYTES_PER_S = 20_000
 VALUES = [b"%06d" % number + b"x" * 1000 for number in range(3000)]  # more than two minutes at that rate
 ELECT_LEADERS, PREFERRED, UNCLEAN = 43, 0, 1
@@ -66,7 +83,9 @@ def test_what_a_lost_host_held_gets_a_home_after_the_delay(cluster: Cluster) -> 
     until("it is out of the in-sync set", lambda: 3 not in in_sync(cluster, "lost"), cluster)
     until("the fourth host has it", lambda: replicas(cluster, "lost") == in_sync(cluster, "lost") == {1, 2, 4}, cluster)
     assert time.monotonic() - lost_at > DELAY_S + SESSION_S / 2  # a heartbeat or two before its end counted still
-    assert log(cluster.brokers[4], "lost", 0) == log(cluster.brokers[1], "lost", 0) == log(cluster.brokers[2], "lost", 0)
+    assert (
+        log(cluster.brokers[4], "lost", 0) == log(cluster.brokers[1], "lost", 0) == log(cluster.brokers[2], "lost", 0)
+    )
     assert read(cluster, "lost", len(VALUES)) == VALUES
     lost.start()
     until("what it had is deleted, for it is no replica any more", lambda: not has(lost, "lost"), cluster)
@@ -75,14 +94,24 @@ def test_what_a_lost_host_held_gets_a_home_after_the_delay(cluster: Cluster) -> 
 
 def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
     filled(cluster, "back")
-    slow = run("config", "set", "broker/4", f"follower.replication.throttled.rate={SLOW_BYTES_PER_S}", "-b", cluster.bootstrap)
+    slow = run(
+        "config", "set", "broker/4", f"follower.replication.throttled.rate={SLOW_BYTES_PER_S}", "-b", cluster.bootstrap
+    )
     assert slow.returncode == 0, slow.stderr
     listed = run("config", "set", "topic/back", "follower.replication.throttled.replicas=*", "-b", cluster.bootstrap)
     assert listed.returncode == 0, listed.stderr
     cluster.brokers[3].kill_all()
-    until("the fourth host copies it", lambda: replicas(cluster, "back") == {1, 2, 3, 4} and has(cluster.brokers[4], "back"), cluster)
+    until(
+        "the fourth host copies it",
+        lambda: replicas(cluster, "back") == {1, 2, 3, 4} and has(cluster.brokers[4], "back"),
+        cluster,
+    )
     cluster.brokers[3].start()
-    until("the third is in sync, and the fourth is none", lambda: replicas(cluster, "back") == in_sync(cluster, "back") == {1, 2, 3}, cluster)
+    until(
+        "the third is in sync, and the fourth is none",
+        lambda: replicas(cluster, "back") == in_sync(cluster, "back") == {1, 2, 3},
+        cluster,
+    )
     until("the fourth has deleted what it had", lambda: not has(cluster.brokers[4], "back"), cluster)
     assert read(cluster, "back", len(VALUES)) == VALUES
 
@@ -90,7 +119,11 @@ def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
 def elected(broker: Member, topic: str, way: int) -> int:
     """What became of it: an error code."""
     with Asked(broker.bootstrap) as asked:
-        request = ElectLeadersRequest(election_type=way, topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])], timeout_ms=10_000)
+        request = ElectLeadersRequest(
+            election_type=way,
+            topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])],
+            timeout_ms=10_000,
+        )
         answer = asked.ask(ELECT_LEADERS, request)
     assert answer.error_code == 0
     ((one,),) = (result.partition_result for result in answer.replica_election_results)

@@ -1,4 +1,6 @@
-"""A consumer that names its rack is served by the replica there (KIP-392), as librdkafka does it; when that host is lost it is served by the leader, and misses nothing."""
+"""A consumer that names its rack is served by the replica there (KIP-392), as librdkafka does it;
+when that host is lost it is served by the leader, and misses nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,26 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Reader:
-    """Of partition 0, from the beginning; `served_by` is the host that librdkafka fetches from, by its own statistics."""
+    """Of partition 0, from the beginning; `served_by` is the host that librdkafka fetches from, by
+    its own statistics.
+    """
 
     def __init__(self, cluster: Cluster, topic: str, rack: str) -> None:
         self.served_by = -1
         self.values: list[bytes] = []
         self._topic = topic
-        self._consumer = Consumer({
-            "bootstrap.servers": cluster.bootstrap, "group.id": rack, "client.rack": rack, "auto.offset.reset": "earliest", "enable.auto.commit": False,
-            "statistics.interval.ms": 100, "stats_cb": self._told, "reconnect.backoff.max.ms": 500,
-        })  # fmt: skip
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": rack,
+                "client.rack": rack,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "statistics.interval.ms": 100,
+                "stats_cb": self._told,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
         self._consumer.assign([TopicPartition(topic, 0, 0)])
 
     def _told(self, statistics: str) -> None:

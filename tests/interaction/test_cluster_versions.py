@@ -1,5 +1,7 @@
-"""A rolling upgrade between hosts that support different levels, under load. The tree has one version, so the "older" hosts are this one with a cap on what they support
-(MQD_TEST_FEATURES, mqd/cluster/metadata/features.py): this shows the negotiation - what is in force, who is let in, what refuses to start - and not that an older version's code reads what a newer one's writes.
+"""A rolling upgrade between hosts that support different levels, under load. The tree has one
+version, so the "older" hosts are this one with a cap on what they support (MQD_TEST_FEATURES,
+mqd/cluster/metadata/features.py): this shows the negotiation - what is in force, who is let in,
+what refuses to start - and not that an older version's code reads what a newer one's writes.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ def refused_at_the_start(cluster: Cluster, node_id: int) -> None:
     member.environment = OLDER
     with pytest.raises(BrokerFailed) as failed:
         member.start()
-    assert "this version of mqd is one that the cluster has left behind: mqd.version 1 is in force, it supports 0 to 0. Install the version that the other hosts run" in str(failed.value)
+    assert (
+        "this version of mqd is one that the cluster has left behind: mqd.version 1 is in force, it supports 0 to 0."
+        " Install the version that the other hosts run" in str(failed.value)
+    )
     member.environment = {}
     member.start()
 
@@ -74,4 +79,7 @@ def refused_as_a_newcomer(cluster: Cluster, node_id: int) -> None:
     member.environment = OLDER
     with pytest.raises(BrokerFailed) as failed:
         member.start()
-    assert "it runs a version of mqd that this cluster has left behind: mqd.version 1 is in force, it supports 0 to 0" in str(failed.value), failed.value
+    assert (
+        "it runs a version of mqd that this cluster has left behind: mqd.version 1 is in force, it supports 0 to 0"
+        in str(failed.value)
+    ), failed.value

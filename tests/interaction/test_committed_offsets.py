@@ -1,4 +1,6 @@
-"""Committed offsets at a running broker: they survive the acceptor, their owners and the whole broker; damage costs what it hit; clients do not write into internal topics."""
+"""Committed offsets at a running broker: they survive the acceptor, their owners and the whole
+broker; damage costs what it hit; clients do not write into internal topics.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = 0, 1, 2, 3, 8, 9, 10, 19
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = (
+    0,
+    1,
+    2,
+    3,
+    8,
+    9,
+    10,
+    19,
+)
 RETRIABLE = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 SECONDS = 30.0
 OFFSETS = "__consumer_offsets"
@@ -35,7 +46,9 @@ PARTITIONS = 20
 
 
 class Groups:
-    """A client that commits and fetches, asks again where it is told to, and connects again where it must."""
+    """A client that commits and fetches, asks again where it is told to, and connects again where
+    it must.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -68,21 +81,45 @@ class Groups:
 
     def create(self, name: str, count: int = PARTITIONS) -> None:
         wanted = CreateTopicsRequest.Topic(name=name, num_partitions=count, replication_factor=1)
-        assert self.kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code == 0
+        assert (
+            self.kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000))
+            .topics[0]
+            .error_code
+            == 0
+        )
         found = self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=["g"])).coordinators
         assert found[0].error_code == 0 and found[0].port == self.broker.port
 
     def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
-        partitions = [OffsetCommitRequest.Partition(partition_index=index, committed_offset=offset, committed_metadata=f"{index}") for index, offset in offsets.items()]
-        request = OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[OffsetCommitRequest.Topic(name=topic, partitions=partitions)])
-        answer = self._until(lambda: self.kafka.call(OFFSET_COMMIT, 8, request), lambda answer: {one.error_code for one in answer.topics[0].partitions})
+        partitions = [
+            OffsetCommitRequest.Partition(partition_index=index, committed_offset=offset, committed_metadata=f"{index}")
+            for index, offset in offsets.items()
+        ]
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            topics=[OffsetCommitRequest.Topic(name=topic, partitions=partitions)],
+        )
+        answer = self._until(
+            lambda: self.kafka.call(OFFSET_COMMIT, 8, request),
+            lambda answer: {one.error_code for one in answer.topics[0].partitions},
+        )
         assert {one.error_code for one in answer.topics[0].partitions} == {0}
 
     def committed(self, *groups: str) -> dict[str, dict[tuple[str, int], int]]:
-        request = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=group, topics=None) for group in groups], require_stable=True)
-        answer = self._until(lambda: self.kafka.call(OFFSET_FETCH, 8, request), lambda answer: {one.error_code for one in answer.groups})
+        request = OffsetFetchRequest(
+            groups=[OffsetFetchRequest.Group(group_id=group, topics=None) for group in groups], require_stable=True
+        )
+        answer = self._until(
+            lambda: self.kafka.call(OFFSET_FETCH, 8, request), lambda answer: {one.error_code for one in answer.groups}
+        )
         return {
-            one.group_id: {(topic.name, partition.partition_index): partition.committed_offset for topic in one.topics for partition in topic.partitions} for one in answer.groups
+            one.group_id: {
+                (topic.name, partition.partition_index): partition.committed_offset
+                for topic in one.topics
+                for partition in topic.partitions
+            }
+            for one in answer.groups
         }
 
 
@@ -94,7 +131,10 @@ def test_what_is_committed_survives_every_process(start_broker, io_backend) -> N
     broker = start_broker(config={"io.backend": io_backend, "offsets.topic.num.partitions": "8"})
     client = Groups(broker)
     client.create("t")
-    expected = {group: {("t", index): 1000 * number + index for index in range(0, PARTITIONS, 1 + number % 3)} for number, group in enumerate(names(30))}
+    expected = {
+        group: {("t", index): 1000 * number + index for index in range(0, PARTITIONS, 1 + number % 3)}
+        for number, group in enumerate(names(30))
+    }
 
     def commit_all(step: int) -> None:
         for group, offsets in expected.items():
@@ -139,7 +179,9 @@ def test_damage_costs_the_records_that_it_hit(start_broker) -> None:
     broker.start()
     client.connect_again()
     committed = client.committed(*names(9))
-    assert {group: offsets.get(("t", 0)) for group, offsets in committed.items()} == {group: number if number != 4 else None for number, group in enumerate(names(9))}
+    assert {group: offsets.get(("t", 0)) for group, offsets in committed.items()} == {
+        group: number if number != 4 else None for number, group in enumerate(names(9))
+    }
     assert "damage in a coordinator's partition" in broker.logs(200)
     client.commit("group-4", "t", {0: 44})
     assert client.committed("group-4") == {"group-4": {("t", 0): 44}}
@@ -154,16 +196,50 @@ def test_clients_read_the_internal_topic_and_do_not_write_it(shared_broker) -> N
     partition = partition_for("reader-of-it", 50)
     for acks, version in ((-1, 9), (1, 7)):
         data = [ProduceRequest.PartitionData(index=partition, records=encode_batch([Record(b"v", b"k")]))]
-        answer = client.kafka.call(PRODUCE, version, ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=OFFSETS, partition_data=data)]))
+        answer = client.kafka.call(
+            PRODUCE,
+            version,
+            ProduceRequest(
+                acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=OFFSETS, partition_data=data)]
+            ),
+        )
         assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-    end = client.kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=OFFSETS, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=-1)])]))
+    end = client.kafka.call(
+        LIST_OFFSETS,
+        5,
+        ListOffsetsRequest(
+            topics=[
+                ListOffsetsRequest.Topic(
+                    name=OFFSETS, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=-1)]
+                )
+            ]
+        ),
+    )
     assert end.topics[0].partitions[0].offset > 0
     wanted = [FetchRequest.Partition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)]
-    fetched = client.kafka.call(FETCH, 11, FetchRequest(replica_id=-1, max_wait_ms=1000, min_bytes=1, max_bytes=1 << 20, session_epoch=-1, topics=[FetchRequest.Topic(topic=OFFSETS, partitions=wanted)]))
+    fetched = client.kafka.call(
+        FETCH,
+        11,
+        FetchRequest(
+            replica_id=-1,
+            max_wait_ms=1000,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            session_epoch=-1,
+            topics=[FetchRequest.Topic(topic=OFFSETS, partitions=wanted)],
+        ),
+    )
     # The broker is shared: other groups' deleted offsets may lie in this partition as tombstones.
-    records = [record for record in decode_records(fetched.responses[0].partitions[0].records) if record.key[:2] == b"\0\1" and record.value is not None]
+    records = [
+        record
+        for record in decode_records(fetched.responses[0].partitions[0].records)
+        if record.key[:2] == b"\0\1" and record.value is not None
+    ]
     found = {decode_offset_key(record.key): decode_offset_value(record.value) for record in records}
-    assert found["reader-of-it", "internal-read", 3].offset == 77 and found["reader-of-it", "internal-read", 3].metadata == "3"
+    assert (
+        found["reader-of-it", "internal-read", 3].offset == 77
+        and found["reader-of-it", "internal-read", 3].metadata == "3"
+    )
 
 
 def test_a_consumer_without_a_group_protocol_keeps_its_offsets(shared_broker) -> None:
@@ -175,7 +251,9 @@ def test_a_consumer_without_a_group_protocol_keeps_its_offsets(shared_broker) ->
     consumer.commit(offsets=places, asynchronous=False)
     consumer.close()
     again = Consumer(settings)
-    assert [place.offset for place in again.committed([TopicPartition("assigned", index) for index in range(3)], timeout=20)] == [10, 11, 12]
+    assert [
+        place.offset for place in again.committed([TopicPartition("assigned", index) for index in range(3)], timeout=20)
+    ] == [10, 11, 12]
     again.close()
 
 

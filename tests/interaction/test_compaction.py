@@ -1,4 +1,6 @@
-"""Compacted topics on a real broker: the last value of each key stays, whatever is read, killed, deleted or damaged meanwhile."""
+"""Compacted topics on a real broker: the last value of each key stays, whatever is read, killed,
+deleted or damaged meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.kafka_connection import ConnectionEnded, KafkaConnection
 SEGMENT_BYTES = 8192
 CONFIG = {"log.cleaner.backoff.ms": "50", "log.retention.check.interval.ms": "200"}
 COMPACT = {
-    "cleanup.policy": "compact", "segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0",
+    "cleanup.policy": "compact",
+    "segment.bytes": str(SEGMENT_BYTES),
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "0",
     "index.interval.bytes": "512",
 }
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -28,7 +33,9 @@ KEYS = 40
 
 
 class Writer:
-    """Writes random keys and remembers what the last value of each is. A batch whose answer was lost is written again: the same records, so the same last values."""
+    """Writes random keys and remembers what the last value of each is. A batch whose answer was
+    lost is written again: the same records, so the same last values.
+    """
 
     def __init__(self, port: int, topic: str, seed: int, partition: int = 0, codecs: tuple[str, ...] = CODECS):
         self.port, self.topic, self.partition = port, topic, partition
@@ -43,8 +50,12 @@ class Writer:
             for _ in range(self._random.randrange(1, 12)):
                 key = b"key-%d" % self._random.randrange(KEYS)
                 self._counter += 1
-                value = None if self._random.random() < 0.1 else b"%d:" % self._counter + bytes(self._random.randrange(200))
-                records.append(Record(value, key, timestamp_ms=time.time_ns() // 10**6, headers=[("n", b"%d" % self._counter)]))
+                value = (
+                    None if self._random.random() < 0.1 else b"%d:" % self._counter + bytes(self._random.randrange(200))
+                )
+                records.append(
+                    Record(value, key, timestamp_ms=time.time_ns() // 10**6, headers=[("n", b"%d" % self._counter)])
+                )
                 self.last[key] = value
             self._send(encode_batch(records, compression=self._random.choice(self._codecs)))
 
@@ -64,7 +75,9 @@ class Writer:
 
 
 class Reader(threading.Thread):
-    """Reads from the beginning, again and again; offsets must rise, and what was read must lead to the last values."""
+    """Reads from the beginning, again and again; offsets must rise, and what was read must lead to
+    the last values.
+    """
 
     def __init__(self, port: int, topic: str):
         super().__init__(daemon=True)
@@ -83,7 +96,9 @@ class Reader(threading.Thread):
                 self.ending.wait(0.05)
 
 
-def view(kafka: KafkaConnection, topic: str, partition: int = 0, problems: list[str] | None = None, bytes_max: int = 3000) -> dict[bytes, bytes]:
+def view(
+    kafka: KafkaConnection, topic: str, partition: int = 0, problems: list[str] | None = None, bytes_max: int = 3000
+) -> dict[bytes, bytes]:
     """The map that a consumer ends with who reads from the beginning to where the log ends now."""
     found: dict[bytes, bytes] = {}
     problems = problems if problems is not None else []
@@ -122,12 +137,22 @@ def _records(data: bytes) -> Iterator[tuple[int, Record | None]]:
 
 
 def runs(broker: Broker, topic: str) -> int:
-    return sum(one.runs for worker in range(broker.workers) for one in compaction_report.read(broker.data_dir / "run", worker).partitions if one.topic == topic)
+    return sum(
+        one.runs
+        for worker in range(broker.workers)
+        for one in compaction_report.read(broker.data_dir / "run", worker).partitions
+        if one.topic == topic
+    )
 
 
 def uncleanable(broker: Broker) -> dict[tuple[str, int], str]:
     reports = [compaction_report.read(broker.data_dir / "run", worker) for worker in range(broker.workers)]
-    return {(one.topic, one.partition): one.uncleanable for report in reports for one in report.partitions if one.uncleanable}
+    return {
+        (one.topic, one.partition): one.uncleanable
+        for report in reports
+        for one in report.partitions
+        if one.uncleanable
+    }
 
 
 def worker_logs(broker: Broker) -> str:
@@ -156,7 +181,10 @@ def readers(broker: Broker, topic: str, count: int = 2) -> Iterator[list[Reader]
 
 
 def wait_compacted(broker: Broker, topic: str, bytes_max: int = 4 * SEGMENT_BYTES) -> None:
-    eventually(lambda: sealed_bytes(broker, topic) <= bytes_max and runs(broker, topic), lambda: f"{sealed_bytes(broker, topic)} bytes are sealed\n{broker.logs()}")
+    eventually(
+        lambda: sealed_bytes(broker, topic) <= bytes_max and runs(broker, topic),
+        lambda: f"{sealed_bytes(broker, topic)} bytes are sealed\n{broker.logs()}",
+    )
 
 
 def test_the_last_value_of_each_key_stays(start_broker, io_backend) -> None:
@@ -215,12 +243,16 @@ def test_a_topic_deleted_under_way_and_one_of_its_name(start_broker) -> None:
 def test_records_deleted_and_old_segments_retained_beside_compaction(start_broker) -> None:
     broker = start_broker(workers=1, config=CONFIG)
     with KafkaConnection(port=broker.port) as kafka:
-        create_topic(kafka, "t", 1, **{**COMPACT, "cleanup.policy": "compact,delete", "retention.bytes": str(6 * SEGMENT_BYTES)})
+        create_topic(
+            kafka, "t", 1, **{**COMPACT, "cleanup.policy": "compact,delete", "retention.bytes": str(6 * SEGMENT_BYTES)}
+        )
         writer = Writer(broker.port, "t", 3)
         start = 0
 
         def go_on() -> bool:
-            """A run that a deletion has passed is begun anew: there must be something to compact until three have come to their end."""
+            """A run that a deletion has passed is begun anew: there must be something to compact
+            until three have come to their end.
+            """
             nonlocal start
             writer.write(30)
             start = delete_records(kafka, "t", 0, max(start, log_end(kafka, "t", 0) - 300))
@@ -229,7 +261,12 @@ def test_records_deleted_and_old_segments_retained_beside_compaction(start_broke
         for _ in range(20):
             go_on()
         eventually(go_on, lambda: broker.logs())
-        found = {record.offset: record for offset in (start,) for _, record in _records(bytes(fetch(kafka, "t", 0, log_end(kafka, "t", 0) - 1).records)) if record}
+        found = {
+            record.offset: record
+            for offset in (start,)
+            for _, record in _records(bytes(fetch(kafka, "t", 0, log_end(kafka, "t", 0) - 1).records))
+            if record
+        }
         assert found
     assert "Traceback" not in worker_logs(broker) and "compaction failed" not in worker_logs(broker)
 
@@ -249,7 +286,9 @@ def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
         alter(kafka, "bad", "cleanup.policy", "compact")
         good.write(200)
         eventually(lambda: ("bad", 0) in uncleanable(broker), lambda: broker.logs())
-        with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=20
+        ) as answer:
             assert 'mqd_compaction_uncleanable{partition="0",topic="bad"} 1.0' in answer.read().decode()
         assert "CRC" in uncleanable(broker)["bad", 0] and segment.name in uncleanable(broker)["bad", 0]
         assert segment.read_bytes() == bytes(data)
@@ -262,6 +301,8 @@ def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
 def alter(kafka: KafkaConnection, topic: str, name: str, value: str) -> None:
     from mqd.protocol.messages import IncrementalAlterConfigsRequest as Request
 
-    change = Request.Resource(resource_type=2, resource_name=topic, configs=[Request.Config(name=name, config_operation=0, value=value)])
+    change = Request.Resource(
+        resource_type=2, resource_name=topic, configs=[Request.Config(name=name, config_operation=0, value=value)]
+    )
     answer = kafka.call(44, 1, Request(resources=[change], validate_only=False))
     assert answer.responses[0].error_code == 0, answer

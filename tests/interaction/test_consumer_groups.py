@@ -1,4 +1,6 @@
-"""Consumer groups (KIP-848) on a running broker: librdkafka's consumers with group.protocol=consumer, classic ones beside them, and raw frames."""
+"""Consumer groups (KIP-848) on a running broker: librdkafka's consumers with
+group.protocol=consumer, classic ones beside them, and raw frames.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import (
@@ -31,7 +41,11 @@ HEARTBEAT, DESCRIBE = 68, 69
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    config = {"group.consumer.min.session.timeout.ms": "1000", "group.consumer.session.timeout.ms": "45000", "group.consumer.min.heartbeat.interval.ms": "100"}
+    config = {
+        "group.consumer.min.session.timeout.ms": "1000",
+        "group.consumer.session.timeout.ms": "45000",
+        "group.consumer.min.heartbeat.interval.ms": "100",
+    }
     with Broker(tmp_path_factory.mktemp("consumer-groups"), config=config) as broker:
         yield broker
 
@@ -47,7 +61,14 @@ def consumers(broker: Broker) -> Iterator[Callable[..., Consumer]]:
 
     def make(group: str, *topics: str, protocol: str = "consumer", **config: object) -> Consumer:
         classic = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 300} if protocol == "classic" else {}
-        settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, "group.protocol": protocol, "auto.offset.reset": "earliest", **classic, **config}
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            **classic,
+            **config,
+        }
         consumer = Consumer({name.replace("_", "."): value for name, value in settings.items()})
         if topics:
             consumer.subscribe(list(topics))
@@ -74,7 +95,12 @@ def wait(what: Callable[[], object], *polled: Consumer, seconds: float = SECONDS
         assert time.monotonic() < deadline, "not within the time"
         for consumer in polled:
             message = consumer.poll(0.02)
-            assert message is None or message.error() is None or message.error().retriable() or message.error().code() == E.UNKNOWN_TOPIC_OR_PARTITION, message.error()
+            assert (
+                message is None
+                or message.error() is None
+                or message.error().retriable()
+                or message.error().code() == E.UNKNOWN_TOPIC_OR_PARTITION
+            ), message.error()
         if not polled:
             time.sleep(0.02)
 
@@ -88,7 +114,9 @@ def shares(*consumers: Consumer) -> list[int]:
 
 
 def commit(consumer: Consumer, **what: object) -> None:
-    """A member's epoch rises before the member hears of it, by the answer to its heartbeat: what it commits in between has a stale one and is to be tried again (KIP-848)."""
+    """A member's epoch rises before the member hears of it, by the answer to its heartbeat: what it
+    commits in between has a stale one and is to be tried again (KIP-848).
+    """
     deadline = time.monotonic() + SECONDS
     while True:
         try:
@@ -112,21 +140,29 @@ def test_members_join_share_and_leave(admin: AdminClient, consumers: Callable[..
     second.close()
     wait(lambda: shares(first, third) == [3, 3], first, third)
     described = admin.describe_consumer_groups([group])[group].result(10)
-    assert str(described.type).endswith("CONSUMER") and str(described.state).endswith("STABLE") and len(described.members) == 2
+    assert (
+        str(described.type).endswith("CONSUMER")
+        and str(described.state).endswith("STABLE")
+        and len(described.members) == 2
+    )
 
 
 def test_nobody_who_keeps_a_partition_is_stopped(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
     lost: list[set[tuple[str, int]]] = []
     first = consumers(group)
-    first.subscribe([topic], on_revoke=lambda _consumer, partitions: lost.append({(one.topic, one.partition) for one in partitions}))
+    first.subscribe(
+        [topic], on_revoke=lambda _consumer, partitions: lost.append({(one.topic, one.partition) for one in partitions})
+    )
     wait(lambda: shares(first) == [4], first)
     second = consumers(group, topic)
     wait(lambda: shares(first, second) == [2, 2], first, second)
     assert [len(one) for one in lost] == [2] and not lost[0] & held(first)
 
 
-def test_records_are_read_once_over_rebalances(broker: Broker, admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
+def test_records_are_read_once_over_rebalances(
+    broker: Broker, admin: AdminClient, consumers: Callable[..., Consumer]
+) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
     producer, seen = Producer({"bootstrap.servers": broker.bootstrap}), []
 
@@ -222,7 +258,9 @@ def test_an_eager_classic_member_migrates_too(admin: AdminClient, consumers: Cal
     wait(lambda: shares(new) == [4], new)
 
 
-def test_the_group_outlives_the_acceptor(broker: Broker, admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
+def test_the_group_outlives_the_acceptor(
+    broker: Broker, admin: AdminClient, consumers: Callable[..., Consumer]
+) -> None:
     topic, group = create(admin, name("t"), 4), name("g")
     one, two = consumers(group, topic), consumers(group, topic)
     wait(lambda: shares(one, two) == [2, 2], one, two)
@@ -249,8 +287,16 @@ def test_configuration_of_one_group(admin: AdminClient, broker: Broker) -> None:
     alter("consumer.heartbeat.interval.ms", "200")
     alter("consumer.session.timeout.ms", "1000")
     found = admin.describe_configs([resource])[resource].result(10)
-    assert (found["consumer.session.timeout.ms"].value, found["consumer.heartbeat.interval.ms"].value) == ("1000", "200")
-    for option, value in (("consumer.session.timeout.ms", "10"), ("consumer.session.timeout.ms", "100"), ("consumer.heartbeat.interval.ms", "900000"), ("retention.ms", "5")):
+    assert (found["consumer.session.timeout.ms"].value, found["consumer.heartbeat.interval.ms"].value) == (
+        "1000",
+        "200",
+    )
+    for option, value in (
+        ("consumer.session.timeout.ms", "10"),
+        ("consumer.session.timeout.ms", "100"),
+        ("consumer.heartbeat.interval.ms", "900000"),
+        ("retention.ms", "5"),
+    ):
         with pytest.raises(KafkaException):
             alter(option, value)
     topic = create(admin, name("t"), 1)
@@ -258,11 +304,16 @@ def test_configuration_of_one_group(admin: AdminClient, broker: Broker) -> None:
         _find(kafka, group)
         assert _join(kafka, group, "m1", topic).heartbeat_interval_ms == 200
         began = time.monotonic()
-        wait(lambda: _heartbeat(kafka, group, "m2", 1).error_code == E.UNKNOWN_MEMBER_ID and not kafka.call(DESCRIBE, 1, ConsumerGroupDescribeRequest(group_ids=[group])).groups[0].members)
+        wait(
+            lambda: (
+                _heartbeat(kafka, group, "m2", 1).error_code == E.UNKNOWN_MEMBER_ID
+                and not kafka.call(DESCRIBE, 1, ConsumerGroupDescribeRequest(group_ids=[group])).groups[0].members
+            )
+        )
         assert time.monotonic() - began < SECONDS
 
 
-# -- raw frames ----------------------------------------------------------------------------------------------------------------------------
+# -- raw frames ------------------------------------------------------------------------------------
 
 
 def _find(kafka: KafkaConnection, group: str) -> None:
@@ -276,14 +327,24 @@ def _heartbeat(kafka: KafkaConnection, group: str, member_id: str, epoch: int, v
     def answered() -> bool:
         request = ConsumerGroupHeartbeatRequest(group_id=group, member_id=member_id, member_epoch=epoch, **fields)
         answers.append(kafka.call(HEARTBEAT, version, request))
-        return answers[-1].error_code not in (E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR)
+        return answers[-1].error_code not in (
+            E.COORDINATOR_LOAD_IN_PROGRESS,
+            E.COORDINATOR_NOT_AVAILABLE,
+            E.NOT_COORDINATOR,
+        )
 
     wait(answered)
     return answers[-1]
 
 
 def _join(kafka: KafkaConnection, group: str, member_id: str, *topics: str, **fields: object):
-    return _heartbeat(kafka, group, member_id, 0, **{"rebalance_timeout_ms": 5_000, "subscribed_topic_names": list(topics), "topic_partitions": [], **fields})
+    return _heartbeat(
+        kafka,
+        group,
+        member_id,
+        0,
+        **{"rebalance_timeout_ms": 5_000, "subscribed_topic_names": list(topics), "topic_partitions": [], **fields},
+    )
 
 
 def test_raw_members(broker: Broker, admin: AdminClient) -> None:
@@ -292,7 +353,11 @@ def test_raw_members(broker: Broker, admin: AdminClient) -> None:
         _find(kafka, group)
         assert _heartbeat(kafka, group, "m1", 1).error_code == E.GROUP_ID_NOT_FOUND
         joined = _join(kafka, group, "m1", topic)
-        assert (joined.error_code, joined.member_epoch, [list(one.partitions) for one in joined.assignment.topic_partitions]) == (0, 1, [[0, 1]])
+        assert (
+            joined.error_code,
+            joined.member_epoch,
+            [list(one.partitions) for one in joined.assignment.topic_partitions],
+        ) == (0, 1, [[0, 1]])
         assert _join(kafka, group, "", topic, version=0).member_id
         assert _join(kafka, group, "", topic).error_code == E.INVALID_REQUEST
         assert _join(kafka, group, "m3", topic, server_assignor="sticky").error_code == E.UNSUPPORTED_ASSIGNOR
@@ -301,10 +366,20 @@ def test_raw_members(broker: Broker, admin: AdminClient) -> None:
         assert _heartbeat(kafka, group, "nobody", 1).error_code == E.UNKNOWN_MEMBER_ID
         assert _join(kafka, "", "m1", topic).error_code == E.INVALID_REQUEST
         assert _join(kafka, "x" * 20_000, "m1", topic).error_code == E.INVALID_REQUEST
-        described = kafka.call(DESCRIBE, 1, ConsumerGroupDescribeRequest(group_ids=[group, "nobody's"], include_authorized_operations=True)).groups
-        assert (described[0].group_state, described[0].group_epoch, described[0].assignor_name, len(described[0].members)) == ("Reconciling", 2, "uniform", 2)
+        described = kafka.call(
+            DESCRIBE, 1, ConsumerGroupDescribeRequest(group_ids=[group, "nobody's"], include_authorized_operations=True)
+        ).groups
+        assert (
+            described[0].group_state,
+            described[0].group_epoch,
+            described[0].assignor_name,
+            len(described[0].members),
+        ) == ("Reconciling", 2, "uniform", 2)
         assert described[1].error_code == E.GROUP_ID_NOT_FOUND
-        listed = {one.group_id: one.group_type for one in kafka.call(16, 5, ListGroupsRequest(types_filter=["consumer"])).groups}
+        listed = {
+            one.group_id: one.group_type
+            for one in kafka.call(16, 5, ListGroupsRequest(types_filter=["consumer"])).groups
+        }
         assert listed.get(group) == "consumer"
 
 
@@ -313,14 +388,24 @@ def test_raw_commits(broker: Broker, admin: AdminClient) -> None:
     partition = OffsetCommitRequest.Partition(partition_index=0, committed_offset=5, committed_metadata="")
 
     def commit(member_id: str, epoch: int) -> int:
-        request = OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=epoch, member_id=member_id, topics=[OffsetCommitRequest.Topic(name=topic, partitions=[partition])])
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=epoch,
+            member_id=member_id,
+            topics=[OffsetCommitRequest.Topic(name=topic, partitions=[partition])],
+        )
         return kafka.call(8, 9, request).topics[0].partitions[0].error_code
 
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         _find(kafka, group)
         assert _join(kafka, group, "m1", topic).member_epoch == 1
         assert (commit("m1", 1), commit("m1", 0), commit("m2", 1)) == (0, E.STALE_MEMBER_EPOCH, E.UNKNOWN_MEMBER_ID)
-        for member_id, epoch, error in (("m1", 1, 0), (None, -1, 0), ("m1", 7, E.STALE_MEMBER_EPOCH), ("m2", 1, E.UNKNOWN_MEMBER_ID)):
+        for member_id, epoch, error in (
+            ("m1", 1, 0),
+            (None, -1, 0),
+            ("m1", 7, E.STALE_MEMBER_EPOCH),
+            ("m2", 1, E.UNKNOWN_MEMBER_ID),
+        ):
             asked = OffsetFetchRequest.Group(group_id=group, member_id=member_id, member_epoch=epoch, topics=None)
             assert kafka.call(9, 9, OffsetFetchRequest(groups=[asked])).groups[0].error_code == error
 
@@ -330,7 +415,9 @@ def test_without_the_feature_nobody_speaks_the_protocol(start_broker: Callable[.
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         _find(kafka, "g")
         for level, error in ((0, E.UNSUPPORTED_VERSION), (1, E.GROUP_ID_NOT_FOUND)):
-            update = UpdateFeaturesRequest.FeatureUpdateKey(feature="group.version", max_version_level=level, upgrade_type=1 if level else 2)
+            update = UpdateFeaturesRequest.FeatureUpdateKey(
+                feature="group.version", max_version_level=level, upgrade_type=1 if level else 2
+            )
             assert kafka.call(57, 1, UpdateFeaturesRequest(feature_updates=[update])).error_code == 0
             wait(lambda error=error: _heartbeat(kafka, "g", "m1", 1).error_code == error)
         finalized = {one.name: one.max_version_level for one in kafka.call(18, 4).finalized_features}

@@ -20,10 +20,21 @@ def test_a_timeout_of_zero_is_no_reason_to_time_out(shared_broker: Broker) -> No
     data = ProduceRequest.TopicData(name=name, partition_data=[ProduceRequest.PartitionData(index=0, records=batch)])
     with KafkaConnection("127.0.0.1", shared_broker.port) as kafka:
         wanted = CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1)
-        assert kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code == 0
-        assert kafka.call(PRODUCE, 9, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data])).responses[0].partition_responses[0].error_code == 0
+        assert (
+            kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code
+            == 0
+        )
+        assert (
+            kafka.call(PRODUCE, 9, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
+            .responses[0]
+            .partition_responses[0]
+            .error_code
+            == 0
+        )
         for offset in range(1, COUNT + 1):
             partition = DeleteRecordsRequest.Partition(partition_index=0, offset=offset)
-            request = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=name, partitions=[partition])], timeout_ms=0)
+            request = DeleteRecordsRequest(
+                topics=[DeleteRecordsRequest.Topic(name=name, partitions=[partition])], timeout_ms=0
+            )
             answer = kafka.call(DELETE_RECORDS, 2, request).topics[0].partitions[0]
             assert (answer.error_code, answer.low_watermark) == (0, offset)

@@ -1,4 +1,6 @@
-"""docs/delivery.md: its examples are taken from the page, run, killed in the middle, run again, and counted; what the page does not promise is shown."""
+"""docs/delivery.md: its examples are taken from the page, run, killed in the middle, run again, and
+counted; what the page does not promise is shown.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ class Example:
         path.write_text(EXAMPLES[name])
         self.errors = directory / f"{name}.stderr"
         with open(self.errors, "w") as errors:
-            self.process = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "MQD_BOOTSTRAP": broker.bootstrap})
+            self.process = subprocess.Popen(
+                [sys.executable, str(path)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "MQD_BOOTSTRAP": broker.bootstrap},
+            )
 
     def lines(self, count: int) -> list[str]:
         assert self.process.stdout is not None
@@ -55,7 +63,10 @@ class Example:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     directory = tmp_path_factory.mktemp("delivery")
-    with Broker(directory / "data", config={"num.partitions": "4", "group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "1000"}) as running:
+    with Broker(
+        directory / "data",
+        config={"num.partitions": "4", "group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "1000"},
+    ) as running:
         filling = Example(directory, "produce.py", running)
         assert filling.process.wait(30) == 0, filling.errors.read_text()
         assert filling.process.stdout is not None
@@ -78,13 +89,21 @@ def run(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str], Example]]:
 
 
 def end_membership(broker: Broker, group: str) -> None:
-    """A killed member is missed only after its session time-out; an administrator need not wait for that."""
+    """A killed member is missed only after its session time-out; an administrator need not wait for
+    that.
+    """
     from mqd.protocol.messages import DescribeGroupsRequest, LeaveGroupRequest
 
     with connect(broker) as kafka:
         (found,) = kafka.call(15, 5, DescribeGroupsRequest(groups=[group])).groups
         for member in found.members:
-            kafka.call(13, 5, LeaveGroupRequest(group_id=group, members=[LeaveGroupRequest.MemberIdentity(member_id=member.member_id)]))
+            kafka.call(
+                13,
+                5,
+                LeaveGroupRequest(
+                    group_id=group, members=[LeaveGroupRequest.MemberIdentity(member_id=member.member_id)]
+                ),
+            )
 
 
 def committed(broker: Broker, group: str) -> int:
@@ -132,12 +151,21 @@ def test_exactly_once(broker: Broker, run: Callable[[str], Example]) -> None:
         end_membership(broker, "receipts")
     run("exactly_once.py")
     eventually(lambda: committed(broker, "receipts") == 1000, "all payments to be answered", 40)
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader", "isolation.level": "read_committed", "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.assign([TopicPartition("receipts", index, OFFSET_BEGINNING) for index in range(3)])
     found: list[str] = []
 
     def read() -> bool:
-        found.extend(message.value().decode() for message in consumer.consume(500, timeout=0.2) if message.error() is None)
+        found.extend(
+            message.value().decode() for message in consumer.consume(500, timeout=0.2) if message.error() is None
+        )
         return len(found) >= 1000
 
     eventually(read, lambda: f"{len(found)} receipts")
@@ -146,11 +174,13 @@ def test_exactly_once(broker: Broker, run: Callable[[str], Example]) -> None:
     assert Counter(found) == Counter(f"receipt for {payment}" for payment in EVERY)
 
 
-# -- what is not promised -------------------------------------------------------------------------------------------------------
+# -- what is not promised --------------------------------------------------------------------------
 
 
 def test_readers_stop_before_the_oldest_open_transaction(broker: Broker) -> None:
-    """Two transactions and a plain record, mixed in a partition: they appear in the order of offsets, when the first has ended."""
+    """Two transactions and a plain record, mixed in a partition: they appear in the order of
+    offsets, when the first has ended.
+    """
     with connect(broker) as kafka:
         topic = topic_of(kafka)
         first, second = RawProducer(kafka), RawProducer(kafka)
@@ -181,7 +211,14 @@ def test_writers_do_not_conflict(broker: Broker) -> None:
 
 
 def test_who_was_put_out_of_the_group_does_not_commit(broker: Broker) -> None:
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "put-out", "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "put-out",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.subscribe(["payments"])
     message = eventually(lambda: consumer.poll(0.1), "a payment")
     metadata = consumer.consumer_group_metadata()
@@ -190,7 +227,9 @@ def test_who_was_put_out_of_the_group_does_not_commit(broker: Broker) -> None:
     producer.begin_transaction()
     end_membership(broker, "put-out")
     with pytest.raises(KafkaException) as refused:
-        producer.send_offsets_to_transaction([TopicPartition("payments", message.partition(), message.offset() + 1)], metadata, 20)
+        producer.send_offsets_to_transaction(
+            [TopicPartition("payments", message.partition(), message.offset() + 1)], metadata, 20
+        )
     assert refused.value.args[0].txn_requires_abort()
     producer.abort_transaction(20)
     consumer.close()

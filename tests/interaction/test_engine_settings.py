@@ -1,4 +1,6 @@
-"""Settings of the engine that only show in a running broker: each is looked for where it must have arrived."""
+"""Settings of the engine that only show in a running broker: each is looked for where it must have
+arrived.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,13 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
     broker = start_broker(
         workers=1,
         config={
-            "worker.cpus": str(cpu), "worker.spin.us": "50", "group.commit.window.us": "1000", "broker.rack": "cellar", "log.stripe.bytes": str(STRIPE_BYTES),
-            "sendfile.bytes.min": "0", "read.fd.count.max": "16",
+            "worker.cpus": str(cpu),
+            "worker.spin.us": "50",
+            "group.commit.window.us": "1000",
+            "broker.rack": "cellar",
+            "log.stripe.bytes": str(STRIPE_BYTES),
+            "sendfile.bytes.min": "0",
+            "read.fd.count.max": "16",
         },
     )
     assert str(cpu) in _cpus_of_threads(broker.pid("mqd-worker-0")), "no thread of the worker is pinned to worker.cpus"
@@ -54,8 +61,11 @@ def test_settings_of_the_engine_arrive(start_broker) -> None:
     assert values == [b"%d" % number for number in range(100)]
 
     (segment,) = (broker.data_dir / "log" / "t-0").glob("*.log")
-    deadline = time.monotonic() + 8  # a helper thread of another process preallocates; an idle partition gives back after 10 s
+    # a helper thread of another process preallocates; an idle partition gives back after 10 s
+    deadline = time.monotonic() + 8
     while (reserved := segment.stat().st_blocks * 512) < STRIPE_BYTES and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert reserved and reserved % STRIPE_BYTES == 0, f"{reserved} bytes are reserved, which is no multiple of log.stripe.bytes"
+    assert reserved and reserved % STRIPE_BYTES == 0, (
+        f"{reserved} bytes are reserved, which is no multiple of log.stripe.bytes"
+    )
     assert segment.stat().st_size < 65536, "preallocation must not change the size of the file"

@@ -27,7 +27,9 @@ def write(broker: Broker) -> None:
 
 
 def open_to_others(directory: Path) -> list[str]:
-    """Files and directories that others may read, write or pass through; sockets are guarded by local.socket.permissions."""
+    """Files and directories that others may read, write or pass through; sockets are guarded by
+    local.socket.permissions.
+    """
     found = []
     for path in (directory, *directory.rglob("*")):
         about = path.lstat()
@@ -56,5 +58,8 @@ def test_files_are_for_the_brokers_user_alone(start_broker, tmp_path: Path, usua
 def test_others_may_pass_through_to_a_socket_that_is_theirs_too(start_broker, usual_umask: None) -> None:
     broker = start_broker(config={"local.socket.permissions": "0666"})
     write(broker)
-    assert stat.S_IMODE(broker.data_dir.stat().st_mode) == 0o711 and stat.S_IMODE((broker.data_dir / "run").stat().st_mode) == 0o711
+    assert (
+        stat.S_IMODE(broker.data_dir.stat().st_mode) == 0o711
+        and stat.S_IMODE((broker.data_dir / "run").stat().st_mode) == 0o711
+    )
     assert [name for name in open_to_others(broker.data_dir) if not name.endswith((" .", " run", "client.sock"))] == []

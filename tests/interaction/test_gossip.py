@@ -1,4 +1,6 @@
-"""Gossip between real processes on loopback: joining by a seed, kill -9, a pause, goodbye, a second life, a stranger's datagrams, another cluster's key."""
+"""Gossip between real processes on loopback: joining by a seed, kill -9, a pause, goodbye, a second
+life, a stranger's datagrams, another cluster's key.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,16 @@ class Process:
     def __init__(self, node_id: int, port: int, directory: Path, seeds: list[int], key: str = KEY) -> None:
         directory.mkdir(exist_ok=True)
         self.node_id, self.port, self.directory = node_id, port, directory
-        command = [sys.executable, "-m", "tests.interaction.gossiping", str(node_id), str(port), str(directory), ",".join(map(str, seeds)), key]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.interaction.gossiping",
+            str(node_id),
+            str(port),
+            str(directory),
+            ",".join(map(str, seeds)),
+            key,
+        ]
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.lines: list[dict] = []
         self._queue: queue.Queue[dict] = queue.Queue()
@@ -68,7 +79,9 @@ class Process:
             try:
                 line = self._queue.get(timeout=max(0.01, until - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"node {self.node_id} did not say it within {seconds} s; it said {self.lines[-20:]}") from None
+                raise AssertionError(
+                    f"node {self.node_id} did not say it within {seconds} s; it said {self.lines[-20:]}"
+                ) from None
             self.lines.append(line)
             if wanted(line):
                 return line
@@ -135,7 +148,10 @@ def test_lives_of_hosts(start: Callable[..., Process]) -> None:
 
     back = start(3, ports[2], ports[:1])
     for each in (one, two):
-        assert each.wait(lambda line: line.get("member") == 3 and line["state"] == "alive")["incarnation"] > before["incarnation"]
+        assert (
+            each.wait(lambda line: line.get("member") == 3 and line["state"] == "alive")["incarnation"]
+            > before["incarnation"]
+        )
     back.sees(1, "alive")
 
     for each in (one, two):
@@ -216,7 +232,9 @@ def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
 
 
 def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
-    """The controllers' own gossip, on the controller's listener: all know all, one that stops has left, one that is killed is dead and comes back."""
+    """The controllers' own gossip, on the controller's listener: all know all, one that stops has
+    left, one that is killed is dead and comes back.
+    """
     with Cluster(tmp_path) as cluster:
 
         def log_has(node_id: int, text: str, seconds: float = 20.0) -> None:
@@ -239,12 +257,20 @@ def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim_leads", [False, True], ids=["another host leads the quorum", "it led the quorum"])
 def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: bool) -> None:
-    """Controller, acceptor and worker of a host killed at once: the others hear of it from the keeper, long before a session or a promise would have ended."""
-    times = {"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000", "controller.quorum.fetch.timeout.ms": "30000"}
+    """Controller, acceptor and worker of a host killed at once: the others hear of it from the
+    keeper, long before a session or a promise would have ended.
+    """
+    times = {
+        "broker.session.timeout.ms": "60000",
+        "broker.heartbeat.interval.ms": "1000",
+        "controller.quorum.fetch.timeout.ms": "30000",
+    }
     with Cluster(tmp_path, config=times) as cluster:
 
         def logs(node_id: int) -> str:
-            return "".join(file.read_text(errors="replace") for file in (cluster.brokers[node_id].data_dir / "logs").glob("*.log"))
+            return "".join(
+                file.read_text(errors="replace") for file in (cluster.brokers[node_id].data_dir / "logs").glob("*.log")
+            )
 
         def wait(condition: Callable[[], bool], what: str, seconds: float = 25.0) -> None:
             until = time.monotonic() + seconds
@@ -258,12 +284,23 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
         victim = active if victim_leads else next(node_id for node_id in (1, 2, 3) if node_id != active)
         others = [node_id for node_id in (1, 2, 3) if node_id != victim]
         orders = paths.run_dir(cluster.brokers[victim].data_dir) / death_notice.ORDERS_NAME
-        wait(lambda: orders.exists() and json.loads(orders.read_bytes())["led"] == victim_leads, "the controller leaves no orders")
+        wait(
+            lambda: orders.exists() and json.loads(orders.read_bytes())["led"] == victim_leads,
+            "the controller leaves no orders",
+        )
         for pid in [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]:
             os.kill(pid, signal.SIGKILL)
-        wait(lambda: "all processes that act as the broker have ended; the voters are told" in logs(victim), "the keeper says nothing")
+        wait(
+            lambda: "all processes that act as the broker have ended; the voters are told" in logs(victim),
+            "the keeper says nothing",
+        )
         for node_id in others:
-            wait(lambda node_id=node_id: f"processes of its host have ended  node={victim} all=True led={victim_leads}" in logs(node_id), "a host was not told")
+            wait(
+                lambda node_id=node_id: (
+                    f"processes of its host have ended  node={victim} all=True led={victim_leads}" in logs(node_id)
+                ),
+                "a host was not told",
+            )
         if victim_leads:
             wait(lambda: any(active_here in logs(node_id) for node_id in others), "nobody is elected")
         cluster.brokers[victim].wait_until_ready(60)

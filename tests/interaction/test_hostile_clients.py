@@ -1,4 +1,6 @@
-"""Clients that behave badly for a long time: they stop reading, send a byte now and then, do nothing at all by the thousand. They cost little and harm nobody."""
+"""Clients that behave badly for a long time: they stop reading, send a byte now and then, do
+nothing at all by the thousand. They cost little and harm nobody.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,22 @@ import pytest
 from mqd.protocol import encode_request, with_length
 from mqd.protocol.messages import MetadataRequest
 from tests.interaction.traffic import (
-    API_VERSIONS, FETCH, FETCH_VERSION, METADATA, PRODUCE_VERSION, Watch, batch, cpu_seconds, create_topic, eventually, fetch_request, must_produce, one_outcome, produce_request,
-    rss_bytes, send_produce,
+    API_VERSIONS,
+    FETCH,
+    FETCH_VERSION,
+    METADATA,
+    PRODUCE_VERSION,
+    Watch,
+    batch,
+    cpu_seconds,
+    create_topic,
+    eventually,
+    fetch_request,
+    must_produce,
+    one_outcome,
+    produce_request,
+    rss_bytes,
+    send_produce,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
@@ -51,8 +67,12 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
         sent = [0] * len(deaf)
         for index, kafka in enumerate(deaf):  # as many as the sockets take
             kafka.socket.setblocking(False)
-            large = with_length(encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4 * MIB), FETCH_VERSION, 1, "deaf"))
-            small = with_length(encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4000), FETCH_VERSION, 1, "deaf"))
+            large = with_length(
+                encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4 * MIB), FETCH_VERSION, 1, "deaf")
+            )
+            small = with_length(
+                encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4000), FETCH_VERSION, 1, "deaf")
+            )
             every = with_length(encode_request(MetadataRequest(topics=None), 9, 1, "deaf"))
             frame = (large, small, every)[index % 3]
             try:
@@ -78,11 +98,15 @@ def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
 
 
 def test_frames_that_trickle_do_not_take_the_arena(watch):
-    """Together they announce many times what the arena has, each sends a byte now and then and is never idle. Everybody else still produces, large batches too."""
+    """Together they announce many times what the arena has, each sends a byte now and then and is
+    never idle. Everybody else still produces, large batches too.
+    """
     arena_extents = int(min(watch.counters()["arena_extents_max"].values()) or 192)
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "others", 2)
-        frame = with_length(encode_request(produce_request("others", {0: batch(bytes(1_000_000))}), PRODUCE_VERSION, 1, "slow"))
+        frame = with_length(
+            encode_request(produce_request("others", {0: batch(bytes(1_000_000))}), PRODUCE_VERSION, 1, "slow")
+        )
         count = 2 * 3 * arena_extents * 65536 // len(frame)
         slow = [watch.connect() for _ in range(count)]
         for index, kafka in enumerate(slow):
@@ -91,7 +115,9 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         stop = threading.Event()
 
         def trickle() -> None:
-            """Every connection some fifty times a second: by its last byte none of them is ever idle."""
+            """Every connection some fifty times a second: by its last byte none of them is ever
+            idle.
+            """
             while not stop.is_set():
                 for index, kafka in enumerate(slow):
                     try:
@@ -106,7 +132,8 @@ def test_frames_that_trickle_do_not_take_the_arena(watch):
         try:
             for _ in range(4):
                 _others_are_served(connections, "others", 2.0, values=1)
-                for kafka in connections:  # a large frame waits until an older one has had its 200 ms, two of them at most
+                # a large frame waits until an older one has had its 200 ms, two of them at most
+                for kafka in connections:
                     began = time.monotonic()
                     must_produce(kafka, "others", 0, bytes(900_000))
                     assert time.monotonic() - began < 5.0
@@ -169,7 +196,10 @@ def test_thousands_of_idle_connections(watch):
                 idle.append(socket.create_connection(("127.0.0.1", watch.broker.port), timeout=20))
             eventually(lambda: watch.total("connections") >= IDLE, lambda: f"{watch.counters()['connections']}", 30)
             assert watch.total("connections_refused") == 0
-            eventually(lambda: abs(watch.counters()["connections"]["0"] - watch.counters()["connections"]["1"]) < IDLE // 4, lambda: f"{watch.counters()['connections']}")
+            eventually(
+                lambda: abs(watch.counters()["connections"]["0"] - watch.counters()["connections"]["1"]) < IDLE // 4,
+                lambda: f"{watch.counters()['connections']}",
+            )
             grown = sum(map(rss_bytes, pids)) - before
             assert grown < 32 * MIB, f"{IDLE} idle connections cost the workers {grown / MIB:.0f} MiB"
             _others_are_served(connections, "others", 2.0)
@@ -239,7 +269,9 @@ def test_acks_0_that_fails_ends_the_connection_and_nothing_else(watch):
 
 @pytest.mark.parametrize("how", ["metadata", "sessions", "produce"])
 def test_what_waits_behind_a_long_poll_is_bounded(start_broker, how):
-    """Replies leave in order, so everything behind a parked fetch is kept. The memory for it has a bound, whatever is asked."""
+    """Replies leave in order, so everything behind a parked fetch is kept. The memory for it has a
+    bound, whatever is asked.
+    """
     watch = Watch(start_broker())
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], "t", 2)
@@ -251,7 +283,9 @@ def test_what_waits_behind_a_long_poll_is_bounded(start_broker, how):
         frame = {
             "metadata": with_length(encode_request(MetadataRequest(topics=None), 9, 1, "many")),
             "sessions": with_length(encode_request(fetch_request("unheard-of", names), FETCH_VERSION, 1, "many")),
-            "produce": with_length(encode_request(produce_request("unheard-of", dict.fromkeys(names)), PRODUCE_VERSION, 1, "many")),
+            "produce": with_length(
+                encode_request(produce_request("unheard-of", dict.fromkeys(names)), PRODUCE_VERSION, 1, "many")
+            ),
         }[how]
         for kafka in waiting:
             kafka.send(FETCH, FETCH_VERSION, fetch_request("t", {0: 0}, max_wait_ms=3_000))

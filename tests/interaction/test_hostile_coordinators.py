@@ -1,4 +1,6 @@
-"""Clients that say anything at all to the coordinators: each is answered with an error code, nobody else notices, and nothing in the acceptor fails."""
+"""Clients that say anything at all to the coordinators: each is answered with an error code, nobody
+else notices, and nothing in the acceptor fails.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,43 @@ import pytest
 from mqd.coordinator.runtime import partition_for
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.framing import SUPPORTED
-from mqd.protocol.messages import CreateTopicsRequest, FindCoordinatorRequest, ListGroupsRequest, ListTransactionsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, WriteTxnMarkersRequest
+from mqd.protocol.messages import (
+    CreateTopicsRequest,
+    FindCoordinatorRequest,
+    ListGroupsRequest,
+    ListTransactionsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    WriteTxnMarkersRequest,
+)
 from tests.interaction.random_requests import TOPICS, Requests
-from tests.interaction.traffic import CREATE_TOPICS, METADATA, PRODUCE, Watch, batch, create_topic, eventually, log_end, must_produce, new_producer_id, produce
+from tests.interaction.traffic import (
+    CREATE_TOPICS,
+    METADATA,
+    PRODUCE,
+    Watch,
+    batch,
+    create_topic,
+    eventually,
+    log_end,
+    must_produce,
+    new_producer_id,
+    produce,
+)
 from tests.interaction.transactional import RawProducer
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
-OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, LIST_GROUPS, WRITE_TXN_MARKERS, LIST_TRANSACTIONS = 8, 9, 10, 11, 14, 16, 27, 66
+(
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    FIND_COORDINATOR,
+    JOIN_GROUP,
+    SYNC_GROUP,
+    LIST_GROUPS,
+    WRITE_TXN_MARKERS,
+    LIST_TRANSACTIONS,
+) = (8, 9, 10, 11, 14, 16, 27, 66)
 WAITS = {JOIN_GROUP: 0.05, SYNC_GROUP: 0.05}  # these wait for other members: who has waited so long hangs up
 ROUND = 250
 CLIENTS = 5
@@ -31,10 +63,20 @@ class Bystander:
         self.kafka = watch.connect()
         create_topic(self.kafka, "bystander", 1)
         for kind in (0, 1):
-            found = lambda kind=kind: self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=kind, coordinator_keys=["bystander"])).coordinators[0].error_code == 0  # noqa: E731
+            found = lambda kind=kind: (
+                self.kafka.call(
+                    FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=kind, coordinator_keys=["bystander"])
+                )
+                .coordinators[0]
+                .error_code
+                == 0
+            )  # noqa: E731
             eventually(found, "a coordinator")
         eventually(lambda: self.kafka.call(LIST_GROUPS, 5, ListGroupsRequest()).error_code == 0, "loaded groups")
-        eventually(lambda: self.kafka.call(LIST_TRANSACTIONS, 0, ListTransactionsRequest()).error_code == 0, "loaded transactions")
+        eventually(
+            lambda: self.kafka.call(LIST_TRANSACTIONS, 0, ListTransactionsRequest()).error_code == 0,
+            "loaded transactions",
+        )
         self.processes = self.pids()
 
     def pids(self) -> list[int]:
@@ -44,11 +86,19 @@ class Bystander:
         self.count += 1
         must_produce(self.kafka, "bystander", 0, b"%d" % self.count)
         partition = OffsetCommitRequest.Partition(partition_index=0, committed_offset=self.count)
-        commit = OffsetCommitRequest(group_id="bystander", generation_id_or_member_epoch=-1, topics=[OffsetCommitRequest.Topic(name="bystander", partitions=[partition])])
+        commit = OffsetCommitRequest(
+            group_id="bystander",
+            generation_id_or_member_epoch=-1,
+            topics=[OffsetCommitRequest.Topic(name="bystander", partitions=[partition])],
+        )
         assert self.kafka.call(OFFSET_COMMIT, 9, commit).topics[0].partitions[0].error_code == 0
         asked = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="bystander", topics=None)])
         (group,) = self.kafka.call(OFFSET_FETCH, 9, asked).groups
-        assert [(topic.name, one.partition_index, one.committed_offset) for topic in group.topics for one in topic.partitions] == [("bystander", 0, self.count)]
+        assert [
+            (topic.name, one.partition_index, one.committed_offset)
+            for topic in group.topics
+            for one in topic.partitions
+        ] == [("bystander", 0, self.count)]
 
     def end(self) -> None:
         self.kafka.close()
@@ -57,14 +107,32 @@ class Bystander:
 
 def closings(watch: Watch) -> str:
     """Why connections were closed."""
-    lines = [line for path in (watch.broker.data_dir / "logs").glob("*.log") for line in path.read_text(errors="replace").splitlines()]
+    lines = [
+        line
+        for path in (watch.broker.data_dir / "logs").glob("*.log")
+        for line in path.read_text(errors="replace").splitlines()
+    ]
     return "\n".join(line for line in lines if "closing the connection" in line or "connection is closed" in line)
 
 
 def troubles(watch: Watch) -> list[str]:
     """Lines of the logs that no request may cause."""
-    never = ("a handler failed", "core failed", "Traceback", "is loaded anew", "cannot be loaded", "a check failed", "Task exception", "Exception in callback", "was never retrieved")
-    lines = [line for path in (watch.broker.data_dir / "logs").glob("*.log") for line in path.read_text(errors="replace").splitlines()]
+    never = (
+        "a handler failed",
+        "core failed",
+        "Traceback",
+        "is loaded anew",
+        "cannot be loaded",
+        "a check failed",
+        "Task exception",
+        "Exception in callback",
+        "was never retrieved",
+    )
+    lines = [
+        line
+        for path in (watch.broker.data_dir / "logs").glob("*.log")
+        for line in path.read_text(errors="replace").splitlines()
+    ]
     return [line for line in lines if any(part in line for part in never)]
 
 
@@ -120,7 +188,9 @@ class Swarm:
         self.clients[index] = None
 
     def _read(self, name: str, request: object, answer: object) -> None:
-        """Every error code in the answer is one of Kafka's, and none is UNKNOWN_SERVER_ERROR; what it says goes back into the pools."""
+        """Every error code in the answer is one of Kafka's, and none is UNKNOWN_SERVER_ERROR; what
+        it says goes back into the pools.
+        """
         todo = [answer]
         while todo:
             one = todo.pop()
@@ -128,7 +198,9 @@ class Swarm:
             for field in one.__struct_fields__:
                 value = getattr(one, field)
                 if field.endswith("error_code"):
-                    assert value in E._value2member_map_ and value != E.UNKNOWN_SERVER_ERROR, f"{name} was answered with error code {value}: {request}"
+                    assert value in E._value2member_map_ and value != E.UNKNOWN_SERVER_ERROR, (
+                        f"{name} was answered with error code {value}: {request}"
+                    )
                 elif isinstance(value, list):
                     todo += [element for element in value if hasattr(element, "__struct_fields__")]
                 elif hasattr(value, "__struct_fields__"):
@@ -140,7 +212,11 @@ class Swarm:
         with self.watch.connect() as kafka:
             kafka.call(CREATE_TOPICS, 7, CreateTopicsRequest(topics=wanted, timeout_ms=30_000))
             asked = MetadataRequest(topics=[MetadataRequest.Topic(name=name) for name in TOPICS])
-            self.requests.pools["topic_id"] = [bytes(16), b"\1" * 16, *(topic.topic_id for topic in kafka.call(METADATA, 12, asked).topics)]
+            self.requests.pools["topic_id"] = [
+                bytes(16),
+                b"\1" * 16,
+                *(topic.topic_id for topic in kafka.call(METADATA, 12, asked).topics),
+            ]
 
 
 def _swarm(watch: Watch, seed: int, count: int) -> Swarm:
@@ -166,14 +242,20 @@ def test_random_requests_of_every_version(watch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(int(os.environ.get("MQD_TEST_SEED", "100")), int(os.environ.get("MQD_TEST_SEED", "100")) + 8))
+@pytest.mark.parametrize(
+    "seed", range(int(os.environ.get("MQD_TEST_SEED", "100")), int(os.environ.get("MQD_TEST_SEED", "100")) + 8)
+)
 def test_many_random_requests(watch, seed):
     swarm = _swarm(watch, seed, count=20_000)
-    missing = {f"{spec.name} {version}" for spec in SUPPORTED.values() for version in range(spec.min_version, spec.max_version + 1)} - swarm.outcomes.keys()
+    missing = {
+        f"{spec.name} {version}"
+        for spec in SUPPORTED.values()
+        for version in range(spec.min_version, spec.max_version + 1)
+    } - swarm.outcomes.keys()
     assert not missing
 
 
-# -- one attack each -----------------------------------------------------------------------------------------------------------
+# -- one attack each -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -186,14 +268,23 @@ def bystander(watch: Watch):
     assert not troubles(watch), troubles(watch)
 
 
-def commit(kafka: KafkaConnection, group: str, *partitions: OffsetCommitRequest.Partition, version: int = 9, **fields) -> set[int]:
+def commit(
+    kafka: KafkaConnection, group: str, *partitions: OffsetCommitRequest.Partition, version: int = 9, **fields
+) -> set[int]:
     """The error codes."""
-    request = OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[OffsetCommitRequest.Topic(name="bystander", partitions=list(partitions))], **fields)
+    request = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        topics=[OffsetCommitRequest.Topic(name="bystander", partitions=list(partitions))],
+        **fields,
+    )
     return {one.error_code for topic in kafka.call(OFFSET_COMMIT, version, request).topics for one in topic.partitions}
 
 
 def test_a_commit_that_cannot_be_written(watch, bystander):
-    """Times beyond int64; and a small request whose records would be larger than a batch, for the group's id is in each of them."""
+    """Times beyond int64; and a small request whose records would be larger than a batch, for the
+    group's id is in each of them.
+    """
     one = OffsetCommitRequest.Partition(partition_index=0, committed_offset=7)
     with watch.connect() as kafka:
         for version in (2, 3, 4):
@@ -204,7 +295,9 @@ def test_a_commit_that_cannot_be_written(watch, bystander):
 
 @pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
 def test_internal_topics_are_in_no_clients_transaction(watch, bystander, topic):
-    """Its marker would stand among the records of the very coordinator that ends the transaction, and throw it out of step again and again."""
+    """Its marker would stand among the records of the very coordinator that ends the transaction,
+    and throw it out of step again and again.
+    """
     with watch.connect() as kafka:
         producer = RawProducer(kafka, version=0)
         producer.init()
@@ -214,12 +307,28 @@ def test_internal_topics_are_in_no_clients_transaction(watch, bystander, topic):
 
 
 def test_forged_markers(watch, bystander):
-    """Nobody is locked out of a partition by a marker, and none stands in the transaction coordinator's own log."""
+    """Nobody is locked out of a partition by a marker, and none stands in the transaction
+    coordinator's own log.
+    """
 
-    def mark(producer_id: int, epoch: int, topic: str, partition: int = 0, coordinator_epoch: int = 0, version: int = 0) -> int:
+    def mark(
+        producer_id: int, epoch: int, topic: str, partition: int = 0, coordinator_epoch: int = 0, version: int = 0
+    ) -> int:
         topics = [WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[partition])]
-        marker = WriteTxnMarkersRequest.Marker(producer_id=producer_id, producer_epoch=epoch, coordinator_epoch=coordinator_epoch, transaction_version=version, topics=topics)
-        return kafka.call(WRITE_TXN_MARKERS, 2, WriteTxnMarkersRequest(markers=[marker])).markers[0].topics[0].partitions[0].error_code
+        marker = WriteTxnMarkersRequest.Marker(
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            coordinator_epoch=coordinator_epoch,
+            transaction_version=version,
+            topics=topics,
+        )
+        return (
+            kafka.call(WRITE_TXN_MARKERS, 2, WriteTxnMarkersRequest(markers=[marker]))
+            .markers[0]
+            .topics[0]
+            .partitions[0]
+            .error_code
+        )
 
     with watch.connect() as kafka:
         create_topic(kafka, "owned", 1)
@@ -235,9 +344,19 @@ def test_forged_markers(watch, bystander):
             assert version or producer.add("owned", 0) == 0
             assert producer.produce("owned", 0, b"y") == 0 and producer.end(True) == 0
         idempotent = new_producer_id(kafka)
-        assert produce(kafka, "owned", 0, batch(b"z", producer_id=idempotent[0], producer_epoch=0, base_sequence=0)).error_code == 0
+        assert (
+            produce(
+                kafka, "owned", 0, batch(b"z", producer_id=idempotent[0], producer_epoch=0, base_sequence=0)
+            ).error_code
+            == 0
+        )
         assert mark(idempotent[0], 32767, "owned") == 0
-        assert produce(kafka, "owned", 0, batch(b"z", producer_id=idempotent[0], producer_epoch=0, base_sequence=1)).error_code == 0
+        assert (
+            produce(
+                kafka, "owned", 0, batch(b"z", producer_id=idempotent[0], producer_epoch=0, base_sequence=1)
+            ).error_code
+            == 0
+        )
         for partition in range(50):
             assert mark(5, 3, "__transaction_state", partition) == mark(5, 3, "__consumer_offsets", partition) == 0
         assert mark(5, 3, "nowhere") == E.UNKNOWN_TOPIC_OR_PARTITION

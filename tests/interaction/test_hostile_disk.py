@@ -1,4 +1,6 @@
-"""Bits that flip on the disk: found, named by topic, partition and position; nothing else is affected, before and after a restart."""
+"""Bits that flip on the disk: found, named by topic, partition and position; nothing else is
+affected, before and after a restart.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def _verify(broker: Broker) -> tuple[int, dict[str, str]]:
     command = [sys.executable, "-m", "mqd.cli.main", "log", "verify", str(broker.data_dir / "log"), "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     reports = json.loads(done.stdout)
-    wrong = {Path(one["path"]).name: "; ".join(segment["problem"] or "" for segment in one["segments"]) for one in reports if one["damaged"]}
+    wrong = {
+        Path(one["path"]).name: "; ".join(segment["problem"] or "" for segment in one["segments"])
+        for one in reports
+        if one["damaged"]
+    }
     return done.returncode, wrong
 
 
@@ -103,11 +109,14 @@ def _read_before_the_damage(watch: Watch) -> None:
 
 @pytest.mark.parametrize("within", [8, 10, 3], ids=["length-large", "length", "base-offset"])
 def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
-    """A length or offset that lies: whatever lies before it is read as ever, and nobody hangs, crashes or reads something else as a batch."""
+    """A length or offset that lies: whatever lies before it is read as ever, and nobody hangs,
+    crashes or reads something else as a batch.
+    """
     watch = Watch(broker)
     segment = _fill(watch)
     position = _flip(segment, DAMAGED, within)
-    found_at = position if within != 3 else position + _size_of(segment, position)  # an offset too high is seen at the next one, which is below it
+    # an offset too high is seen at the next one, which is below it
+    found_at = position if within != 3 else position + _size_of(segment, position)
     for restart in (False, True):
         if restart:
             broker.stop()
@@ -123,7 +132,9 @@ def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
 
 @pytest.mark.parametrize("within", [8, 10, 200], ids=["length-large", "length", "record"])
 def test_damage_that_recovery_meets_is_cut_off_and_named(start_broker, within):
-    """After a crash what no checkpoint vouches for is scanned: the log ends where it is not sound any more, and a line says so."""
+    """After a crash what no checkpoint vouches for is scanned: the log ends where it is not sound
+    any more, and a line says so.
+    """
     broker = start_broker()
     watch = Watch(broker)
     position = _flip(_fill(watch), DAMAGED, within)

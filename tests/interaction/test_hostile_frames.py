@@ -1,4 +1,6 @@
-"""Frames that lie: each ends its own connection at most, with a line that says which and why; nobody else notices."""
+"""Frames that lie: each ends its own connection at most, with a line that says which and why;
+nobody else notices.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,31 @@ from mqd.protocol import KNOWN, SUPPORTED, decode_response, encode_request, with
 from mqd.protocol.messages import FetchRequest, ListOffsetsRequest, MetadataRequest, ProduceRequest, message_class
 from mqd.protocol.records import check_crc
 from tests.interaction.traffic import (
-    API_VERSIONS, CORRUPT_MESSAGE, FETCH, INVALID_RECORD, LIST_OFFSETS, METADATA, PATIENCE_S, PRODUCE, PRODUCE_VERSION, TOO_LARGE, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, UNSUPPORTED_FOR_MESSAGE_FORMAT, Watch, batch,
-    create_topic, eventually, fetch, fetch_request, log_end, must_produce, one_outcome, produce, produce_request, read_batches,
+    API_VERSIONS,
+    CORRUPT_MESSAGE,
+    FETCH,
+    INVALID_RECORD,
+    LIST_OFFSETS,
+    METADATA,
+    PATIENCE_S,
+    PRODUCE,
+    PRODUCE_VERSION,
+    TOO_LARGE,
+    UNKNOWN_TOPIC,
+    UNKNOWN_TOPIC_ID,
+    UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    Watch,
+    batch,
+    create_topic,
+    eventually,
+    fetch,
+    fetch_request,
+    log_end,
+    must_produce,
+    one_outcome,
+    produce,
+    produce_request,
+    read_batches,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
@@ -27,7 +52,9 @@ def watch(shared_broker) -> Watch:
 
 
 class Bystanders:
-    """A connection on each worker and what they have written so far. `look` proves that they are still served and that their records are theirs."""
+    """A connection on each worker and what they have written so far. `look` proves that they are
+    still served and that their records are theirs.
+    """
 
     def __init__(self, watch: Watch, connections: list[KafkaConnection], topic: str) -> None:
         self.watch, self.connections, self.topic, self.written = watch, connections, topic, 0
@@ -47,7 +74,9 @@ class Bystanders:
 
 
 class Standing:
-    """The bystanders of all tests here, made when they are first needed: who has been served since many tests ago notices what many tests have done. New ones after a failure."""
+    """The bystanders of all tests here, made when they are first needed: who has been served since
+    many tests ago notices what many tests have done. New ones after a failure.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch, self._held = watch, contextlib.ExitStack()
@@ -85,16 +114,20 @@ def bystanders(standing: Standing):
         raise
 
 
-# -- the length word -----------------------------------------------------------------------------------------------------------
+# -- the length word -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("data", "cause"),
     [
-        (struct.pack(">i", -1), "-1 bytes"), (struct.pack(">i", -(2**31)), "-2147483648 bytes"), (struct.pack(">i", 0), "0 bytes"), (struct.pack(">i", 7), "7 bytes"),
+        (struct.pack(">i", -1), "-1 bytes"),
+        (struct.pack(">i", -(2**31)), "-2147483648 bytes"),
+        (struct.pack(">i", 0), "0 bytes"),
+        (struct.pack(">i", 7), "7 bytes"),
         (struct.pack(">i", 2**31 - 1), "2147483647 bytes is larger than socket.request.max.bytes=8388608"),
         (struct.pack(">i", 8388609), "8388609 bytes is larger than socket.request.max.bytes=8388608"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "1195725856 bytes is larger"), (bytes.fromhex("8000002a0103"), "not the Kafka protocol"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "1195725856 bytes is larger"),
+        (bytes.fromhex("8000002a0103"), "not the Kafka protocol"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "369295618 bytes is larger"),
     ],
 )
@@ -110,7 +143,14 @@ def test_a_length_that_cannot_be_ends_the_connection(watch, bystanders, data, ca
 
 def test_whole_requests_before_a_lie_are_answered(watch, bystanders):
     with watch.connect() as kafka:
-        frame = with_length(encode_request(produce_request(bystanders.topic, {0: batch(b"bystander %d" % bystanders.written)}), PRODUCE_VERSION, 1, "honest"))
+        frame = with_length(
+            encode_request(
+                produce_request(bystanders.topic, {0: batch(b"bystander %d" % bystanders.written)}),
+                PRODUCE_VERSION,
+                1,
+                "honest",
+            )
+        )
         kafka.send_raw(frame)
         answer = decode_response(kafka.receive_frame(), PRODUCE, PRODUCE_VERSION)[1]
         assert one_outcome(answer).error_code == 0
@@ -121,15 +161,26 @@ def test_whole_requests_before_a_lie_are_answered(watch, bystanders):
 
 def test_a_frame_in_single_bytes_is_answered(watch, bystanders):
     with watch.connect() as kafka:
-        for byte in with_length(encode_request(produce_request(bystanders.topic, {0: batch(b"bystander %d" % bystanders.written)}), PRODUCE_VERSION, 7, "slow")):
+        for byte in with_length(
+            encode_request(
+                produce_request(bystanders.topic, {0: batch(b"bystander %d" % bystanders.written)}),
+                PRODUCE_VERSION,
+                7,
+                "slow",
+            )
+        ):
             kafka.send_raw(bytes([byte]))
         assert one_outcome(decode_response(kafka.receive_frame(), PRODUCE, PRODUCE_VERSION)[1]).error_code == 0
         bystanders.written += 1
 
 
 def test_connections_that_end_within_a_frame_leave_nothing(watch, bystanders):
-    large = with_length(encode_request(produce_request("nowhere", {0: batch(bytes(200_000))}), PRODUCE_VERSION, 1, "cut"))
-    small = with_length(encode_request(produce_request(bystanders.topic, {0: batch(b"never whole")}), PRODUCE_VERSION, 1, "cut"))
+    large = with_length(
+        encode_request(produce_request("nowhere", {0: batch(bytes(200_000))}), PRODUCE_VERSION, 1, "cut")
+    )
+    small = with_length(
+        encode_request(produce_request(bystanders.topic, {0: batch(b"never whole")}), PRODUCE_VERSION, 1, "cut")
+    )
     cuts = [small[:at] for at in range(len(small))] + [large[:at] for at in (1, 4, 5, 40_000, 65_536, 131_072, 199_999)]
     for cut in cuts:
         with watch.connect() as kafka:
@@ -138,7 +189,7 @@ def test_connections_that_end_within_a_frame_leave_nothing(watch, bystanders):
     eventually(lambda: watch.total("heap_bytes") < 65536, "the heap is given back")
 
 
-# -- APIs and versions ---------------------------------------------------------------------------------------------------------
+# -- APIs and versions -----------------------------------------------------------------------------
 
 
 def _frame(api_key: int, version: int, body: bytes = b"") -> bytes:
@@ -150,7 +201,8 @@ def test_an_unknown_api_ends_the_connection(watch, bystanders):
         with watch.connect() as kafka:
             kafka.send_raw(_frame(api_key, 0, bytes(20)))
             assert kafka.is_closed_by_peer(), api_key
-    line = watch.wait_logged("api key -1 is not spoken here", "connection=")  # the first: later ones may meet the log's rate limit
+    # the first: later ones may meet the log's rate limit
+    line = watch.wait_logged("api key -1 is not spoken here", "connection=")
     assert "WARNING" in line and "client=x" in line
     bystanders.look()
 
@@ -176,7 +228,7 @@ def test_an_unknown_version_of_api_versions_is_told_what_there_is(watch, version
         assert kafka.call(API_VERSIONS, 3).error_code == 0  # and the connection lives
 
 
-# -- batches that are wrong ----------------------------------------------------------------------------------------------------
+# -- batches that are wrong ------------------------------------------------------------------------
 
 
 def _broken(data: bytes, at: int = -1) -> bytes:
@@ -190,12 +242,24 @@ def test_a_bad_checksum_is_corrupt_message_for_its_partition_alone(watch):
         name = f"crc-{watch.broker.config['io.backend']}"
         create_topic(connections[0], name, 4)
         for round_number, kafka in enumerate(connections):
-            wrong = {0: batch(b"good"), 1: _broken(batch(b"flipped")), 2: _broken(batch(b"size"), at=11), 3: batch(b"good")}
+            wrong = {
+                0: batch(b"good"),
+                1: _broken(batch(b"flipped")),
+                2: _broken(batch(b"size"), at=11),
+                3: batch(b"good"),
+            }
             body = kafka.call(PRODUCE, PRODUCE_VERSION, produce_request(name, wrong))
             outcomes = body.responses[0].partition_responses
             assert [outcome.error_code for outcome in outcomes] == [0, CORRUPT_MESSAGE, CORRUPT_MESSAGE, 0]
-            assert "checksum" in outcomes[1].error_message.lower() or "crc" in outcomes[1].error_message.lower(), outcomes[1]
-            assert [log_end(kafka, name, partition) for partition in range(4)] == [round_number + 1, 0, 0, round_number + 1]
+            assert "checksum" in outcomes[1].error_message.lower() or "crc" in outcomes[1].error_message.lower(), (
+                outcomes[1]
+            )
+            assert [log_end(kafka, name, partition) for partition in range(4)] == [
+                round_number + 1,
+                0,
+                0,
+                round_number + 1,
+            ]
         for partition in (1, 2):  # named also by a worker that does not own it
             watch.wait_logged("batch refused", "connection=", f"partition={name}-{partition}", logs="mqd-worker-0.log")
             watch.wait_logged("batch refused", "connection=", f"partition={name}-{partition}", logs="mqd-worker-1.log")
@@ -206,7 +270,9 @@ def test_a_batch_too_large_is_message_too_large_for_its_partition_alone(watch):
         name = f"large-{watch.broker.config['io.backend']}"
         create_topic(connections[0], name, 2, max_message_bytes="2000")
         for round_number, kafka in enumerate(connections):
-            body = kafka.call(PRODUCE, PRODUCE_VERSION, produce_request(name, {0: batch(bytes(2000)), 1: batch(bytes(1000))}))
+            body = kafka.call(
+                PRODUCE, PRODUCE_VERSION, produce_request(name, {0: batch(bytes(2000)), 1: batch(bytes(1000))})
+            )
             outcomes = body.responses[0].partition_responses
             assert [outcome.error_code for outcome in outcomes] == [TOO_LARGE, 0]
             assert [log_end(kafka, name, partition) for partition in range(2)] == [0, round_number + 1]
@@ -230,15 +296,25 @@ def test_what_does_not_exist_is_unknown(watch):
         assert produce(kafka, name, -1, batch(b"x")).error_code == UNKNOWN_TOPIC
         assert fetch(kafka, "unheard-of", 0, 0).error_code == UNKNOWN_TOPIC
         assert fetch(kafka, name, 1, 0).error_code == UNKNOWN_TOPIC
-        asked = ListOffsetsRequest.Topic(name="unheard-of", partitions=[ListOffsetsRequest.Partition(partition_index=0, timestamp=-1)])
-        assert kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[asked])).topics[0].partitions[0].error_code == UNKNOWN_TOPIC
+        asked = ListOffsetsRequest.Topic(
+            name="unheard-of", partitions=[ListOffsetsRequest.Partition(partition_index=0, timestamp=-1)]
+        )
+        assert (
+            kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[asked])).topics[0].partitions[0].error_code
+            == UNKNOWN_TOPIC
+        )
         for id_, error in ((topic_id, 0), (bytes(15) + b"\x07", UNKNOWN_TOPIC_ID), (bytes(16), UNKNOWN_TOPIC_ID)):
-            assert one_outcome(kafka.call(PRODUCE, 13, produce_request("", {0: batch(b"x")}, topic_id=id_))).error_code == error
+            assert (
+                one_outcome(kafka.call(PRODUCE, 13, produce_request("", {0: batch(b"x")}, topic_id=id_))).error_code
+                == error
+            )
             assert one_outcome(kafka.call(FETCH, 13, fetch_request("", {0: 0}, topic_id=id_))).error_code == error
         assert log_end(kafka, name, 0) == 1
 
 
-@pytest.mark.parametrize("records", [None, b"", bytes(10), bytes(61), bytes(100)], ids=["null", "none", "10", "61", "100"])
+@pytest.mark.parametrize(
+    "records", [None, b"", bytes(10), bytes(61), bytes(100)], ids=["null", "none", "10", "61", "100"]
+)
 def test_records_that_are_none_are_refused(watch, records):
     with watch.connect() as kafka:
         name = f"empty-{watch.broker.config['io.backend']}-{0 if records is None else len(records) + 1}"
@@ -249,9 +325,18 @@ def test_records_that_are_none_are_refused(watch, records):
         assert log_end(kafka, name, 0) == 0
 
 
-# -- mutations -----------------------------------------------------------------------------------------------------------------
+# -- mutations -------------------------------------------------------------------------------------
 
-EXTREMES = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"\x00\x00\x00\x00", b"\x00\x00\xff\xff", b"\xff\xff\xff\xff\x0f", b"\xff\x7f", b"\x00\x01\x00\x00")
+EXTREMES = (
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff\xff\xff",
+    b"\x80\x00\x00\x00",
+    b"\x00\x00\x00\x00",
+    b"\x00\x00\xff\xff",
+    b"\xff\xff\xff\xff\x0f",
+    b"\xff\x7f",
+    b"\x00\x01\x00\x00",
+)
 WINDOW = 48
 
 
@@ -263,22 +348,57 @@ def valid_frames(topic: str, topic_id: bytes) -> list[tuple[int, int, bytes]]:
         topics = [ProduceRequest.TopicData(name=topic, topic_id=topic_id, partition_data=data)] * 2
         found.append((PRODUCE, version, ProduceRequest(acks=1, timeout_ms=1000, topic_data=topics)))
     for version in range(4, 19):
-        partitions = [FetchRequest.Partition(partition=index, fetch_offset=0, partition_max_bytes=4096) for index in (0, 1)]
-        forgotten = [FetchRequest.ForgottenTopic(topic=topic, topic_id=topic_id, partitions=[0])] if version >= 7 else []
-        found.append((FETCH, version, FetchRequest(
-            max_wait_ms=1, min_bytes=0, max_bytes=65536, session_epoch=0, topics=[FetchRequest.Topic(topic=topic, topic_id=topic_id, partitions=partitions)],
-            forgotten_topics_data=forgotten,
-        )))
+        partitions = [
+            FetchRequest.Partition(partition=index, fetch_offset=0, partition_max_bytes=4096) for index in (0, 1)
+        ]
+        forgotten = (
+            [FetchRequest.ForgottenTopic(topic=topic, topic_id=topic_id, partitions=[0])] if version >= 7 else []
+        )
+        found.append(
+            (
+                FETCH,
+                version,
+                FetchRequest(
+                    max_wait_ms=1,
+                    min_bytes=0,
+                    max_bytes=65536,
+                    session_epoch=0,
+                    topics=[FetchRequest.Topic(topic=topic, topic_id=topic_id, partitions=partitions)],
+                    forgotten_topics_data=forgotten,
+                ),
+            )
+        )
     for version in range(1, 12):
-        partitions = [ListOffsetsRequest.Partition(partition_index=index, timestamp=when) for index, when in ((0, -1), (1, -2), (0, -3), (1, 5))]
-        found.append((LIST_OFFSETS, version, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=topic, partitions=partitions)])))
+        partitions = [
+            ListOffsetsRequest.Partition(partition_index=index, timestamp=when)
+            for index, when in ((0, -1), (1, -2), (0, -3), (1, 5))
+        ]
+        found.append(
+            (
+                LIST_OFFSETS,
+                version,
+                ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=topic, partitions=partitions)]),
+            )
+        )
     for version in range(1, 14):
-        found.append((METADATA, version, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)))
-    return [(key, version, encode_request(request, version, 5, "mutant")) for key, version, request in found if KNOWN[key].min_version <= version <= KNOWN[key].max_version]
+        found.append(
+            (
+                METADATA,
+                version,
+                MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False),
+            )
+        )
+    return [
+        (key, version, encode_request(request, version, 5, "mutant"))
+        for key, version, request in found
+        if KNOWN[key].min_version <= version <= KNOWN[key].max_version
+    ]
 
 
 def mutate(frame: bytes, chance: random.Random) -> bytes:
-    """One to three changes behind api key and version; the length word is made for the result, so what lies is inside."""
+    """One to three changes behind api key and version; the length word is made for the result, so
+    what lies is inside.
+    """
     data = bytearray(frame)
     for _ in range(chance.choice((1, 1, 2, 3))):
         at = chance.randrange(4, max(5, len(data)))
@@ -300,7 +420,9 @@ def mutate(frame: bytes, chance: random.Random) -> bytes:
 
 
 class Swarm:
-    """Sends each frame on a connection of its own, WINDOW at a time, and says how each ended: closed, answered, or (an acks=0, a long wait) silent."""
+    """Sends each frame on a connection of its own, WINDOW at a time, and says how each ended:
+    closed, answered, or (an acks=0, a long wait) silent.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -334,7 +456,8 @@ class Swarm:
 
 def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) -> Swarm:
     chance = random.Random(seed)
-    topic = f"mutants-{chance.randbytes(8).hex()}"  # far from those of other seeds: a changed name in a Metadata request creates a topic
+    # far from those of other seeds: a changed name in a Metadata request creates a topic
+    topic = f"mutants-{chance.randbytes(8).hex()}"
     seeds = valid_frames(topic, create_topic(bystanders.connections[0], topic, 2))
     swarm = Swarm(watch.broker.port)
     assert all(swarm.send([frame for _, _, frame in seeds])), "a valid frame was not answered"
@@ -370,10 +493,14 @@ def test_random_bodies_of_every_api_harm_nobody(watch, bystanders, api_key):
     spec = SUPPORTED[api_key]
     swarm = Swarm(watch.broker.port)
     versions = range(spec.min_version, spec.max_version + 1)
-    lists = {"topics": []} if api_key in (METADATA, 9) else {}  # Metadata, OffsetFetch: null, the default, is not in every version
+    # Metadata, OffsetFetch: null, the default, is not in every version
+    lists = {"topics": []} if api_key in (METADATA, 9) else {}
     request = message_class(api_key, "Request")(**lists)
     whole = {version: encode_request(request, version, 3, "random") for version in versions}
-    frames = [struct.pack(">hhih", api_key, chance.choice(versions), 3, -1) + chance.randbytes(chance.randrange(0, 80)) for _ in range(WINDOW // 2)]
+    frames = [
+        struct.pack(">hhih", api_key, chance.choice(versions), 3, -1) + chance.randbytes(chance.randrange(0, 80))
+        for _ in range(WINDOW // 2)
+    ]
     frames += [mutate(whole[chance.choice(versions)], chance) for _ in range(WINDOW // 2)]
     swarm.send(frames)
     bystanders.look()

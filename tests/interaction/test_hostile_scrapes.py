@@ -42,7 +42,14 @@ def scrape(port: int) -> str:
         return answer.read().decode()
 
 
-@pytest.mark.parametrize("said", [pytest.param(b"", marks=pytest.mark.slow, id="silent"), pytest.param(GET[:-2], id="half"), pytest.param(GET, marks=pytest.mark.slow, id="never-read")])
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"", marks=pytest.mark.slow, id="silent"),
+        pytest.param(GET[:-2], id="half"),
+        pytest.param(GET, marks=pytest.mark.slow, id="never-read"),
+    ],
+)
 def test_thousands_of_connections_to_the_metrics_port(broker: Broker, said: bytes) -> None:
     """They used to take all descriptors of the acceptor, or a thread each."""
     acceptor, port = broker.pid("mqd-acceptor"), broker.status()["metrics_port"]

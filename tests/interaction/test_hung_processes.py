@@ -1,4 +1,6 @@
-"""A process of the broker whose event loop hangs: another one takes its place, and the broker serves as before."""
+"""A process of the broker whose event loop hangs: another one takes its place, and the broker
+serves as before.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ WALL = 0x40000000  # __WALL
 
 
 class HeldThread:
-    """A process's main thread, stopped while it waits for events (it holds no lock then), and that thread alone. Raises OSError where tracing is not permitted."""
+    """A process's main thread, stopped while it waits for events (it holds no lock then), and that
+    thread alone. Raises OSError where tracing is not permitted.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -33,9 +37,12 @@ class HeldThread:
         raise AssertionError(f"process {pid} never waits for events")
 
     def _waits(self) -> bool:
-        """Stopped in a system call that is to be begun again: epoll_wait, or whatever the event loop waits in."""
+        """Stopped in a system call that is to be begun again: epoll_wait, or whatever the event
+        loop waits in.
+        """
         number = Path(f"/proc/{self.pid}/task/{self.pid}/syscall").read_text().split()[0]
-        return number.lstrip("-").isdigit() and int(number) in (22, 232, 281, 441)  # epoll_pwait (arm64), epoll_wait and epoll_pwait (x86-64), epoll_pwait2
+        # epoll_pwait (arm64), epoll_wait and epoll_pwait (x86-64), epoll_pwait2
+        return number.lstrip("-").isdigit() and int(number) in (22, 232, 281, 441)
 
     def _trace(self, request: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,6 @@
-"""Joint transactions against a real broker: the winners' records are seen, all others never; a batch that comes again is known; whatever is killed between two steps, and how often."""
+"""Joint transactions against a real broker: the winners' records are seen, all others never; a
+batch that comes again is known; whatever is killed between two steps, and how often.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
 from tests.interaction.joint import AGAIN, Driver, joint_id
 from tests.interaction.traffic import INIT_PRODUCER_ID, PRODUCE, eventually, one_outcome
-from tests.interaction.transactional import END_TXN, RawProducer, connect, fetch_committed, fresh, read_committed, topic_of
+from tests.interaction.transactional import (
+    END_TXN,
+    RawProducer,
+    connect,
+    fetch_committed,
+    fresh,
+    read_committed,
+    topic_of,
+)
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, FENCED, INVALID_REQUEST = 47, 48, 49, 90, 42
@@ -46,7 +56,9 @@ def test_the_winners_count_and_nobody_else(kafka: KafkaConnection) -> None:
     assert driver.end(0, first, second) == (0, 0), "a repeated commit is answered the same"
     for late in (first, loser, idle):
         assert late.produce(topic, 1, b"late") == INVALID_PRODUCER_EPOCH, "its transaction is over"
-    assert [fetch_committed(kafka, topic, index).last_stable_offset for index in range(2)] == [fetch_committed(kafka, topic, index).high_watermark for index in range(2)]
+    assert [fetch_committed(kafka, topic, index).last_stable_offset for index in range(2)] == [
+        fetch_committed(kafka, topic, index).high_watermark for index in range(2)
+    ]
 
 
 def test_producer_ids_go_on_with_the_next_epoch(kafka: KafkaConnection) -> None:
@@ -126,7 +138,9 @@ def test_who_lives_says_so_and_who_does_not_is_aborted(kafka: KafkaConnection) -
     while time.monotonic() < until:
         answer = driver.enlist_once(0, child.producer_id, child.epoch)
         assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, child.producer_id, child.epoch)
-    outcome = eventually(lambda: (found := fetch_committed(kafka, topic, 0)).last_stable_offset == found.high_watermark, "the time-out")
+    outcome = eventually(
+        lambda: (found := fetch_committed(kafka, topic, 0)).last_stable_offset == found.high_watermark, "the time-out"
+    )
     assert outcome and read_committed(kafka, topic, 0) == []
     assert driver.enlist_once(0, child.producer_id, child.epoch).error_code == FENCED
     assert driver.end(0, child)[0] == INVALID_TXN_STATE
@@ -150,7 +164,9 @@ def test_ordinary_producers_and_joint_ones_keep_apart(kafka: KafkaConnection) ->
 
 
 @pytest.fixture
-def mqd(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
+def mqd(
+    shared_broker: Broker, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> CommandLine:
     return CommandLine(shared_broker, monkeypatch, capfdbinary)
 
 
@@ -160,8 +176,14 @@ def test_an_administrator_sees_it_and_aborts_it(mqd: CommandLine, kafka: KafkaCo
     for child in children:
         write(child, topic, 0, b"x")
     for child in children:
-        (found,) = kafka.call(LIST_TRANSACTIONS, 1, ListTransactionsRequest(producer_id_filters=[child.producer_id])).transaction_states
-        assert (found.transactional_id, found.producer_id, found.transaction_state) == (driver.name, child.producer_id, "Ongoing")
+        (found,) = kafka.call(
+            LIST_TRANSACTIONS, 1, ListTransactionsRequest(producer_id_filters=[child.producer_id])
+        ).transaction_states
+        assert (found.transactional_id, found.producer_id, found.transaction_state) == (
+            driver.name,
+            child.producer_id,
+            "Ongoing",
+        )
     assert driver.name in mqd("txn", "list")[1]
     assert mqd("txn", "abort", driver.name, "--execute")[0] == 0
     assert fetch_committed(kafka, topic, 0).last_stable_offset == fetch_committed(kafka, topic, 0).high_watermark
@@ -171,20 +193,25 @@ def test_an_administrator_sees_it_and_aborts_it(mqd: CommandLine, kafka: KafkaCo
     child = again.child(0)
     write(child, topic, 0, b"y")
     marker = WriteTxnMarkersRequest.Marker(
-        producer_id=child.producer_id, producer_epoch=child.epoch, transaction_result=False, topics=[WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[0])],
-    )  # fmt: skip
+        producer_id=child.producer_id,
+        producer_epoch=child.epoch,
+        transaction_result=False,
+        topics=[WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[0])],
+    )
     (answer,) = kafka.call(WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker])).markers
     assert answer.topics[0].partitions[0].error_code == 0
     assert again.end(0, child)[0] == FENCED and read_committed(kafka, topic, 0) == []
 
 
-# -- kill -9 between the steps -------------------------------------------------------------------------------------------------
+# -- kill -9 between the steps ---------------------------------------------------------------------
 
 STEPS = 6  # enlist, write, write elsewhere, a loser, commit, the batch again
 
 
 class Run:
-    """A batch of two children and a loser, over connections that may break: every request is sent until it is answered for good."""
+    """A batch of two children and a loser, over connections that may break: every request is sent
+    until it is answered for good.
+    """
 
     def __init__(self, broker: Broker, topic: str, name: str, batch: int) -> None:
         self.broker, self.topic, self.name, self.batch = broker, topic, name, batch
@@ -255,10 +282,15 @@ def kill(broker: Broker, role: str) -> None:
         os.kill(pid, signal.SIGKILL)
     if role == "acceptor":
         return  # who asks next has to wait for the new one, or meets it half made
-    eventually(lambda: len(broker.pids(role)) == len(before) and not set(before) & set(broker.pids(role)), f"another {role}")
+    eventually(
+        lambda: len(broker.pids(role)) == len(before) and not set(before) & set(broker.pids(role)), f"another {role}"
+    )
 
 
-@pytest.mark.parametrize("role", ["acceptor", pytest.param("worker", marks=pytest.mark.slow), pytest.param("everything", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "role",
+    ["acceptor", pytest.param("worker", marks=pytest.mark.slow), pytest.param("everything", marks=pytest.mark.slow)],
+)
 def test_killed_between_every_two_steps(tmp_path, role: str) -> None:
     with Broker(tmp_path / "data", workers=2) as broker:
         name = joint_id()
@@ -284,7 +316,9 @@ def test_killed_between_every_two_steps(tmp_path, role: str) -> None:
 
 @pytest.mark.slow
 def test_killed_while_the_commit_is_under_way(tmp_path) -> None:
-    """The acceptor dies with the request in its hands: whichever it was, the repetition finds the same outcome, and both partitions have it."""
+    """The acceptor dies with the request in its hands: whichever it was, the repetition finds the
+    same outcome, and both partitions have it.
+    """
     with Broker(tmp_path / "data", workers=2) as broker:
         name = joint_id()
         with connect(broker) as kafka:
@@ -301,7 +335,10 @@ def test_killed_while_the_commit_is_under_way(tmp_path) -> None:
             run.close()
         reader = Run(broker, topic, name, 0)
         for partition in range(2):
-            found = eventually(lambda index=partition: reader.until_answered(lambda kafka: read_committed(kafka, topic, index)), "what was committed")
+            found = eventually(
+                lambda index=partition: reader.until_answered(lambda kafka: read_committed(kafka, topic, index)),
+                "what was committed",
+            )
             assert found == [f"{number}".encode() for number in range(4)]
         reader.close()
 

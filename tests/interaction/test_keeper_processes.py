@@ -1,4 +1,6 @@
-"""The keeper with processes that do nothing but live and die: who is let in, what they get, how fast a death is known, how it all ends."""
+"""The keeper with processes that do nothing but live and die: who is let in, what they get, how
+fast a death is known, how it all ends.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ from mqd.shm.tools import KeeperTool, free_port
 WORKERS = 2
 PATIENCE_S = 20.0
 
-# A process of the broker that attaches, says what it sees as JSON lines, and ends when its parents do. "r" on its stdin: Ready. "x": exit 0.
+# A process of the broker that attaches, says what it sees as JSON lines, and ends when its parents
+# do. "r" on its stdin: Ready. "x": exit 0.
 CHILD = """
 import json, os, select, sys, time
 from mqd.shm.attach import KeeperClient, KeeperError
@@ -68,7 +71,10 @@ class Child:
     def __init__(self, run_dir: Path, role: str, index: int = 0):
         self.role, self.index = role, index
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(run_dir), role, str(index)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, "-c", CHILD, str(run_dir), role, str(index)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
         self._rest = b""
 
@@ -76,7 +82,9 @@ class Child:
         """The next thing it says."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
-            assert select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], f"{self.role} {self.index} says nothing"
+            assert select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0], (
+                f"{self.role} {self.index} says nothing"
+            )
             piece = os.read(self.process.stdout.fileno(), 65536)
             assert piece, f"{self.role} {self.index} ended"
             self._rest += piece
@@ -109,13 +117,20 @@ class Host:
         self.port = free_port()
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("MQD_", "SUPERVISOR_"))},
-            "MQD_DATA_DIR": str(data_dir), "MQD_WORKERS": str(WORKERS), "MQD_LISTENERS": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "MQD_RECEIVE_ARENA_BYTES": str(1 << 20), "MQD_SOCKET_REQUEST_MAX_BYTES": str(1 << 19), "MQD_MESSAGE_MAX_BYTES": str(1 << 18), **environment,
+            "MQD_DATA_DIR": str(data_dir),
+            "MQD_WORKERS": str(WORKERS),
+            "MQD_LISTENERS": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "MQD_RECEIVE_ARENA_BYTES": str(1 << 20),
+            "MQD_SOCKET_REQUEST_MAX_BYTES": str(1 << 19),
+            "MQD_MESSAGE_MAX_BYTES": str(1 << 18),
+            **environment,
         }
         data_dir.mkdir(parents=True, exist_ok=True)
         self.log = data_dir / "keeper.log"
         with self.log.open("ab") as log:
-            self.keeper = subprocess.Popen([sys.executable, "-m", "mqd.keeper"], env=environment, stdout=log, stderr=log)
+            self.keeper = subprocess.Popen(
+                [sys.executable, "-m", "mqd.keeper"], env=environment, stdout=log, stderr=log
+            )
 
     def tool(self) -> KeeperTool:
         deadline = time.monotonic() + PATIENCE_S
@@ -133,7 +148,11 @@ class Host:
 
     def everybody(self) -> list[Child]:
         """All processes, attached and ready."""
-        children = [*(self.child("worker", index) for index in range(WORKERS)), self.child("acceptor"), self.child("controller")]
+        children = [
+            *(self.child("worker", index) for index in range(WORKERS)),
+            self.child("acceptor"),
+            self.child("controller"),
+        ]
         for child in children:
             child.seen = child.hear()
             assert "attached" in child.seen, child.seen
@@ -180,7 +199,9 @@ def test_status_tells_processes_and_ports(host):
     with host.tool() as tool:
         status = tool.status()
     assert status.ready and (status.host, status.port, status.metrics_port) == ("127.0.0.1", host.port, 1234)
-    assert {(one.role, one.pid) for one in status.processes} == {("keeper", host.keeper.pid)} | {(one.role, one.process.pid) for one in children}
+    assert {(one.role, one.pid) for one in status.processes} == {("keeper", host.keeper.pid)} | {
+        (one.role, one.process.pid) for one in children
+    }
     assert (status.connections, status.partitions) == ([0] * WORKERS, [0] * WORKERS)
     about = json.loads(host.places.broker_json.read_text())
     assert about["ready"] and about["port"] == host.port and about["ending"] is None
@@ -220,11 +241,17 @@ def test_a_successor_gets_the_same_descriptors_and_another_generation(host):
     assert after["generation"] > before["generation"]
     assert after["inodes"] == before["inodes"] and after["attached"] == before["attached"]
     successor.tell(b"r")
-    host.wait(lambda status: status.ready and next(one for one in status.processes if one.name == "mqd-worker-0").restart_count == 1)
+    host.wait(
+        lambda status: (
+            status.ready and next(one for one in status.processes if one.name == "mqd-worker-0").restart_count == 1
+        )
+    )
 
 
 def test_what_was_handed_over_survives_both_sides(host):
-    """A socket on its way from the acceptor to a worker, while first the one, then the other dies, is there for the worker's successor."""
+    """A socket on its way from the acceptor to a worker, while first the one, then the other dies,
+    is there for the worker's successor.
+    """
     children = host.everybody()
     children[0].kill()
     children[2].kill()
@@ -244,7 +271,9 @@ def test_what_was_handed_over_survives_both_sides(host):
 
 
 def KeeperClient_in_child(host: Host, role: str, index: int) -> bytes:
-    """Attaches as a worker in a process of its own, takes one socket from the hand-off and writes into it."""
+    """Attaches as a worker in a process of its own, takes one socket from the hand-off and writes
+    into it.
+    """
     program = (
         "import os, socket, sys\n"
         "from mqd.shm.attach import KeeperClient\n"
@@ -253,7 +282,12 @@ def KeeperClient_in_child(host: Host, role: str, index: int) -> bytes:
         "data, fds, _, _ = socket.recv_fds(handoff, 16, 1)\n"
         "sys.stdout.write('here' if data == b'x' and len(fds) == 1 else 'nothing')\n"
     )
-    return subprocess.run([sys.executable, "-c", program, str(host.places.run_dir), role, str(index)], stdout=subprocess.PIPE, timeout=PATIENCE_S, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", program, str(host.places.run_dir), role, str(index)],
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        check=True,
+    ).stdout
 
 
 def test_a_second_process_of_a_role_is_refused(host):

@@ -1,4 +1,6 @@
-"""What the keeper is told, whose directory it is, and the corners of its loop that no healthy process reaches."""
+"""What the keeper is told, whose directory it is, and the corners of its loop that no healthy
+process reaches.
+"""
 
 import asyncio
 import os
@@ -31,20 +33,39 @@ def places(tmp_path):
 
 
 def resolved(places, **overrides) -> settings.Settings:
-    return settings.resolve(load_broker(None, {}, {name.replace("_", "."): value for name, value in overrides.items()}), places)
+    return settings.resolve(
+        load_broker(None, {}, {name.replace("_", "."): value for name, value in overrides.items()}), places
+    )
 
 
 def test_what_up_resolved_is_what_the_keeper_loads(places):
     told = resolved(places, worker_count="3", num_partitions="7")
     settings.save(told)
-    environment = {"MQD_DATA_DIR": str(places.data_dir), "MQD_RUN_RESOLVED": str(places.resolved_config), "MQD_NUM_PARTITIONS": "9"}
+    environment = {
+        "MQD_DATA_DIR": str(places.data_dir),
+        "MQD_RUN_RESOLVED": str(places.resolved_config),
+        "MQD_NUM_PARTITIONS": "9",
+    }
     assert settings.load(environment) == told
 
 
 def test_a_keeper_without_up_reads_file_and_environment(places, tmp_path):
     (tmp_path / "server.properties").write_text("num.partitions=5\nnode.id=4\n")
-    loaded = settings.load({"MQD_DATA_DIR": str(places.data_dir), "MQD_CONFIG": str(tmp_path / "server.properties"), "MQD_WORKERS": "3", "MQD_NODE_ID": "6", "MQD_PYTHON": "x"})
-    assert (loaded.worker_count, loaded.config["worker.count"], loaded.config["num.partitions"], loaded.config["node.id"]) == (3, "3", "5", "6")
+    loaded = settings.load(
+        {
+            "MQD_DATA_DIR": str(places.data_dir),
+            "MQD_CONFIG": str(tmp_path / "server.properties"),
+            "MQD_WORKERS": "3",
+            "MQD_NODE_ID": "6",
+            "MQD_PYTHON": "x",
+        }
+    )
+    assert (
+        loaded.worker_count,
+        loaded.config["worker.count"],
+        loaded.config["num.partitions"],
+        loaded.config["node.id"],
+    ) == (3, "3", "5", "6")
     assert loaded.log_dirs == [str(places.log_dir)]
 
 
@@ -60,8 +81,20 @@ def test_log_dirs_become_absolute_and_differ(places, tmp_path, monkeypatch):
 
 
 def test_variables_of_the_machinery_are_no_properties():
-    environment = {"MQD_WORKERS": "2", "MQD_FILE_JOURNAL": "/j", "MQD_RUN_DIR": "/r", "MQD_SOCKET": "/s", "MQD_SOCKET_REQUEST_MAX_BYTES": "1", "MQD_NODE_ID": "3", "HOME": "/h"}
-    assert settings.properties_environment(environment) == {"MQD_SOCKET_REQUEST_MAX_BYTES": "1", "MQD_NODE_ID": "3", "HOME": "/h"}
+    environment = {
+        "MQD_WORKERS": "2",
+        "MQD_FILE_JOURNAL": "/j",
+        "MQD_RUN_DIR": "/r",
+        "MQD_SOCKET": "/s",
+        "MQD_SOCKET_REQUEST_MAX_BYTES": "1",
+        "MQD_NODE_ID": "3",
+        "HOME": "/h",
+    }
+    assert settings.properties_environment(environment) == {
+        "MQD_SOCKET_REQUEST_MAX_BYTES": "1",
+        "MQD_NODE_ID": "3",
+        "HOME": "/h",
+    }
 
 
 @pytest.mark.parametrize(
@@ -95,7 +128,15 @@ def test_an_identity_is_made_once(places):
         identity.settle(places, 6)
 
 
-@pytest.mark.parametrize("text", ["", "version=2\ncluster.id=x\nnode.id=1\ndirectory.id=y\n", "version=1\ncluster.id=x\nnode.id=one\ndirectory.id=y\n", "\0\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "version=2\ncluster.id=x\nnode.id=1\ndirectory.id=y\n",
+        "version=1\ncluster.id=x\nnode.id=one\ndirectory.id=y\n",
+        "\0\xff",
+    ],
+)
 def test_an_identity_that_makes_no_sense_is_refused_and_kept(places, text):
     places.meta_properties.write_bytes(text.encode("latin-1"))
     with pytest.raises(identity.IdentityError, match="meta.properties"):
@@ -142,7 +183,7 @@ def test_nobody_listens_on_an_unused_port():
     assert sockets.port_holder(1) is None
 
 
-# -- the loop --------------------------------------------------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -232,7 +273,7 @@ def test_an_event_of_a_connection_that_was_closed_in_the_same_turn_is_not_delive
             one.close()
 
 
-# -- attached processes in asyncio --------------------------------------------------------------------------------------------
+# -- attached processes in asyncio -----------------------------------------------------------------
 
 
 class _Loop:
@@ -305,13 +346,17 @@ def test_a_shutdown_is_not_followed_by_a_parents_death(attached):
 
 
 def test_a_welcome_fits_into_one_packet_with_the_largest_broker(places):
-    """66 endpoints, 64 hand-offs and 32 directories: the kernel passes at most 253 descriptors, the message at most MESSAGE_BYTES_MAX."""
+    """66 endpoints, 64 hand-offs and 32 directories: the kernel passes at most 253 descriptors, the
+    message at most MESSAGE_BYTES_MAX.
+    """
     from mqd.shm.attach import DESCRIPTOR_COUNT_MAX, MESSAGE_BYTES_MAX
 
     config = load_broker(None, {}, {})
     config["log.dirs"] = ",".join("/" + "d" * 250 for _ in range(32))
     names = ["/mqd-0123456789abcdef-arena-65"] * 66
-    welcome = Welcome(65, 1, 64, "c", "l", names, [1 << 32] * 66, 1, 1, [("127.0.0.1", 65535)] * 8, 66, 64, 8, 33, config)
+    welcome = Welcome(
+        65, 1, 64, "c", "l", names, [1 << 32] * 66, 1, 1, [("127.0.0.1", 65535)] * 8, 66, 64, 8, 33, config
+    )
     assert len(msgspec.msgpack.encode(welcome)) < MESSAGE_BYTES_MAX
     assert 66 + 64 + 8 + 33 <= DESCRIPTOR_COUNT_MAX
 
@@ -321,7 +366,18 @@ def test_a_process_that_does_not_end_is_killed_in_the_end(tmp_path):
     from mqd.shm.tools import KeeperTool, free_port
 
     data_dir = tmp_path / "data"
-    command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(data_dir), "--port", str(free_port()), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mqd.cli.main",
+        "up",
+        "--data-dir",
+        str(data_dir),
+        "--port",
+        str(free_port()),
+        "--workers",
+        "1",
+    ]
     up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert up.stdout.readline().startswith("mqd ready")
     with KeeperTool(data_dir) as tool:

@@ -1,4 +1,6 @@
-"""`mqd up`, `mqd down`, `mqd status`, `mqd log-level`: one host's broker from its first line to its last process."""
+"""`mqd up`, `mqd down`, `mqd status`, `mqd log-level`: one host's broker from its first line to its
+last process.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ FAST = ("--workers", "2")
 
 def mqd(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "mqd.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 2, env={**ENVIRONMENT, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S * 2, env={**ENVIRONMENT, **environment}
+    )
 
 
 class Up:
@@ -33,10 +37,28 @@ class Up:
         self.data_dir = data_dir
         self.places = paths.layout(data_dir)
         self.port = free_port()
-        command = command or [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(data_dir), "--port", str(self.port), *FAST, *map(str, arguments)]
+        command = command or [
+            sys.executable,
+            "-m",
+            "mqd.cli.main",
+            "up",
+            "--data-dir",
+            str(data_dir),
+            "--port",
+            str(self.port),
+            *FAST,
+            *map(str, arguments),
+        ]
         self.errors = data_dir.parent / f"{data_dir.name[:20]}.stderr"
         with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**ENVIRONMENT, **environment}, start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**ENVIRONMENT, **environment},
+                start_new_session=True,
+            )
 
     def ready(self) -> str:
         assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], self.story()
@@ -127,10 +149,24 @@ def test_one_line_when_it_serves_and_a_clean_end(start, number):
 
 def test_nohup_means_it(start, tmp_path):
     data_dir, port = tmp_path / "data", free_port()
-    up = start(command=["nohup", sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(data_dir), "--port", str(port), *FAST])
+    up = start(
+        command=[
+            "nohup",
+            sys.executable,
+            "-m",
+            "mqd.cli.main",
+            "up",
+            "--data-dir",
+            str(data_dir),
+            "--port",
+            str(port),
+            *FAST,
+        ]
+    )
     up.ready()
     up.process.send_signal(signal.SIGHUP)
-    os.kill(up.pids()["mqd-worker-0"], signal.SIGTERM)  # something that shows that supervisord is at work, after the signal
+    # something that shows that supervisord is at work, after the signal
+    os.kill(up.pids()["mqd-worker-0"], signal.SIGTERM)
     up.wait(lambda status: status.ready and any(one.restart_count == 1 for one in status.processes))
     up.process.terminate()
     assert up.process.wait(PATIENCE_S) == 0
@@ -143,7 +179,14 @@ def test_status_as_json_and_as_text(start):
     assert done.returncode == 0, done.stderr
     status = json.loads(done.stdout)
     assert status["ready"] is True and status["port"] == up.port and status["log_level"] == "info"
-    assert sorted(process["role"] for process in status["processes"]) == ["acceptor", "controller", "keeper", "supervisord", "worker", "worker"]
+    assert sorted(process["role"] for process in status["processes"]) == [
+        "acceptor",
+        "controller",
+        "keeper",
+        "supervisord",
+        "worker",
+        "worker",
+    ]
     assert {process["name"]: process["pid"] for process in status["processes"]}["supervisord"] == up.process.pid
     assert [worker["index"] for worker in status["workers"]] == [0, 1]
     text = mqd("status", "--data-dir", up.data_dir).stdout
@@ -187,7 +230,10 @@ def test_a_second_broker_on_the_directory_is_refused_and_the_first_goes_on(start
     up.ready()
     done = mqd("up", "--data-dir", up.data_dir, "--port", free_port())
     assert done.returncode == 1 and done.stdout == ""
-    assert f"another broker (pid {up.pids()['mqd-keeper']}) is using {up.data_dir}" in done.stderr and "mqd down --data-dir" in done.stderr
+    assert (
+        f"another broker (pid {up.pids()['mqd-keeper']}) is using {up.data_dir}" in done.stderr
+        and "mqd down --data-dir" in done.stderr
+    )
     up.wait(lambda status: status.ready)
 
 
@@ -255,7 +301,12 @@ def test_sigterm_to_the_acceptor_restarts_it(start):
     up.ready()
     before = up.pids()
     os.kill(before["mqd-acceptor"], signal.SIGTERM)
-    up.wait(lambda status: status.ready and any(one.name == "mqd-acceptor" and one.pid != before["mqd-acceptor"] for one in status.processes))
+    up.wait(
+        lambda status: (
+            status.ready
+            and any(one.name == "mqd-acceptor" and one.pid != before["mqd-acceptor"] for one in status.processes)
+        )
+    )
 
 
 def test_supervisords_death_ends_everybody_and_the_next_start_works(start):
@@ -314,8 +365,14 @@ def test_a_supervisord_of_the_users_own(start, tmp_path, end):
     paths.create(places)
     configuration = Path(sys.modules["mqd"].__file__).parent / "supervisord.conf"
     up = start(
-        name="own", command=[sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)], MQD_DATA_DIR=str(data_dir), MQD_RUN_DIR=str(places.run_dir),
-        MQD_CONFIG="", MQD_WORKERS="1", MQD_PYTHON=sys.executable, MQD_LISTENERS=f"PLAINTEXT://127.0.0.1:{port}",
+        name="own",
+        command=[sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)],
+        MQD_DATA_DIR=str(data_dir),
+        MQD_RUN_DIR=str(places.run_dir),
+        MQD_CONFIG="",
+        MQD_WORKERS="1",
+        MQD_PYTHON=sys.executable,
+        MQD_LISTENERS=f"PLAINTEXT://127.0.0.1:{port}",
     )
     deadline = time.monotonic() + PATIENCE_S
     while mqd("status", "--data-dir", data_dir).returncode != 0:
@@ -335,13 +392,20 @@ def test_a_process_that_does_not_start_ends_the_broker_with_its_last_words(tmp_p
     paths.create(places)
     (tmp_path / "supervisord.conf").write_text(
         f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={places.logs_dir}/supervisord.log\npidfile={places.supervisor_pid}\n"
-        f"[program:mqd-keeper]\ncommand=\"{sys.executable}\" -c \"input()\"\nautorestart=false\nstartsecs=0\npriority=999\n"
-        f"[program:mqd-worker]\ncommand=\"{sys.executable}\" -c \"raise SystemExit('no such library')\"\nautorestart=unexpected\nexitcodes=0\nstartsecs=0\n"
+        f'[program:mqd-keeper]\ncommand="{sys.executable}" -c "input()"\nautorestart=false\nstartsecs=0\npriority=999\n'
+        f'[program:mqd-worker]\ncommand="{sys.executable}" -c "raise SystemExit(\'no such'
+        " library')\"\nautorestart=unexpected\nexitcodes=0\nstartsecs=0\n"
         f"redirect_stderr=true\nstdout_logfile={places.logs_dir}/mqd-worker.log\n"
     )
     program = (
         "import sys\nfrom pathlib import Path\nfrom mqd.base import paths\nfrom mqd.keeper.supervise import run\n"
         "print(run(Path(sys.argv[1]), paths.layout(sys.argv[2]), print))"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "supervisord.conf", places.data_dir], capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "supervisord.conf", places.data_dir],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=ENVIRONMENT,
+    )
     assert "mqd-worker does not start (exit status 1): no such library" in done.stdout, done.stderr

@@ -1,4 +1,6 @@
-"""What is bounded when disks or clients are slow: waiting requests, remembered producers, fetch sessions; and that nobody else waits with them."""
+"""What is bounded when disks or clients are slow: waiting requests, remembered producers, fetch
+sessions; and that nobody else waits with them.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,25 @@ import pytest
 from mqd.protocol.messages import FetchRequest
 from tests.broker import Broker
 from tests.interaction.traffic import (
-    FETCH, FETCH_VERSION, NOT_LEADER, STORAGE_ERROR, TIMED_OUT, UNKNOWN_TOPIC, Watch, batch, create_topic, delete_topic, eventually, fetch_request, log_end, must_produce,
-    new_producer_id, one_outcome, produce, send_produce, topic_name,
+    FETCH,
+    FETCH_VERSION,
+    NOT_LEADER,
+    STORAGE_ERROR,
+    TIMED_OUT,
+    UNKNOWN_TOPIC,
+    Watch,
+    batch,
+    create_topic,
+    delete_topic,
+    eventually,
+    fetch_request,
+    log_end,
+    must_produce,
+    new_producer_id,
+    one_outcome,
+    produce,
+    send_produce,
+    topic_name,
 )
 from tests.kafka_connection import KafkaConnection
 
@@ -29,7 +48,7 @@ def name(request) -> str:
     return topic_name(request.node.name)
 
 
-# -- a stalled disk ------------------------------------------------------------------------------------------------------------
+# -- a stalled disk --------------------------------------------------------------------------------
 
 
 def _p99_s(samples: list[float]) -> float:
@@ -37,13 +56,21 @@ def _p99_s(samples: list[float]) -> float:
 
 
 def _partition_of_directory(watch: Watch, topic: str, directory: Path) -> int:
-    return next(int(path.name.rpartition("-")[2]) for path in sorted(directory.iterdir()) if path.name.startswith(f"{topic}-"))
+    return next(
+        int(path.name.rpartition("-")[2]) for path in sorted(directory.iterdir()) if path.name.startswith(f"{topic}-")
+    )
 
 
 def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_path):
     faults, sound, stalled = tmp_path / "faults", tmp_path / "disk-sound", tmp_path / "disk-stalled"
     faults.write_text("")
-    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend, "log.dirs": f"{sound},{stalled}"}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
+    watch = Watch(
+        start_broker(
+            workers=1,
+            config={"io.backend": io_backend, "log.dirs": f"{sound},{stalled}"},
+            environment={"MQD_FILE_FAULTS": f"@{faults}"},
+        )
+    )
     with watch.connect() as kafka, watch.connect() as victim:
         create_topic(kafka, "t", 4)
         good, bad = _partition_of_directory(watch, "t", sound), _partition_of_directory(watch, "t", stalled)
@@ -58,18 +85,22 @@ def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_pat
 
         measure()
         before = measure()
-        faults.write_text("sync:DELAY:disk-stalled:ms=2500\nsyncfs:DELAY:disk-stalled:ms=2500\nfallocate:DELAY:disk-stalled:ms=2500")
+        faults.write_text(
+            "sync:DELAY:disk-stalled:ms=2500\nsyncfs:DELAY:disk-stalled:ms=2500\nfallocate:DELAY:disk-stalled:ms=2500"
+        )
         for _ in range(20):
             send_produce(victim, "t", bad, batch(bytes(50_000)), timeout_ms=60_000)
         began = time.monotonic()
         during = min(measure() for _ in range(2))
         assert time.monotonic() - began < 2.4, "the sound disk's records took as long as the stall"
-        assert during < max(3 * before, 0.05), f"p99 {before * 1e3:.2f} ms before, {during * 1e3:.2f} ms beside a stalled disk"
+        assert during < max(3 * before, 0.05), (
+            f"p99 {before * 1e3:.2f} ms before, {during * 1e3:.2f} ms beside a stalled disk"
+        )
         faults.write_text("")
         assert [one_outcome(victim.receive().body).error_code for _ in range(20)] == [0] * 20
 
 
-# -- acks=all waiting ----------------------------------------------------------------------------------------------------------
+# -- acks=all waiting ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -114,7 +145,14 @@ def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
         must_produce(connections[0], "t", 0, b"warm")
         slow(1500)
         count = 1000  # connection.inflight.max is 256
-        senders = [threading.Thread(target=lambda kafka=kafka: [send_produce(kafka, "t", 0, batch(b"x"), timeout_ms=60_000) for _ in range(count)]) for kafka in connections]
+        senders = [
+            threading.Thread(
+                target=lambda kafka=kafka: [
+                    send_produce(kafka, "t", 0, batch(b"x"), timeout_ms=60_000) for _ in range(count)
+                ]
+            )
+            for kafka in connections
+        ]
         for sender in senders:
             sender.start()
         time.sleep(0.7)  # within the first flush
@@ -124,7 +162,9 @@ def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
         for sender, kafka in zip(senders, connections, strict=True):
             outcomes = [one_outcome(kafka.receive().body) for _ in range(count)]
             assert {outcome.error_code for outcome in outcomes} == {0}
-            assert [outcome.base_offset for outcome in outcomes] == sorted({outcome.base_offset for outcome in outcomes})
+            assert [outcome.base_offset for outcome in outcomes] == sorted(
+                {outcome.base_offset for outcome in outcomes}
+            )
             sender.join()
         assert log_end(connections[0], "t", 0) == 1 + 2 * count
 
@@ -147,7 +187,7 @@ def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
         watch.wait_quiet(connections=34)
 
 
-# -- producer ids and fetch sessions -------------------------------------------------------------------------------------------
+# -- producer ids and fetch sessions ---------------------------------------------------------------
 
 
 def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
@@ -155,22 +195,49 @@ def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
     with watch.connect() as kafka:
         create_topic(kafka, "t", 1)
         for producer_id in range(1000, 1200):
-            assert produce(kafka, "t", 0, batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0)).error_code == 0
-        eventually(lambda: 0 < watch.total("producers") <= 16, lambda: f"{watch.total('producers')} producers are remembered", 5)
+            assert (
+                produce(
+                    kafka, "t", 0, batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+                ).error_code
+                == 0
+            )
+        eventually(
+            lambda: 0 < watch.total("producers") <= 16,
+            lambda: f"{watch.total('producers')} producers are remembered",
+            5,
+        )
         again = batch(b"y", producer_id=1000, producer_epoch=0, base_sequence=1)  # forgotten, and served all the same
         assert produce(kafka, "t", 0, again).error_code == 0
-        eventually(lambda: watch.total("producers") == 0, lambda: f"{watch.total('producers')} producers are remembered", 10)
+        eventually(
+            lambda: watch.total("producers") == 0, lambda: f"{watch.total('producers')} producers are remembered", 10
+        )
 
 
-def _session(kafka: KafkaConnection, topic: str | None, session_id: int, epoch: int, offset: int = 0, partition: int = 0, **options):
-    request = fetch_request(topic, {partition: offset}, **options) if topic else FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=MIB)
+def _session(
+    kafka: KafkaConnection,
+    topic: str | None,
+    session_id: int,
+    epoch: int,
+    offset: int = 0,
+    partition: int = 0,
+    **options,
+):
+    request = (
+        fetch_request(topic, {partition: offset}, **options)
+        if topic
+        else FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=MIB)
+    )
     request.session_id, request.session_epoch = session_id, epoch
     return kafka.call(FETCH, FETCH_VERSION, request)
 
 
 def test_fetch_sessions_are_bounded(start_broker, io_backend):
-    """With all places taken by the living, whoever comes later reads without a session; an ended one makes room."""
-    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend, "max.incremental.fetch.session.cache.slots": "8"}))
+    """With all places taken by the living, whoever comes later reads without a session; an ended
+    one makes room.
+    """
+    watch = Watch(
+        start_broker(workers=1, config={"io.backend": io_backend, "max.incremental.fetch.session.cache.slots": "8"})
+    )
     with watch.connect() as kafka:
         create_topic(kafka, "t", 1)
         must_produce(kafka, "t", 0, b"x")
@@ -192,12 +259,19 @@ def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, 
         for epoch in range(1, 200):
             answer = _session(kafka, "unheard-of", session_id, epoch)
             assert answer.error_code == 0
-            told = [partition.error_code for topic in answer.responses for partition in topic.partitions if topic.topic == "unheard-of"]
+            told = [
+                partition.error_code
+                for topic in answer.responses
+                for partition in topic.partitions
+                if topic.topic == "unheard-of"
+            ]
             assert told == [UNKNOWN_TOPIC], f"after {epoch} requests the answer names it {len(told)} times"
 
 
 def test_a_session_survives_its_topics_second_life(watch, name):
-    """A client below Fetch 13 knows topics by name: created (again) while its session lives, the topic is served to it."""
+    """A client below Fetch 13 knows topics by name: created (again) while its session lives, the
+    topic is served to it.
+    """
     with watch.connection_to_each_worker() as connections:
         for kafka in connections:
             create_topic(kafka, name, 1)
@@ -205,7 +279,9 @@ def test_a_session_survives_its_topics_second_life(watch, name):
             session_id = _session(kafka, name, 0, 0).session_id
             delete_topic(kafka, name)
             gone = _session(kafka, None, session_id, 1)
-            assert [partition.error_code for topic in gone.responses for partition in topic.partitions] == [UNKNOWN_TOPIC]
+            assert [partition.error_code for topic in gone.responses for partition in topic.partitions] == [
+                UNKNOWN_TOPIC
+            ]
             create_topic(kafka, name, 1)
             must_produce(kafka, name, 0, b"second life")
             back = _session(kafka, None, session_id, 2)

@@ -1,4 +1,6 @@
-"""Memory under everything at once: hostile frames, clients that do not read, that trickle, that come and go, beside honest ones. It finds its level and stays."""
+"""Memory under everything at once: hostile frames, clients that do not read, that trickle, that
+come and go, beside honest ones. It finds its level and stays.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ from mqd.protocol import encode_request, with_length
 from mqd.protocol.messages import MetadataRequest
 from tests.interaction.test_hostile_frames import mutate, valid_frames
 from tests.interaction.traffic import (
-    FETCH, FETCH_VERSION, PRODUCE_VERSION, Watch, batch, create_topic, fetch_request, log_end, must_produce, produce, produce_request, rss_bytes,
+    FETCH,
+    FETCH_VERSION,
+    PRODUCE_VERSION,
+    Watch,
+    batch,
+    create_topic,
+    fetch_request,
+    log_end,
+    must_produce,
+    produce,
+    produce_request,
+    rss_bytes,
 )
 from tests.kafka_connection import ConnectionEnded
 
@@ -22,7 +35,9 @@ SAMPLES, GROWTH_MAX = 12, 16 * MIB  # from the first third of the samples to the
 
 
 class Crowd:
-    """Threads that each do one kind of thing again and again, until told to stop; what goes wrong in an honest one is kept."""
+    """Threads that each do one kind of thing again and again, until told to stop; what goes wrong
+    in an honest one is kept.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self.watch, self.stop, self.failures, self.rounds = watch, threading.Event(), [], {}
@@ -35,7 +50,9 @@ class Crowd:
 
     def start(self, *kinds: Callable[[random.Random], None]) -> None:
         for seed, kind in enumerate(kinds):
-            self.threads.append(threading.Thread(target=self._run, args=(kind, random.Random(seed)), name=kind.__name__))
+            self.threads.append(
+                threading.Thread(target=self._run, args=(kind, random.Random(seed)), name=kind.__name__)
+            )
             self.threads[-1].start()
 
     def _run(self, kind: Callable[[random.Random], None], chance: random.Random) -> None:
@@ -67,7 +84,9 @@ class Crowd:
             for _ in range(50):
                 partition = chance.randrange(2)
                 end = log_end(kafka, "honest", partition)
-                answer = kafka.call(FETCH, FETCH_VERSION, fetch_request("honest", {partition: max(0, end - 3)}, bytes_max=MIB))
+                answer = kafka.call(
+                    FETCH, FETCH_VERSION, fetch_request("honest", {partition: max(0, end - 3)}, bytes_max=MIB)
+                )
                 assert answer.error_code == 0
 
     # -- the others --
@@ -79,7 +98,14 @@ class Crowd:
                 kafka.send_raw(with_length(mutate(chance.choice(seeds)[2], chance)))
 
     def deaf(self, chance: random.Random) -> None:
-        frame = with_length(encode_request(fetch_request("crowd", dict.fromkeys(range(4), 0), bytes_max=chance.choice((4000, MIB))), FETCH_VERSION, 1, "deaf"))
+        frame = with_length(
+            encode_request(
+                fetch_request("crowd", dict.fromkeys(range(4), 0), bytes_max=chance.choice((4000, MIB))),
+                FETCH_VERSION,
+                1,
+                "deaf",
+            )
+        )
         opened = [self.watch.connect() for _ in range(10)]
         for kafka in opened:
             kafka.socket.setblocking(False)
@@ -89,7 +115,9 @@ class Crowd:
             kafka.close()
 
     def trickle(self, chance: random.Random) -> None:
-        frame = with_length(encode_request(produce_request("crowd", {0: batch(bytes(300_000))}), PRODUCE_VERSION, 1, "slow"))
+        frame = with_length(
+            encode_request(produce_request("crowd", {0: batch(bytes(300_000))}), PRODUCE_VERSION, 1, "slow")
+        )
         opened = [self.watch.connect() for _ in range(20)]
         for end in sorted(chance.randrange(1, len(frame)) for _ in range(5)):
             for kafka in opened:
@@ -103,7 +131,9 @@ class Crowd:
         """New ones all the time, of partitions that do not exist."""
         with self.watch.connect() as kafka:
             for number in range(20):
-                request = fetch_request(f"none-{chance.randrange(1000)}", {index: 0 for index in range(chance.choice((1, 2000)))})
+                request = fetch_request(
+                    f"none-{chance.randrange(1000)}", {index: 0 for index in range(chance.choice((1, 2000)))}
+                )
                 request.session_id, request.session_epoch = 0, 0
                 kafka.call(FETCH, FETCH_VERSION, request)
 
@@ -120,10 +150,20 @@ class Crowd:
 
 
 def _settles(watch: Watch, seconds: float, patience: float) -> None:
-    """Within `patience` there is a time of `seconds` at whose end the workers have no more than at its beginning. Until then arenas, pools and caches may fill; what leaks never gets there."""
+    """Within `patience` there is a time of `seconds` at whose end the workers have no more than at
+    its beginning. Until then arenas, pools and caches may fill; what leaks never gets there.
+    """
     crowd = Crowd(watch)
     pids = watch.worker_pids()
-    crowd.start(crowd.honest_producer, crowd.honest_reader, crowd.mutants, crowd.deaf, crowd.trickle, crowd.sessions, crowd.long_polls)
+    crowd.start(
+        crowd.honest_producer,
+        crowd.honest_reader,
+        crowd.mutants,
+        crowd.deaf,
+        crowd.trickle,
+        crowd.sessions,
+        crowd.long_polls,
+    )
     names = {thread.name for thread in crowd.threads}
     levels: list[int] = []
     growth = 1 << 40

@@ -1,4 +1,6 @@
-"""Clients of the broker's own host, through shared memory: attached, served as by TCP, refused with reasons, given up when they or the broker's processes die."""
+"""Clients of the broker's own host, through shared memory: attached, served as by TCP, refused with
+reasons, given up when they or the broker's processes die.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,31 @@ import msgspec
 import pytest
 
 from mqd import Producer, native
-from mqd.protocol.messages import AlterClientQuotasRequest, FindCoordinatorRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest
+from mqd.protocol.messages import (
+    AlterClientQuotasRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
 from mqd.shm import rendezvous
 from tests.broker import Broker
 from tests.interaction.traffic import (
-    API_VERSIONS, FETCH, FETCH_VERSION, METADATA, PRODUCE, PRODUCE_VERSION, Watch, batch, create_topic, eventually, fetch, fetch_request, must_produce, produce_request, read_batches,
+    API_VERSIONS,
+    FETCH,
+    FETCH_VERSION,
+    METADATA,
+    PRODUCE,
+    PRODUCE_VERSION,
+    Watch,
+    batch,
+    create_topic,
+    eventually,
+    fetch,
+    fetch_request,
+    must_produce,
+    produce_request,
+    read_batches,
     topic_name,
 )
 from tests.interaction.transactional import RawProducer, topic_of
@@ -51,7 +73,7 @@ def one_for_each_worker(broker: Broker, **options) -> Iterator[list[LocalConnect
         yield [by_worker[worker] for worker in sorted(by_worker)]
 
 
-# -- served -------------------------------------------------------------------------------------------------------------------
+# -- served ----------------------------------------------------------------------------------------
 
 
 def test_everything_that_tcp_can_do(shared_broker, request):
@@ -68,10 +90,24 @@ def test_everything_that_tcp_can_do(shared_broker, request):
                 stored = b"".join(read_batches(kafka, topic, partition))
                 assert all(value in stored for value in values[partition::2])
         offset = OffsetCommitRequest.Partition(partition_index=0, committed_offset=5)
-        committed = OffsetCommitRequest(group_id=topic, generation_id_or_member_epoch=-1, topics=[OffsetCommitRequest.Topic(name=topic, partitions=[offset])])
-        eventually(lambda: local[1].call(10, 4, FindCoordinatorRequest(coordinator_keys=[topic])).coordinators[0].error_code == 0, "a coordinator")
-        eventually(lambda: local[0].call(8, 9, committed).topics[0].partitions[0].error_code == 0, "a coordinator that has loaded")
-        (group,) = tcp.call(9, 9, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=topic, topics=None)])).groups
+        committed = OffsetCommitRequest(
+            group_id=topic,
+            generation_id_or_member_epoch=-1,
+            topics=[OffsetCommitRequest.Topic(name=topic, partitions=[offset])],
+        )
+        eventually(
+            lambda: (
+                local[1].call(10, 4, FindCoordinatorRequest(coordinator_keys=[topic])).coordinators[0].error_code == 0
+            ),
+            "a coordinator",
+        )
+        eventually(
+            lambda: local[0].call(8, 9, committed).topics[0].partitions[0].error_code == 0,
+            "a coordinator that has loaded",
+        )
+        (group,) = tcp.call(
+            9, 9, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=topic, topics=None)])
+        ).groups
         assert [one.committed_offset for one in group.topics[0].partitions] == [5]
 
 
@@ -91,7 +127,8 @@ def test_a_log_is_read_from_its_files(shared_broker, request):
         for number in range(60):
             must_produce(local, topic, 0, b"%04d" % number + bytes(1000))
         wanted, offset, seen = b"".join(read_batches(local, topic, 0)), 0, b""
-        control = mmap.mmap(local.control_fd, os.fstat(local.control_fd).st_size, mmap.MAP_PRIVATE)  # the client's library maps it read-only
+        # the client's library maps it read-only
+        control = mmap.mmap(local.control_fd, os.fstat(local.control_fd).st_size, mmap.MAP_PRIVATE)
         view_of = native.Control.attach(control).slot_view
         while offset < 60:
             answer, fd = local.ask(topic_id, 0, offset)
@@ -126,7 +163,12 @@ def test_positions_name_the_aborted_transactions(shared_broker):
         eventually(lambda: positions(local, 0).last_stable_offset == 9, "the last marker")
         for offset, first_offsets in ((0, [0, 6]), (2, [0, 6]), (3, [6]), (8, [6]), (9, [])):
             answer = positions(local, offset)
-            assert (answer.error_code, answer.high_watermark, answer.last_stable_offset, answer.records or b"") == (0, 9, 9, b"")
+            assert (answer.error_code, answer.high_watermark, answer.last_stable_offset, answer.records or b"") == (
+                0,
+                9,
+                9,
+                b"",
+            )
             assert [one.first_offset for one in answer.aborted_transactions or []] == first_offsets, offset
         assert positions(tcp, 0).records  # by TCP max_bytes 0 means one batch, as in Kafka
 
@@ -143,16 +185,22 @@ def test_what_is_shared_cannot_be_taken_away(shared_broker):
 
 
 def test_quotas_hold_through_shared_memory(shared_broker, request):
-    """A megabyte is the burst (ten windows of a second); whoever is beyond is answered, then not read from until it is paid."""
+    """A megabyte is the burst (ten windows of a second); whoever is beyond is answered, then not
+    read from until it is paid.
+    """
     topic, client_id = topic_name(request.node.name), request.node.name
     rate = AlterClientQuotasRequest.OpData(key="producer_byte_rate", value=100_000.0)
-    entry = AlterClientQuotasRequest.EntryData(entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=[rate])
+    entry = AlterClientQuotasRequest.EntryData(
+        entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=[rate]
+    )
     with attach(shared_broker, client_id=client_id) as slow, attach(shared_broker) as other:
         create_topic(other, topic, 1)
         assert other.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries[0].error_code == 0
         throttled_ms = 0
         while not throttled_ms:
-            throttled_ms = slow.call(PRODUCE, PRODUCE_VERSION, produce_request(topic, {0: batch(bytes(150_000))}, acks=1)).throttle_time_ms
+            throttled_ms = slow.call(
+                PRODUCE, PRODUCE_VERSION, produce_request(topic, {0: batch(bytes(150_000))}, acks=1)
+            ).throttle_time_ms
         began = time.monotonic()
         slow.send(API_VERSIONS, 3)
         must_produce(other, topic, 0, b"meanwhile")
@@ -160,12 +208,19 @@ def test_quotas_hold_through_shared_memory(shared_broker, request):
         assert time.monotonic() - began > throttled_ms / 1000 * 0.8 - 0.1
 
 
-# -- refused ------------------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("greeting, reason", [
-    (hello(version=2), "layout version 2"), (hello(abi_hash=1), "other sources"), (hello()[:-1], "103 bytes"), (hello() + b"x", "105 bytes"), (hello()[:16], "16 bytes"),
-])
+@pytest.mark.parametrize(
+    "greeting, reason",
+    [
+        (hello(version=2), "layout version 2"),
+        (hello(abi_hash=1), "other sources"),
+        (hello()[:-1], "103 bytes"),
+        (hello() + b"x", "105 bytes"),
+        (hello()[:16], "16 bytes"),
+    ],
+)
 def test_another_layout_is_refused_with_the_reason(shared_broker, greeting, reason):
     with pytest.raises(Refused, match=reason) as refused:
         LocalConnection(socket_of(shared_broker), greeting=greeting)
@@ -191,9 +246,10 @@ def test_who_says_nothing_holds_nobody_up(shared_broker):
 
 
 def test_sizes_are_the_brokers_choice(shared_broker):
-    with attach(shared_broker, greeting=hello(data_bytes=0, reply_bytes=0, submission_count=0)) as least, attach(
-        shared_broker, greeting=hello(data_bytes=3 * MIB + 1, reply_bytes=5000, submission_count=1000)
-    ) as odd:
+    with (
+        attach(shared_broker, greeting=hello(data_bytes=0, reply_bytes=0, submission_count=0)) as least,
+        attach(shared_broker, greeting=hello(data_bytes=3 * MIB + 1, reply_bytes=5000, submission_count=1000)) as odd,
+    ):
         assert (least.data_bytes, least.reply_bytes, least.submission_count) == (65536, 4096, 16)
         assert (odd.data_bytes, odd.reply_bytes, odd.submission_count) == (3 * MIB + 4096, 8192, 1024)
         for local in (least, odd):
@@ -201,7 +257,13 @@ def test_sizes_are_the_brokers_choice(shared_broker):
 
 
 def test_limits_permissions_and_switching_off(start_broker):
-    broker = start_broker(config={"local.memory.max.bytes": str(24 * MIB), "local.attachments.max": "6", "local.socket.permissions": "0666"})
+    broker = start_broker(
+        config={
+            "local.memory.max.bytes": str(24 * MIB),
+            "local.attachments.max": "6",
+            "local.socket.permissions": "0666",
+        }
+    )
     path = Path(socket_of(broker))
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 and stat.S_IMODE(path.parent.stat().st_mode) == 0o711
     opened: list[LocalConnection] = []
@@ -229,10 +291,14 @@ def test_limits_permissions_and_switching_off(start_broker):
     assert not path.exists() and rendezvous.find(broker.bootstrap).path is None
     broker.config["local.attachments.max"] = "0"
     broker.start()
-    assert not path.exists() and rendezvous.find(broker.bootstrap).path is None and broker.status()["client_socket"] is None
+    assert (
+        not path.exists()
+        and rendezvous.find(broker.bootstrap).path is None
+        and broker.status()["client_socket"] is None
+    )
 
 
-# -- deaths -------------------------------------------------------------------------------------------------------------------
+# -- deaths ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +309,9 @@ def mortal(io_backend, tmp_path_factory) -> Iterator[Broker]:
 
 
 def _attach_and_fork(pipe, path: str, bootstrap: str, is_ours: bool) -> None:
-    """A client, of this package or one that keeps to no rule, whose child has everything that a fork gives it; then it waits to be killed."""
+    """A client, of this package or one that keeps to no rule, whose child has everything that a
+    fork gives it; then it waits to be killed.
+    """
     client = Producer({"bootstrap.servers": bootstrap, "transport": "shm"}) if is_ours else LocalConnection(path)
     if is_ours:
         client.list_topics()  # it is attached now
@@ -257,7 +325,9 @@ def _attach_and_fork(pipe, path: str, bootstrap: str, is_ours: bool) -> None:
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_a_client_that_is_killed_leaves_what_its_children_keep_and_no_more(mortal, is_ours):
-    """A child of a client of this package keeps nothing. One that keeps the memory has it on the broker's account until it lets go: else clients could take any amount of it."""
+    """A child of a client of this package keeps nothing. One that keeps the memory has it on the
+    broker's account until it lets go: else clients could take any amount of it.
+    """
     watch, context = Watch(mortal), multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     client = context.Process(target=_attach_and_fork, args=(there, socket_of(mortal), mortal.bootstrap, is_ours))
@@ -282,7 +352,8 @@ def test_deaths_of_the_brokers_processes(mortal):
     with one_for_each_worker(broker) as local:
         topic_id = create_topic(local[0], "deaths", 2)
         must_produce(local[0], "deaths", 0, b"first")
-        os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)  # attachments stay; who comes meanwhile waits in the keeper's socket
+        # attachments stay; who comes meanwhile waits in the keeper's socket
+        os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)
         must_produce(local[0], "deaths", 0, b"second")
         with attach(broker) as later:
             must_produce(later, "deaths", 1, b"third")
@@ -303,7 +374,8 @@ def test_deaths_of_the_brokers_processes(mortal):
             assert answer["error"] == 0 and fd is not None
             os.close(fd)
         watch = Watch(broker)
-        eventually(lambda: watch.total("local_attachments") == 2, "the dead worker's attachments forgotten")  # those of `local` on the worker that lives
+        # those of `local` on the worker that lives
+        eventually(lambda: watch.total("local_attachments") == 2, "the dead worker's attachments forgotten")
     assert rendezvous.find(broker.bootstrap).path == path
 
 

@@ -1,4 +1,6 @@
-"""Files of a partition are deleted or damaged while the broker is down: read_committed shows no aborted record, no offset is given twice, and what is gone is told of."""
+"""Files of a partition are deleted or damaged while the broker is down: read_committed shows no
+aborted record, no offset is given twice, and what is gone is told of.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("damage", [Path.unlink, flip, lambda path: os.truncate(path, 0)], ids=["deleted", "flipped", "emptied"])
-def test_no_aborted_record_is_shown_without_its_index(start_broker, clean: bool, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, flip, lambda path: os.truncate(path, 0)], ids=["deleted", "flipped", "emptied"]
+)
+def test_no_aborted_record_is_shown_without_its_index(
+    start_broker, clean: bool, damage: Callable[[Path], None]
+) -> None:
     broker: Broker = start_broker(workers=1, config=SEGMENTS)
     with connect(broker) as kafka:
         create_topic(kafka, "t", 1)
@@ -47,7 +53,9 @@ def test_no_aborted_record_is_shown_without_its_index(start_broker, clean: bool,
             transaction.add("t", 0)
             transaction.produce("t", 0, b"%s %d " % (b"aborted" if number % 2 else b"good", number) + b"v" * 900)
             transaction.end(number % 2 == 0)
-        expected = eventually(lambda: found if len(found := read_committed(kafka, "t", 0)) == 4 else None, "committed records")
+        expected = eventually(
+            lambda: found if len(found := read_committed(kafka, "t", 0)) == 4 else None, "committed records"
+        )
     directory = broker.data_dir / "log" / "t-0"
     stop(broker, clean)
     assert not verify_directory(directory).damaged

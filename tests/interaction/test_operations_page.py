@@ -1,4 +1,6 @@
-"""docs/operations.md: the pages of a cluster - three brokers, a fourth, draining, a rolling restart, a lost host - are run as they are written, under load (operations_run.py)."""
+"""docs/operations.md: the pages of a cluster - three brokers, a fourth, draining, a rolling
+restart, a lost host - are run as they are written, under load (operations_run.py).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,25 @@ import pytest
 from tests.interaction.operations_run import PAGE, READY, Block, blocks, holds
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("On one machine, to try it", "A fourth broker, under load", "Taking a broker away", "Upgrading, one broker at a time", "One host is lost")
+PAGES = (
+    "On one machine, to try it",
+    "A fourth broker, under load",
+    "Taking a broker away",
+    "Upgrading, one broker at a time",
+    "One host is lost",
+)
 
 
 def own_network() -> list[str]:
-    """What a command is preceded by to run in a network of its own. Skips the test where that is not permitted."""
+    """What a command is preceded by to run in a network of its own. Skips the test where that is
+    not permitted.
+    """
     for words in (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"]):
         try:
-            if subprocess.run([*words, "ip", "link", "set", "lo", "up"], capture_output=True, timeout=20).returncode == 0:
+            if (
+                subprocess.run([*words, "ip", "link", "set", "lo", "up"], capture_output=True, timeout=20).returncode
+                == 0
+            ):
                 return words
         except OSError:
             break
@@ -30,11 +43,23 @@ def own_network() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path) -> None:
-    """At a home whose name is as short as people's are: beside a longer one the sockets and locks would be elsewhere than the page says."""
+    """At a home whose name is as short as people's are: beside a longer one the sockets and locks
+    would be elsewhere than the page says.
+    """
     said = tmp_path / "said"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_")}
-    with said.open("w") as output, tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp", ignore_cleanup_errors=True) as home:
-        done = subprocess.run([*own_network(), sys.executable, "-m", "tests.interaction.operations_run", home], cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=850)
+    with (
+        said.open("w") as output,
+        tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp", ignore_cleanup_errors=True) as home,
+    ):
+        done = subprocess.run(
+            [*own_network(), sys.executable, "-m", "tests.interaction.operations_run", home],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            timeout=850,
+        )
     assert done.returncode == 0, said.read_text()[-6000:]
     assert "checked " in said.read_text() and "No such file" not in said.read_text()
 
@@ -45,7 +70,12 @@ def test_every_page_has_commands_and_shows_what_they_print() -> None:
     for name in PAGES:
         own = [block for block in found if block.section == name]
         assert any(block.shown for block in own), f"{name} shows nothing that is printed"
-    assert [command for block in found for command in block.commands if command.startswith(f"mqd topic create flights --partitions 6 --replication-factor 3")]
+    assert [
+        command
+        for block in found
+        for command in block.commands
+        if command.startswith(f"mqd topic create flights --partitions 6 --replication-factor 3")
+    ]
 
 
 def test_make_cluster_is_what_the_pages_run() -> None:
@@ -54,8 +84,15 @@ def test_make_cluster_is_what_the_pages_run() -> None:
 
 
 def test_what_the_page_shows_is_compared_without_numbers_and_ids() -> None:
-    printed = "cluster -ijtVf8GK2sod-zHNQ1h6g\nvoters: 1, 2, 3; 1 of them may be lost\nNODE  ADDRESS\n   1  127.0.0.1:9092\n"
+    printed = (
+        "cluster -ijtVf8GK2sod-zHNQ1h6g\nvoters: 1, 2, 3; 1 of them may be lost\nNODE  ADDRESS\n   1  127.0.0.1:9092\n"
+    )
     assert holds(("cluster 4ijtVf8GK2sod-zHNQ1h6X", "...", "NODE ADDRESS", "2 127.0.0.2:9092"), printed) == ""
-    assert holds(("NODE ADDRESS", "voters: 1, 2, 3; 1 of them may be lost"), printed) == "voters: 1, 2, 3; 1 of them may be lost", "in this order"
+    assert (
+        holds(("NODE ADDRESS", "voters: 1, 2, 3; 1 of them may be lost"), printed)
+        == "voters: 1, 2, 3; 1 of them may be lost"
+    ), "in this order"
     assert holds(("voters: 1, 2; 1 of them may be lost",), printed)
-    assert list(blocks("\n## A cluster\n\n### One\n\n```sh\na\nb\n```\n\n```text\nc\n```\n\n```\nnot run\n```\n\n## Next\n")) == [Block("One", ("a", "b"), ("c",))]
+    assert list(
+        blocks("\n## A cluster\n\n### One\n\n```sh\na\nb\n```\n\n```text\nc\n```\n\n```\nnot run\n```\n\n## Next\n")
+    ) == [Block("One", ("a", "b"), ("c",))]

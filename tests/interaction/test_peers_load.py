@@ -1,4 +1,6 @@
-"""The laboratory's load generators, for real but small: librdkafka's against a broker, stream_load's against made-up servers; and, in the slow tier, a whole comparison."""
+"""The laboratory's load generators, for real but small: librdkafka's against a broker,
+stream_load's against made-up servers; and, in the slow tier, a whole comparison.
+"""
 
 from __future__ import annotations
 
@@ -85,11 +87,13 @@ def test_encoded_frames_hold_as_many_records_as_they_say(broker: Broker, librdka
     assert librdkafka.consume(peer, "frames", load, records=sent["stored"] + 4)["records"] == sent["stored"] + 4  # type: ignore[arg-type]
 
 
-# -- stream_load -----------------------------------------------------------------------------------------------------------
+# -- stream_load -----------------------------------------------------------------------------------
 
 
 class FakeRedis:
-    """PING, XADD, XREAD, UNLINK, for one client after the other and several at once. `refuse`: what XADD is answered with instead."""
+    """PING, XADD, XREAD, UNLINK, for one client after the other and several at once. `refuse`: what
+    XADD is answered with instead.
+    """
 
     def __init__(self, refuse: bytes = b"", garbage: bytes = b"") -> None:
         self.refuse, self.garbage = refuse, garbage
@@ -131,10 +135,17 @@ class FakeRedis:
 
     def _read(self, words: list[bytes]) -> bytes | None:
         rest = words[words.index(b"STREAMS") + 1 :]
-        places = {name: int(place.split(b"-")[0]) for name, place in zip(rest[: len(rest) // 2], rest[len(rest) // 2 :], strict=True)}
+        places = {
+            name: int(place.split(b"-")[0])
+            for name, place in zip(rest[: len(rest) // 2], rest[len(rest) // 2 :], strict=True)
+        }
         with self.more:
-            self.more.wait_for(lambda: self.closed or any(len(self.streams.get(name, [])) > place for name, place in places.items()))
-            found = {name: list(enumerate(self.streams.get(name, [])))[place : place + 7] for name, place in places.items()}
+            self.more.wait_for(
+                lambda: self.closed or any(len(self.streams.get(name, [])) > place for name, place in places.items())
+            )
+            found = {
+                name: list(enumerate(self.streams.get(name, [])))[place : place + 7] for name, place in places.items()
+            }
         found = {name: entries for name, entries in found.items() if entries}
         if not found:
             return None
@@ -145,12 +156,21 @@ class FakeRedis:
         def bulk(text: bytes) -> bytes:
             return b"$%d\r\n%s\r\n" % (len(text), text)
 
-        return b"*2\r\n" + bulk(name) + b"*%d\r\n" % len(entries) + b"".join(b"*2\r\n" + bulk(b"%d-0" % (index + 1)) + b"*2\r\n" + bulk(b"v") + bulk(value) for index, value in entries)
+        return (
+            b"*2\r\n"
+            + bulk(name)
+            + b"*%d\r\n" % len(entries)
+            + b"".join(
+                b"*2\r\n" + bulk(b"%d-0" % (index + 1)) + b"*2\r\n" + bulk(b"v") + bulk(value)
+                for index, value in entries
+            )
+        )
 
 
 @contextmanager
 def serving(fake: FakeRedis) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def accept() -> None:
             while True:
                 try:
@@ -176,7 +196,20 @@ def stream_load() -> Callable[..., dict]:
     program = str(stream_peer.stream_load())
 
     def load(what: str, **words: object) -> dict:
-        return json.loads(run([program, what, "protocol=redis", "topic=t", "partitions=2", "record_bytes=64", *(f"{key}={value}" for key, value in words.items())], 60))
+        return json.loads(
+            run(
+                [
+                    program,
+                    what,
+                    "protocol=redis",
+                    "topic=t",
+                    "partitions=2",
+                    "record_bytes=64",
+                    *(f"{key}={value}" for key, value in words.items()),
+                ],
+                60,
+            )
+        )
 
     return load
 
@@ -187,7 +220,9 @@ def test_stream_load_has_every_record_acknowledged_and_read(stream_load: Callabl
         produced = stream_load("produce", port=port, records=500, milliseconds=20_000, window=40, reading=1)
         assert (produced["records"], produced["stored"]) == (500, 502)
         assert sorted(fake.streams) == [b"t-0", b"t-1"]
-        assert [len(entries) for entries in fake.streams.values()] == [301, 201], "a hundred to one stream, a hundred to the next"
+        assert [len(entries) for entries in fake.streams.values()] == [301, 201], (
+            "a hundred to one stream, a hundred to the next"
+        )
         assert stream_load("consume", port=port, records=502)["records"] == 502
 
 
@@ -200,8 +235,10 @@ def test_stream_load_is_an_open_loop(stream_load: Callable[..., dict]) -> None:
 @pytest.mark.parametrize(
     ("fake", "reason"),
     [
-        (FakeRedis(refuse=b"-OOM command not allowed\r\n"), "OOM command not allowed"), (FakeRedis(garbage=b"*99999999\r\n"), "an array of 99999999"),
-        (FakeRedis(garbage=b"$99999999999\r\n"), "a string of 99999999999 bytes"), (FakeRedis(garbage=b"hello\r\n"), "not RESP"),
+        (FakeRedis(refuse=b"-OOM command not allowed\r\n"), "OOM command not allowed"),
+        (FakeRedis(garbage=b"*99999999\r\n"), "an array of 99999999"),
+        (FakeRedis(garbage=b"$99999999999\r\n"), "a string of 99999999999 bytes"),
+        (FakeRedis(garbage=b"hello\r\n"), "not RESP"),
     ],
     ids=["refused", "an array", "a string too long", "not its protocol"],
 )
@@ -217,25 +254,44 @@ def test_no_server_is_said_at_once(stream_load: Callable[..., dict]) -> None:
             stream_load("ping", port=taken.getsockname()[1])
 
 
-# -- a whole comparison ----------------------------------------------------------------------------------------------------
+# -- a whole comparison ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_smallest_comparison_from_jars_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_smallest_comparison_from_jars_to_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     try:
         maven.java()
         maven.jars(POM, offline_only=True)
     except Unavailable as error:
         pytest.skip(str(error))
-    steps = [Step(plan.START, everyone=True), Step(plan.THROUGHPUT), Step(plan.ALONG), Step(plan.LATENCY, share=0.25), Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)]
+    steps = [
+        Step(plan.START, everyone=True),
+        Step(plan.THROUGHPUT),
+        Step(plan.ALONG),
+        Step(plan.LATENCY, share=0.25),
+        Step(plan.THROUGHPUT, driver=KAFKA_TOOLS),
+    ]
     monkeypatch.setattr(plan, "steps", lambda full, quick: steps)
     before = command.HISTORY.read_text()
-    assert command.main(["--quick", "--only", "mqd", "--only", "kafka", "--minutes", "4", "--directory", str(tmp_path)]) == 0
+    assert (
+        command.main(["--quick", "--only", "mqd", "--only", "kafka", "--minutes", "4", "--directory", str(tmp_path)])
+        == 0
+    )
     said = capsys.readouterr().out
-    for row in ("produce, no fsync", "broker CPU to read", "produce, by Kafka's own tool", "memory after load", "start-up on an empty directory"):
+    for row in (
+        "produce, no fsync",
+        "broker CPU to read",
+        "produce, by Kafka's own tool",
+        "memory after load",
+        "start-up on an empty directory",
+    ):
         assert row in said
     assert "failed" not in said
     assert command.HISTORY.read_text() == before, "a quick run is recorded nowhere"
     assert list(tmp_path.iterdir()) == [], "its data is gone"
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout, "and so are its processes"
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout, (
+        "and so are its processes"
+    )

@@ -1,7 +1,9 @@
-"""Quotas against a real broker: a producer and a consumer slowed to their rate by time, others unmoved; on all connections and workers together; kept by restarts.
+"""Quotas against a real broker: a producer and a consumer slowed to their rate by time, others
+unmoved; on all connections and workers together; kept by restarts.
 
-Time is compared with what the quota demands, from below strictly, from above with the fifth that is promised: the broker lets a client catch up on whatever a slow
-machine made it miss, up to the burst.
+Time is compared with what the quota demands, from below strictly, from above with the fifth that is
+promised: the broker lets a client catch up on whatever a slow machine made it miss, up to the
+burst.
 """
 
 import json
@@ -26,14 +28,21 @@ BURST_S = 1.0  # quota.window.num=2, of one second each
 
 @pytest.fixture(scope="module")
 def broker(io_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp(f"quotas-{io_backend}"), config={"io.backend": io_backend, "quota.window.num": "2"}) as running:
+    with Broker(
+        tmp_path_factory.mktemp(f"quotas-{io_backend}"), config={"io.backend": io_backend, "quota.window.num": "2"}
+    ) as running:
         yield running
 
 
 def limit(broker: Broker, client_id: str | None, **quotas: float | None) -> None:
     names = {"produce": PRODUCE, "fetch": FETCH, "request": REQUEST}
-    operations = [AlterClientQuotasRequest.OpData(key=names[name], value=value or 0.0, remove=value is None) for name, value in quotas.items()]
-    entry = AlterClientQuotasRequest.EntryData(entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=operations)
+    operations = [
+        AlterClientQuotasRequest.OpData(key=names[name], value=value or 0.0, remove=value is None)
+        for name, value in quotas.items()
+    ]
+    entry = AlterClientQuotasRequest.EntryData(
+        entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=operations
+    )
     with connect(broker, "administrator") as connection:
         (answer,) = connection.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
     assert answer.error_code == 0, answer.error_message
@@ -45,7 +54,13 @@ def connect(broker: Broker, client_id: str) -> KafkaConnection:
 
 def produce(connection: KafkaConnection, topic: str, size: int, partition: int = 0):
     data = ProduceRequest.PartitionData(index=partition, records=batch_of(size))
-    response = connection.call(0, 9, ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[data])]))
+    response = connection.call(
+        0,
+        9,
+        ProduceRequest(
+            acks=1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[data])]
+        ),
+    )
     assert response.responses[0].partition_responses[0].error_code == 0
     return response
 
@@ -177,7 +192,9 @@ def test_without_acknowledgements_too(broker: Broker) -> None:
     limit(broker, "quiet", produce=RATE)
     size, count = 20_000, 30
     data = ProduceRequest.PartitionData(index=0, records=batch_of(size))
-    request = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[data])])
+    request = ProduceRequest(
+        acks=0, timeout_ms=1000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[data])]
+    )
     with connect(broker, "quiet") as connection:
         began = time.monotonic()
         for _ in range(count):
@@ -201,7 +218,7 @@ def test_quotas_hold_when_a_process_dies(start_broker, io_backend: str, name: st
         limit(broker, "slow", produce=RATE + number + 1)  # a change forgives what is owed
 
 
-# -- the command ---------------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,19 +236,40 @@ def mqd(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 def test_the_quota_command(mqd) -> None:
     assert mqd("quota", "list") == (0, "no quota is set\n", "")
-    assert mqd("quota", "set", "app", "--produce", "10MB", "--requests", "50") == (0, "client app is limited: produce 10.0 MB/s, requests 50 %\n", "")
-    assert mqd("quota", "set", "--default", "--fetch", "1MiB", "--dry-run") == (0, "the default of all clients could be limited: fetch 1.0 MB/s\n", "")
+    assert mqd("quota", "set", "app", "--produce", "10MB", "--requests", "50") == (
+        0,
+        "client app is limited: produce 10.0 MB/s, requests 50 %\n",
+        "",
+    )
+    assert mqd("quota", "set", "--default", "--fetch", "1MiB", "--dry-run") == (
+        0,
+        "the default of all clients could be limited: fetch 1.0 MB/s\n",
+        "",
+    )
     assert mqd("quota", "set", "--default", "--fetch", "500k")[0] == 0
     assert mqd("quota", "list")[1].splitlines() == [
-        "CLIENT     PRODUCE    FETCH       REQUESTS", "app        10.0 MB/s  -           50 %", "<default>  -          500.0 KB/s  -",
-    ]  # fmt: skip
-    assert json.loads(mqd("quota", "list", "app", "--format", "json")[1]) == [{"client_id": "app", PRODUCE: 10e6, FETCH: None, REQUEST: 50.0}]
-    assert json.loads(mqd("quota", "list", "--default", "--format", "json")[1]) == [{"client_id": None, PRODUCE: None, FETCH: 500e3, REQUEST: None}]
+        "CLIENT     PRODUCE    FETCH       REQUESTS",
+        "app        10.0 MB/s  -           50 %",
+        "<default>  -          500.0 KB/s  -",
+    ]
+    assert json.loads(mqd("quota", "list", "app", "--format", "json")[1]) == [
+        {"client_id": "app", PRODUCE: 10e6, FETCH: None, REQUEST: 50.0}
+    ]
+    assert json.loads(mqd("quota", "list", "--default", "--format", "json")[1]) == [
+        {"client_id": None, PRODUCE: None, FETCH: 500e3, REQUEST: None}
+    ]
     assert mqd("quota", "delete", "app", "--produce") == (0, "client app is no longer limited: produce\n", "")
     code, _, error = mqd("quota", "delete", "app", "--produce")
     assert code == 1 and "no such quota" in error
     assert mqd("quota", "delete", "app")[0] == mqd("quota", "delete", "--default")[0] == 0
     assert mqd("quota", "list", "app") == (0, "no quota is set for client app\n", "")
-    for wrong in (("set",), ("set", "app"), ("set", "app", "--default", "--fetch", "1"), ("set", "app", "--fetch", "fast"), ("set", "app", "--requests", "0"), ("delete",)):
+    for wrong in (
+        ("set",),
+        ("set", "app"),
+        ("set", "app", "--default", "--fetch", "1"),
+        ("set", "app", "--fetch", "fast"),
+        ("set", "app", "--requests", "0"),
+        ("delete",),
+    ):
         code, _, error = mqd("quota", *wrong)
         assert code == 2 and error.startswith("mqd: "), wrong

@@ -1,4 +1,6 @@
-"""Batches whose records cannot be parsed are refused, so that no consumer stops at their offset (record.validation)."""
+"""Batches whose records cannot be parsed are refused, so that no consumer stops at their offset
+(record.validation).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ MALFORMED = {
     "too many": encode_batch([*GOOD, *GOOD])[HEADER_BYTES:],
     "length 2^31 - 1": b"\xfe\xff\xff\xff\x0f" + RECORDS[1:],
     "length -5": b"\x09" + RECORDS[1:],
-    "header count 2^31 - 1": b"\x18\x00\x00\x00\x01\x01\xfe\xff\xff\xff\x0f" + bytes(2) + RECORDS[RECORDS.index(b"second") - 5 :],
+    "header count 2^31 - 1": (
+        b"\x18\x00\x00\x00\x01\x01\xfe\xff\xff\xff\x0f" + bytes(2) + RECORDS[RECORDS.index(b"second") - 5 :]
+    ),
     "deltas out of order": encode_batch(GOOD[:1])[HEADER_BYTES:] * 3,
 }
 
@@ -52,13 +56,18 @@ def create(broker: Broker, config: dict[str, str]) -> str:
     configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in config.items()]
     wanted = CreateTopicsRequest.Topic(name=name, num_partitions=1, replication_factor=1, configs=configs)
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
-        assert kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code == 0
+        assert (
+            kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code
+            == 0
+        )
     return name
 
 
 def produce(broker: Broker, topic: str, batch: bytes) -> ProduceRequest:
     data = [ProduceRequest.PartitionData(index=0, records=batch)]
-    request = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)])
+    request = ProduceRequest(
+        acks=-1, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]
+    )
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
         return kafka.call(PRODUCE, 9, request).responses[0].partition_responses[0]
 
@@ -86,8 +95,15 @@ def test_what_cannot_be_parsed_is_refused_and_consumers_read_on(shared_broker: B
 def test_compressed_batches_too_where_the_topic_says_so(shared_broker: Broker, codec: str) -> None:
     topic = create(shared_broker, {"record.validation": "all"})
     assert produce(shared_broker, topic, encode_batch(GOOD, compression=codec)).error_code == 0
-    for records in (b"\xff" * 64, encode_batch(GOOD[:2], compression=codec)[HEADER_BYTES:], encode_batch([*GOOD, *GOOD], compression=codec)[HEADER_BYTES:]):
-        assert produce(shared_broker, topic, with_records(records, compression=codec)).error_code == ErrorCode.INVALID_RECORD
+    for records in (
+        b"\xff" * 64,
+        encode_batch(GOOD[:2], compression=codec)[HEADER_BYTES:],
+        encode_batch([*GOOD, *GOOD], compression=codec)[HEADER_BYTES:],
+    ):
+        assert (
+            produce(shared_broker, topic, with_records(records, compression=codec)).error_code
+            == ErrorCode.INVALID_RECORD
+        )
     assert produce(shared_broker, topic, encode_batch([Record(b"last")], compression=codec)).base_offset == 3
     assert read(shared_broker, topic, 4) == [b"first", b"second", None, b"last"]
 

@@ -1,4 +1,6 @@
-"""AlterReplicaLogDirs on a real broker with two log directories: partitions move while they are written and read, whatever dies meanwhile; one copy counts, none is lost."""
+"""AlterReplicaLogDirs on a real broker with two log directories: partitions move while they are
+written and read, whatever dies meanwhile; one copy counts, none is lost.
+"""
 
 import random
 import shutil
@@ -20,7 +22,13 @@ from tests.crash import processes
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 DEADLINE_S = 60
-RETRIABLE = {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+RETRIABLE = {
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+}
 
 
 @pytest.fixture
@@ -28,12 +36,19 @@ def two_disks(start_broker, io_backend: str, tmp_path: Path) -> tuple[Broker, li
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:
         disk.mkdir()
-    return start_broker(config={"io.backend": io_backend, "log.dirs": ",".join(map(str, disks)), "log.segment.bytes": "65536"}), disks
+    return (
+        start_broker(
+            config={"io.backend": io_backend, "log.dirs": ",".join(map(str, disks)), "log.segment.bytes": "65536"}
+        ),
+        disks,
+    )
 
 
 def move(broker: Broker, topic: str, partition: int, disk: Path | str, version: int = 2) -> int:
     wanted = AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic(name=topic, partitions=[partition])
-    request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDirsRequest.AlterReplicaLogDir(path=str(disk), topics=[wanted])])
+    request = AlterReplicaLogDirsRequest(
+        dirs=[AlterReplicaLogDirsRequest.AlterReplicaLogDir(path=str(disk), topics=[wanted])]
+    )
     with topics.connect(broker) as connection:
         return connection.call(34, version, request).results[0].partitions[0].error_code
 
@@ -43,7 +58,12 @@ def where(broker: Broker, topic: str, partition: int) -> dict[str, bool]:
     with topics.connect(broker) as connection:
         results = connection.call(35, 4, DescribeLogDirsRequest(topics=None)).results
     return {
-        result.log_dir: one.is_future_key for result in results for described in result.topics if described.name == topic for one in described.partitions if one.partition_index == partition
+        result.log_dir: one.is_future_key
+        for result in results
+        for described in result.topics
+        if described.name == topic
+        for one in described.partitions
+        if one.partition_index == partition
     }
 
 
@@ -56,7 +76,9 @@ def eventually(what: Callable[[], bool]) -> None:
 
 def copies(disks: list[Path], topic: str) -> list[str]:
     """Everything on the disks that has to do with the topic's partitions."""
-    return sorted(f"{disk.name}/{path.name}" for disk in disks for path in disk.iterdir() if path.name.startswith(topic))
+    return sorted(
+        f"{disk.name}/{path.name}" for disk in disks for path in disk.iterdir() if path.name.startswith(topic)
+    )
 
 
 def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes]:
@@ -68,7 +90,12 @@ def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes
             got = topics.fetch(connection, topic, len(values), partition)
             answers[got.error_code] += 1
             assert got.error_code in {0, *RETRIABLE}, got.error_code
-            assert time.monotonic() < deadline, unreadable(broker, topic, partition, f"{len(values)} of {end} records; answers since, by error code: {dict(answers)}; last: {got}")
+            assert time.monotonic() < deadline, unreadable(
+                broker,
+                topic,
+                partition,
+                f"{len(values)} of {end} records; answers since, by error code: {dict(answers)}; last: {got}",
+            )
             if got.records:
                 answers.clear()
             values += [record.value for record in decode_records(got.records or b"") if record.offset >= len(values)]
@@ -78,12 +105,18 @@ def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes
 def unreadable(broker: Broker, topic: str, partition: int, what: str) -> str:
     """What there is to know of a partition that ought to be read."""
     disks = [Path(disk) for disk in broker.config["log.dirs"].split(",")]
-    files = {f"{disk.name}/{path.name}": sorted(f"{file.name} {file.stat().st_size}" for file in path.iterdir()) for disk in disks for path in disk.glob(f"{topic}-*")}
+    files = {
+        f"{disk.name}/{path.name}": sorted(f"{file.name} {file.stat().st_size}" for file in path.iterdir())
+        for disk in disks
+        for path in disk.glob(f"{topic}-*")
+    }
     return f"{what}\nthe metadata: {where(broker, topic, partition)}\nthe disks: {files}\n{broker.logs()}"
 
 
 class Writer:
-    """Writes numbered records, one after the other, until told to stop; what is answered with an error or not at all is written again under the next number."""
+    """Writes numbered records, one after the other, until told to stop; what is answered with an
+    error or not at all is written again under the next number.
+    """
 
     def __init__(self, broker: Broker, topic: str, partition: int) -> None:
         self.acknowledged: dict[int, bytes] = {}  # offset -> value
@@ -124,7 +157,9 @@ class Writer:
     def check(self) -> None:
         assert self.acknowledged
         found = read_all(self._broker, self._topic, self._partition, max(self.acknowledged) + 1)
-        assert all(found[offset] == value for offset, value in self.acknowledged.items()), "an acknowledged record is not what was written"
+        assert all(found[offset] == value for offset, value in self.acknowledged.items()), (
+            "an acknowledged record is not what was written"
+        )
 
 
 def test_a_partition_moves_while_it_is_written_and_read(two_disks) -> None:
@@ -139,7 +174,8 @@ def test_a_partition_moves_while_it_is_written_and_read(two_disks) -> None:
             (here,) = where(broker, topic, 0)
             there = next(disk for disk in disks if str(disk) != here)
             written = len(writer.acknowledged)
-            eventually(lambda there=there: move(broker, topic, 0, there) == 0)  # LEADER_NOT_AVAILABLE while the last switch still opens the log
+            # LEADER_NOT_AVAILABLE while the last switch still opens the log
+            eventually(lambda there=there: move(broker, topic, 0, there) == 0)
             eventually(lambda there=there: where(broker, topic, 0) == {str(there): False})
             eventually(lambda written=written: len(writer.acknowledged) > written + 20)
     writer.check()
@@ -155,8 +191,16 @@ def test_what_cannot_be_moved_is_refused_and_moving_home_ends_a_move(two_disks) 
     broker, disks = two_disks
     topic = topics.create_topic(broker, "refused", 1)
     for version in (1, 2):
-        assert move(broker, topic, 0, "/nowhere", version) == move(broker, topic, 0, "b", version) == ErrorCode.LOG_DIR_NOT_FOUND
-        assert move(broker, topic, 7, disks[0], version) == move(broker, "no-such-topic", 0, disks[0], version) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (
+            move(broker, topic, 0, "/nowhere", version)
+            == move(broker, topic, 0, "b", version)
+            == ErrorCode.LOG_DIR_NOT_FOUND
+        )
+        assert (
+            move(broker, topic, 7, disks[0], version)
+            == move(broker, "no-such-topic", 0, disks[0], version)
+            == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
     (here,) = where(broker, topic, 0)
     there = next(disk for disk in disks if str(disk) != here)
     assert move(broker, topic, 0, here) == 0 and list(where(broker, topic, 0)) == [here]
@@ -204,7 +248,9 @@ def test_whatever_dies_one_copy_counts_and_none_is_lost(two_disks, victim: str) 
                 broker.kill_all()
                 broker.start()
             else:
-                for name in [name for name in processes.pids(broker) if name.startswith(f"mqd-{victim}") or name == victim]:
+                for name in [
+                    name for name in processes.pids(broker) if name.startswith(f"mqd-{victim}") or name == victim
+                ]:
                     processes.kill_and_wait(broker, name)
             eventually(lambda: len(where(broker, topic, 0)) == 1)
             eventually(lambda: len(copies(disks, topic)) == 1)
@@ -240,8 +286,12 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:
         disk.mkdir()
-    broker = start_broker(config={"io.backend": io_backend, "log.dirs": ",".join(map(str, disks)), "log.cleaner.backoff.ms": "1"})
-    topic = topics.create_topic(broker, "compacted", 1, cleanup_policy="compact", min_cleanable_dirty_ratio="0.01", segment_bytes="65536")
+    broker = start_broker(
+        config={"io.backend": io_backend, "log.dirs": ",".join(map(str, disks)), "log.cleaner.backoff.ms": "1"}
+    )
+    topic = topics.create_topic(
+        broker, "compacted", 1, cleanup_policy="compact", min_cleanable_dirty_ratio="0.01", segment_bytes="65536"
+    )
     keys = [b"key-%d" % number for number in range(30)]
     stop, written = threading.Event(), 0
 
@@ -249,7 +299,14 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
         nonlocal written
         with topics.connect(broker) as connection:
             while not stop.is_set():
-                values = [Record(key=keys[(written + at) % 30], value=b"%d " % (written + at) + b"v" * 2000, timestamp_ms=1_700_000_000_000) for at in range(10)]
+                values = [
+                    Record(
+                        key=keys[(written + at) % 30],
+                        value=b"%d " % (written + at) + b"v" * 2000,
+                        timestamp_ms=1_700_000_000_000,
+                    )
+                    for at in range(10)
+                ]
                 answer = topics.produce(connection, topic, topics.batch_of(*values))
                 assert answer.error_code in {0, *RETRIABLE}, answer.error_code
                 written += 10 if answer.error_code == 0 else 0
@@ -269,11 +326,13 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
     with topics.connect(broker) as connection:
         for number, key in enumerate(keys):
             last = topics.batch_of(Record(key=key, value=b"last %d" % number, timestamp_ms=1_700_000_000_000))
-            eventually(lambda last=last: topics.produce(connection, topic, last).error_code not in RETRIABLE)  # the last move may be changing over
+            # the last move may be changing over
+            eventually(lambda last=last: topics.produce(connection, topic, last).error_code not in RETRIABLE)
         offset, end = 0, topics.list_offset(connection, topic, topics.LATEST).offset
         while offset < end:
             got = topics.fetch(connection, topic, offset)
-            assert got.error_code in {0, *RETRIABLE}, got.error_code  # compaction goes on, and replaces segments faster than a slow machine looks at them
+            # compaction goes on, and replaces segments faster than a slow machine looks at them
+            assert got.error_code in {0, *RETRIABLE}, got.error_code
             if got.error_code:
                 continue
             records = [record for record in decode_records(got.records or b"") if record.offset >= offset]
@@ -285,13 +344,21 @@ def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, 
 
 
 def test_deleted_records_do_not_come_back_when_a_move_is_cut_short(two_disks) -> None:
-    """The source's checkpoint knew where the log starts. What dies after the metadata named the target and before the target's checkpoint is written must not make it forgotten."""
+    """The source's checkpoint knew where the log starts. What dies after the metadata named the
+    target and before the target's checkpoint is written must not make it forgotten.
+    """
     broker, disks = two_disks
     topic = topics.create_topic(broker, "started", 1)
     with topics.connect(broker) as connection:
         topics.must_produce(connection, topic, *(b"%d" % number for number in range(10)))
         partition = DeleteRecordsRequest.Partition(partition_index=0, offset=4)
-        (answer,) = connection.call(21, 2, DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=topic, partitions=[partition])], timeout_ms=10_000)).topics
+        (answer,) = connection.call(
+            21,
+            2,
+            DeleteRecordsRequest(
+                topics=[DeleteRecordsRequest.Topic(name=topic, partitions=[partition])], timeout_ms=10_000
+            ),
+        ).topics
         assert answer.partitions[0].error_code == 0
     there = move_elsewhere(broker, disks, topic)
     marker = there / f"{topic}-0" / moving.MARKER

@@ -1,5 +1,8 @@
-"""A topic gets fewer partitions while clients that know nothing of it go on: `mqd topic retire-partitions` under load, to the end. Nothing that was acknowledged is lost or doubled, no consumer of a
-group sees the records of a key out of order, transactions stay whole. docs/decisions/2026-11-21-retired-partitions.md."""
+"""A topic gets fewer partitions while clients that know nothing of it go on:
+`mqd topic retire-partitions` under load, to the end. Nothing that was acknowledged is lost or
+doubled, no consumer of a group sees the records of a key out of order, transactions stay whole.
+docs/decisions/2026-11-21-retired-partitions.md.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ RUN_S_MAX = 120
 
 
 class Writer(threading.Thread):
-    """Writes records of its keys, each with the next number of its key. `written`: those that are to be read in the end, in order. With `with`: nothing of it outlives a test that fails."""
+    """Writes records of its keys, each with the next number of its key. `written`: those that are
+    to be read in the end, in order. With `with`: nothing of it outlives a test that fails.
+    """
 
     producer: Any
 
@@ -86,7 +91,9 @@ class Writer(threading.Thread):
     def __exit__(self, *_exc: object) -> None:
         """After stop() there is nothing left to purge."""
         self.end.set()
-        while self.is_alive():  # a call that waits for records waits for none now; one that waits for the broker has PATIENCE_S
+        # a call that waits for records waits for none now; one that waits for the broker has
+        # PATIENCE_S
+        while self.is_alive():
             with contextlib.suppress(Exception):
                 self.producer.purge()
                 self.producer.poll(0)
@@ -97,12 +104,22 @@ class Writer(threading.Thread):
 
 
 class Plain(Writer):
-    """An idempotent producer of librdkafka, or of mqd by shared memory, with several batches under way."""
+    """An idempotent producer of librdkafka, or of mqd by shared memory, with several batches under
+    way.
+    """
 
     def __init__(self, name: str, topic: str, bootstrap: str, local: bool = False) -> None:
         super().__init__(name, topic)
         own = {"transport": "shm"} if local else {"topic.metadata.refresh.interval.ms": RENEWED_MS}
-        self.producer = (mqd.Producer if local else Producer)({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 50_000, **own})
+        self.producer = (mqd.Producer if local else Producer)(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "message.timeout.ms": 50_000,
+                **own,
+            }
+        )
 
     def write(self) -> None:
         number = 0
@@ -116,14 +133,24 @@ class Plain(Writer):
 
 
 class Transactional(Writer):
-    """Every third transaction is aborted, and its records are not to be read. One that fails with an error that Kafka calls abortable is aborted and written again."""
+    """Every third transaction is aborted, and its records are not to be read. One that fails with
+    an error that Kafka calls abortable is aborted and written again.
+    """
 
     def __init__(self, name: str, topic: str, bootstrap: str) -> None:
         super().__init__(name, topic)
         self.may_begin = threading.Event()
         self.may_begin.set()
         self.idle = threading.Event()
-        self.producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": fresh(name), "topic.metadata.refresh.interval.ms": RENEWED_MS, "linger.ms": 1, "transaction.timeout.ms": 50_000})
+        self.producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "transactional.id": fresh(name),
+                "topic.metadata.refresh.interval.ms": RENEWED_MS,
+                "linger.ms": 1,
+                "transaction.timeout.ms": 50_000,
+            }
+        )
 
     def write(self) -> None:
         self.producer.init_transactions(PATIENCE_S)
@@ -170,13 +197,21 @@ class Transactional(Writer):
 
 
 class Readers:
-    """A group of two consumers, which ends with the `with`. `read`: numbers by key, in the order in which they were handed out; what is handed out again, after a rebalance, is the same offset and does not count."""
+    """A group of two consumers, which ends with the `with`. `read`: numbers by key, in the order in
+    which they were handed out; what is handed out again, after a rebalance, is the same offset and
+    does not count.
+    """
 
     def __init__(self, topic: str, bootstrap: str) -> None:
         self._settings = {
-            "bootstrap.servers": bootstrap, "group.id": fresh("readers"), "auto.offset.reset": "earliest", "isolation.level": "read_committed", "auto.commit.interval.ms": 100,
-            "topic.metadata.refresh.interval.ms": RENEWED_MS, "fetch.wait.max.ms": 20,
-        }  # fmt: skip
+            "bootstrap.servers": bootstrap,
+            "group.id": fresh("readers"),
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "auto.commit.interval.ms": 100,
+            "topic.metadata.refresh.interval.ms": RENEWED_MS,
+            "fetch.wait.max.ms": 20,
+        }
         self.topic, self.end, self.lock = topic, threading.Event(), threading.Lock()
         self.read: dict[str, list[int]] = defaultdict(list)
         self.seen: set[tuple[int, int]] = set()
@@ -247,12 +282,17 @@ def make_topic(bootstrap: str, partitions: int = 4, replicas: int = 1, **config:
 
 
 def count_of(bootstrap: str, topic: str) -> int:
-    return len(AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions)
+    return len(
+        AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
+    )
 
 
 def step_of(bootstrap: str, topic: str) -> int:
     with Requests(bootstrap) as requests:
-        request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retire=STATUS)], timeout_ms=10_000)
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retire=STATUS)],
+            timeout_ms=10_000,
+        )
         return requests.ask(CREATE_PARTITIONS, request).results[0].retirement.step
 
 
@@ -280,7 +320,9 @@ def write_on(writers: list[Writer]) -> None:
     before = {writer: writer.count() for writer in writers}
 
     def standing() -> list[tuple[str, list[str]]]:
-        return [(writer.name, writer.failures[:2]) for writer, count in before.items() if writer.count() <= count + 3 * KEYS]
+        return [
+            (writer.name, writer.failures[:2]) for writer, count in before.items() if writer.count() <= count + 3 * KEYS
+        ]
 
     eventually(lambda: not standing(), lambda: f"writing on; these do not: {standing()}", PATIENCE_S)
 
@@ -292,14 +334,22 @@ def check(writers: list[Writer], readers: Readers) -> None:
     until("everything is read", lambda: readers.has_all(written))
     readers.stop()
     for key, numbers in written.items():
-        assert readers.read[key] == numbers, (key, [pair for pair in zip(numbers, readers.read[key], strict=False) if pair[0] != pair[1]][:3], len(numbers), len(readers.read[key]))
+        assert readers.read[key] == numbers, (
+            key,
+            [pair for pair in zip(numbers, readers.read[key], strict=False) if pair[0] != pair[1]][:3],
+            len(numbers),
+            len(readers.read[key]),
+        )
     assert readers.read.keys() == written.keys()
     assert all(writer.acknowledged > 3 * KEYS for writer in writers)
 
 
 @pytest.mark.slow
 def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
-    broker = start_broker(config={**CONFIG, "io.backend": io_backend, "partition.retire.barrier.ms": str(int(1000 * PATIENCE_S))})  # a busy machine's readers may be slow
+    # a busy machine's readers may be slow
+    broker = start_broker(
+        config={**CONFIG, "io.backend": io_backend, "partition.retire.barrier.ms": str(int(1000 * PATIENCE_S))}
+    )
     topic = make_topic(broker.bootstrap)
     with told_with(broker), contextlib.ExitStack() as clients:
         readers = clients.enter_context(Readers(topic, broker.bootstrap))
@@ -310,7 +360,21 @@ def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker:
         ]
         until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
         with writers[2].between_two():
-            assert "drawing_near" in run("topic", "retire-partitions", topic, "--to", "2", "--no-wait", "-b", broker.bootstrap, "--format", "json").stdout
+            assert (
+                "drawing_near"
+                in run(
+                    "topic",
+                    "retire-partitions",
+                    topic,
+                    "--to",
+                    "2",
+                    "--no-wait",
+                    "-b",
+                    broker.bootstrap,
+                    "--format",
+                    "json",
+                ).stdout
+            )
         done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
         told = json.loads(done.stdout)
         assert (told["step"], told["partitions"], told["groups_behind"]) == ("redirected", 2, []), told
@@ -321,7 +385,8 @@ def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker:
         until("clients are shown two", lambda: count_of(broker.bootstrap, topic) == 2)
         until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
         hidden_s = time.monotonic()
-        while time.monotonic() < hidden_s + 2 * GRACE_S:  # librdkafka's producers write to four for as long as they live
+        # librdkafka's producers write to four for as long as they live
+        while time.monotonic() < hidden_s + 2 * GRACE_S:
             write_on(writers)
         assert step_of(broker.bootstrap, topic) == HIDDEN
         for writer in writers:
@@ -341,7 +406,11 @@ def test_an_open_transaction_is_named_and_one_that_is_in_both_ends_in_both(share
         assert producer.init().error_code == 0
         assert producer.produce(topic, 3, b"first") == 0
         refused = retire(bootstrap, topic, "--to", "2", fails=True)
-        assert f"partition 3 of {topic}" in refused and producer.name in refused and f"producer id {producer.producer_id}" in refused
+        assert (
+            f"partition 3 of {topic}" in refused
+            and producer.name in refused
+            and f"producer id {producer.producer_id}" in refused
+        )
         assert step_of(bootstrap, topic) == 0
         assert producer.end(True) == 0
         retire(bootstrap, topic, "--to", "2", "--no-wait")
@@ -352,7 +421,15 @@ def test_an_open_transaction_is_named_and_one_that_is_in_both_ends_in_both(share
         assert producer.end(False) == 0
         assert producer.produce(topic, 3, b"committed") == 0
         assert producer.end(True) == 0
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": fresh("reader"), "isolation.level": "read_committed", "auto.offset.reset": "earliest", "enable.partition.eof": True})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": fresh("reader"),
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+    )
     consumer.assign([TopicPartition(topic, 1, 0), TopicPartition(topic, 3, 0)])
     found, ends = [], 0
     while ends < 2:
@@ -368,7 +445,15 @@ def test_an_open_transaction_is_named_and_one_that_is_in_both_ends_in_both(share
 def member(bootstrap: str, topic: str) -> Iterator[tuple[str, Consumer]]:
     """A group's name, and its only member, which has read the first record."""
     group = fresh("group")
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False, "isolation.level": "read_committed"})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
     try:
         consumer.subscribe([topic])
         until("it is a member, and reads", lambda: consumer.poll(0.1) is not None)
@@ -377,7 +462,9 @@ def member(bootstrap: str, topic: str) -> Iterator[tuple[str, Consumer]]:
         consumer.close()
 
 
-def test_a_group_that_is_behind_is_told_of_and_waited_for_no_longer_than_said(start_broker: Callable[..., Broker]) -> None:
+def test_a_group_that_is_behind_is_told_of_and_waited_for_no_longer_than_said(
+    start_broker: Callable[..., Broker],
+) -> None:
     broker = start_broker(workers=1, config={**CONFIG, "partition.retire.barrier.ms": "300"})
     topic = make_topic(broker.bootstrap)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
@@ -406,8 +493,12 @@ def test_a_group_has_not_the_records_of_an_aborted_transaction_left_to_read(shar
 
 
 @pytest.mark.slow
-def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gone(start_broker: Callable[..., Broker]) -> None:
-    """Same topic id, same index: a group begins at their first record, and the transaction that wrote to one that is gone ends where its records went."""
+def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gone(
+    start_broker: Callable[..., Broker],
+) -> None:
+    """Same topic id, same index: a group begins at their first record, and the transaction that
+    wrote to one that is gone ends where its records went.
+    """
     broker = start_broker(config={**CONFIG, "partition.retire.grace.ms": "300"})
     bootstrap = broker.bootstrap
     topic = make_topic(bootstrap)
@@ -416,7 +507,13 @@ def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gon
     def add() -> None:
         admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_S)
 
-    with told_with(broker), connect(broker) as kafka, contextlib.closing(Consumer({"bootstrap.servers": bootstrap, "group.id": fresh("g"), "auto.offset.reset": "error"})) as consumer:
+    with (
+        told_with(broker),
+        connect(broker) as kafka,
+        contextlib.closing(
+            Consumer({"bootstrap.servers": bootstrap, "group.id": fresh("g"), "auto.offset.reset": "error"})
+        ) as consumer,
+    ):
         before = RawProducer(kafka)
         assert before.init().error_code == 0
         assert [before.produce(topic, 3, b"old") for _ in range(5)] == [0] * 5 and before.end(True) == 0
@@ -432,7 +529,10 @@ def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gon
         until("the end of the transaction is read", lambda: read_committed(kafka, topic, 1) == [b"redirected"])
         add()
         until("the new one is served", lambda: count_of(bootstrap, topic) == 4)
-        assert [one.offset for one in consumer.committed([TopicPartition(topic, 3), TopicPartition(topic, 1)])] == [OFFSET_INVALID, 0]
+        assert [one.offset for one in consumer.committed([TopicPartition(topic, 3), TopicPartition(topic, 1)])] == [
+            OFFSET_INVALID,
+            0,
+        ]
         after = RawProducer(kafka)
         assert after.init().error_code == 0
         until("the new one takes a record", lambda: after.produce(topic, 3, b"new") == 0)
@@ -441,11 +541,16 @@ def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gon
 
 @pytest.mark.slow
 def test_leaders_die_while_partitions_are_retired(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with Cluster(tmp_path_factory.mktemp("retired"), config={**CONFIG, "broker.session.timeout.ms": "2000", "partition.retire.grace.ms": "600000"}) as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("retired"),
+        config={**CONFIG, "broker.session.timeout.ms": "2000", "partition.retire.grace.ms": "600000"},
+    ) as cluster:
         topic = make_topic(cluster.bootstrap, replicas=3)
         with contextlib.ExitStack() as clients:
             readers = clients.enter_context(Readers(topic, cluster.bootstrap))
-            writers: list[Any] = [clients.enter_context(one(one.__name__, topic, cluster.bootstrap)) for one in (Plain, Transactional)]
+            writers: list[Any] = [
+                clients.enter_context(one(one.__name__, topic, cluster.bootstrap)) for one in (Plain, Transactional)
+            ]
             _leaders_die(cluster, topic, writers, readers)
 
 
@@ -455,7 +560,13 @@ def _leaders_die(cluster: Cluster, topic: str, writers: list[Any], readers: Read
         retire(cluster.bootstrap, topic, "--to", "2", "--no-wait")
     for want in (SEALED, REDIRECTED, REDIRECTED):
         until("the step", lambda want=want: step_of(cluster.bootstrap, topic) >= want)
-        leader = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[3].leader
+        leader = (
+            AdminClient({"bootstrap.servers": cluster.bootstrap})
+            .list_topics(topic, timeout=PATIENCE_S)
+            .topics[topic]
+            .partitions[3]
+            .leader
+        )
         member = cluster.brokers[leader]
         for role in ("mqd-worker", "mqd-controller"):
             for pid in member.pids(role):

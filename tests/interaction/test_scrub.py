@@ -1,4 +1,6 @@
-"""A bit flips in a stored segment: the broker says so by itself, names the place, and serves everything else."""
+"""A bit flips in a stored segment: the broker says so by itself, names the place, and serves
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def flip_a_bit(path: Path, position: int) -> None:
 
 
 def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
-    broker: Broker = start_broker(workers=2, config={"log.scrub.interval.ms": "1000", "log.segment.bytes": str(SEGMENT_BYTES)})
+    broker: Broker = start_broker(
+        workers=2, config={"log.scrub.interval.ms": "1000", "log.segment.bytes": str(SEGMENT_BYTES)}
+    )
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(kafka, "t", 3)
         for partition in range(3):
@@ -57,8 +61,15 @@ def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
         fields = dict(re.findall(r"(\w+)=(\"[^\"]*\"|\S+)", line))
         assert " ERROR " in line
         assert (fields["partition"], fields["segment"], fields["position"]) == ("t-1", segment.name, str(bad.position))
-        assert fields["next_sound_offset"] == str(after.base_offset) and "CRC" in fields["reason"] and str(segment) in fields["see"]
-        eventually(lambda: corrupt_segments(broker) == {("t", "0"): 0, ("t", "1"): 1, ("t", "2"): 0}, lambda: str(corrupt_segments(broker)))
+        assert (
+            fields["next_sound_offset"] == str(after.base_offset)
+            and "CRC" in fields["reason"]
+            and str(segment) in fields["see"]
+        )
+        eventually(
+            lambda: corrupt_segments(broker) == {("t", "0"): 0, ("t", "1"): 1, ("t", "2"): 0},
+            lambda: str(corrupt_segments(broker)),
+        )
 
         for partition in (0, 2):
             must_produce(kafka, "t", partition, VALUE)
@@ -74,13 +85,17 @@ def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
         assert delete_records(kafka, "t", 1, after.base_offset) == after.base_offset
         eventually(lambda: corrupt_segments(broker)["t", "1"] == 0, "nobody can read the bad batch any more")
         flip_a_bit(segment, after.position + 100)
-        eventually(lambda: corrupt_segments(broker)["t", "1"] == 1, "what lies behind the given-up batch is still looked at")
+        eventually(
+            lambda: corrupt_segments(broker)["t", "1"] == 1, "what lies behind the given-up batch is still looked at"
+        )
         eventually(lambda: len(damage_lines(broker)) >= 3, "a line each")
         assert len(damage_lines(broker)) == 3, f"looked at every second, told once a day\n{broker.logs()}"
 
 
 def test_damage_is_remembered_across_a_restart_and_can_be_switched_off(start_broker) -> None:
-    broker: Broker = start_broker(workers=1, config={"log.scrub.interval.ms": "1000", "log.segment.bytes": str(SEGMENT_BYTES)})
+    broker: Broker = start_broker(
+        workers=1, config={"log.scrub.interval.ms": "1000", "log.segment.bytes": str(SEGMENT_BYTES)}
+    )
     with KafkaConnection(port=broker.port) as kafka:
         create_topic(kafka, "t", 1)
         for _ in range(BATCH_COUNT):

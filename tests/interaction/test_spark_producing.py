@@ -1,4 +1,6 @@
-"""What the sink of Spark sends, without Spark: record batches over TCP to a real broker that restarts, and the requests of a joint transaction."""
+"""What the sink of Spark sends, without Spark: record batches over TCP to a real broker that
+restarts, and the requests of a joint transaction.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ NO_PRODUCER = (-1, -1)
 
 def options(broker: Broker, topic: str, transport: str = "auto", **more) -> SinkOptions:
     columns = tuple("value" if name == "value" else "" for name in COLUMNS)
-    return SinkOptions(KafkaSettings(broker.bootstrap, client_id=fresh("spark"), transport=transport), columns, topic, **{"batch_bytes": 16 << 10, **more})
+    return SinkOptions(
+        KafkaSettings(broker.bootstrap, client_id=fresh("spark"), transport=transport),
+        columns,
+        topic,
+        **{"batch_bytes": 16 << 10, **more},
+    )
 
 
 def rows(first: int, count: int) -> pa.RecordBatch:
@@ -54,7 +61,9 @@ def everything(broker: Broker, topic: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("role", "transport"), [("worker", "tcp"), ("worker", "auto"), ("acceptor", "tcp")])
-def test_a_broker_that_restarts_gets_every_row_once(start_broker: Callable[..., Broker], role: str, transport: str) -> None:
+def test_a_broker_that_restarts_gets_every_row_once(
+    start_broker: Callable[..., Broker], role: str, transport: str
+) -> None:
     broker = start_broker()
     with connect(broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
@@ -81,7 +90,10 @@ def test_who_does_not_answer_is_named_in_time(start_broker: Callable[..., Broker
     send(found, producer, rows(0, 10))
     producer.flush()
     broker.kill_all()
-    with pytest.raises(MqdWriteError, match=rf"topic {topic}, partition \d: 10 rows were not acknowledged within 1 s .*kafka.delivery.timeout.ms"):
+    with pytest.raises(
+        MqdWriteError,
+        match=rf"topic {topic}, partition \d: 10 rows were not acknowledged within 1 s .*kafka.delivery.timeout.ms",
+    ):
         send(found, producer, rows(10, 10))
         producer.flush()
     producer.close()
@@ -100,7 +112,9 @@ def test_a_row_that_is_too_large_for_shared_memory_goes_over_tcp(shared_broker: 
     assert producer.byte_count > 6 << 20
 
 
-def test_shared_memory_that_cannot_be_had_is_said_when_it_is_wanted(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_cannot_be_had_is_said_when_it_is_wanted(
+    shared_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mqd.shm import rendezvous
 
     monkeypatch.setattr(rendezvous, "find", lambda *_: rendezvous.Rendezvous(None, "nobody is here"))
@@ -142,7 +156,9 @@ def test_a_child_whose_transaction_is_over_is_told_so(shared_broker: Broker) -> 
         Joint(cluster, name, 1, "run-2", 3_600_000).enlist()
 
 
-def test_brokers_that_do_not_know_joint_transactions_are_named(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_do_not_know_joint_transactions_are_named(
+    shared_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer is that of a broker which skipped the field."""
     cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
     joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
@@ -165,5 +181,11 @@ def test_a_dead_driver_stops_no_reader_for_long(shared_broker: Broker) -> None:
         producer = Producer(found, joint.enlist(), joint.transactional_id)
         send(found, producer, rows(0, 10))
         producer.flush()
-        eventually(lambda: all((one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark for index in range(PARTITIONS)), "the time-out")
+        eventually(
+            lambda: all(
+                (one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark
+                for index in range(PARTITIONS)
+            ),
+            "the time-out",
+        )
     assert everything(shared_broker, topic) == []

@@ -1,4 +1,6 @@
-"""Transactions against a real broker: what is committed is seen, what is aborted is not, and what is late, repeated or forged changes nothing."""
+"""Transactions against a real broker: what is committed is seen, what is aborted is not, and what
+is late, repeated or forged changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,27 @@ import signal
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from mqd.protocol.messages import ApiVersionsRequest, InitProducerIdRequest, ListTransactionsRequest, TxnOffsetCommitRequest, WriteTxnMarkersRequest
+from mqd.protocol.messages import (
+    ApiVersionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    TxnOffsetCommitRequest,
+    WriteTxnMarkersRequest,
+)
 from mqd.protocol.records import Record, encode_batch
 from tests.broker import Broker
 from tests.interaction.traffic import INIT_PRODUCER_ID, PRODUCE, eventually, one_outcome, produce, produce_request
-from tests.interaction.transactional import END_TXN, RETRIABLE_AT_START, RawProducer, connect, fetch_committed, fresh, producers, read_committed, topic_of
+from tests.interaction.transactional import (
+    END_TXN,
+    RETRIABLE_AT_START,
+    RawProducer,
+    connect,
+    fetch_committed,
+    fresh,
+    producers,
+    read_committed,
+    topic_of,
+)
 from tests.kafka_connection import ConnectionEnded
 
 LIST_TRANSACTIONS, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 66, 27, 28
@@ -50,14 +68,16 @@ def test_one_produce_begins_in_many_partitions(shared_broker: Broker) -> None:
         topic = topic_of(kafka, 3)
         producer = RawProducer(kafka)
         producer.init()
-        (answer,) = kafka.call(PRODUCE, 12, producer.request(topic, {index: (b"a", b"b") for index in range(3)})).responses
+        (answer,) = kafka.call(
+            PRODUCE, 12, producer.request(topic, {index: (b"a", b"b") for index in range(3)})
+        ).responses
         assert [one.error_code for one in answer.partition_responses] == [0, 0, 0]
         assert {(one.topic, tuple(one.partitions)) for one in producer.state().topics} == {(topic, (0, 1, 2))}
         assert producer.end(True) == 0
         assert [read_committed(kafka, topic, index) for index in range(3)] == [[b"a", b"b"]] * 3
 
 
-# -- late and repeated requests (KIP-890) --------------------------------------------------------------------------------------
+# -- late and repeated requests (KIP-890) ----------------------------------------------------------
 
 
 def test_a_repeated_end_is_answered_the_same(shared_broker: Broker) -> None:
@@ -68,7 +88,9 @@ def test_a_repeated_end_is_answered_the_same(shared_broker: Broker) -> None:
         begin(producer, topic, 0, b"a")
         request = producer.end_request(True)
         answers = [kafka.call(END_TXN, 5, request) for _ in range(3)]
-        assert {(one.error_code, one.producer_id, one.producer_epoch) for one in answers} == {(0, producer.producer_id, producer.epoch + 1)}
+        assert {(one.error_code, one.producer_id, one.producer_epoch) for one in answers} == {
+            (0, producer.producer_id, producer.epoch + 1)
+        }
         other = producer.end_request(False)
         assert kafka.call(END_TXN, 5, other).error_code == INVALID_TXN_STATE
         assert read_committed(kafka, topic, 0) == [b"a"]
@@ -104,8 +126,12 @@ def test_a_late_produce_does_not_begin_what_nobody_ends(shared_broker: Broker) -
         assert all(one.current_txn_start_offset == -1 for index in range(2) for one in producers(kafka, topic, index))
 
 
-@pytest.mark.parametrize(("produce_version", "error"), [(9, INVALID_TXN_STATE), (10, INVALID_TXN_STATE), (11, TRANSACTION_ABORTABLE)])
-def test_a_produce_to_a_partition_that_was_not_added_is_refused(shared_broker: Broker, produce_version: int, error: int) -> None:
+@pytest.mark.parametrize(
+    ("produce_version", "error"), [(9, INVALID_TXN_STATE), (10, INVALID_TXN_STATE), (11, TRANSACTION_ABORTABLE)]
+)
+def test_a_produce_to_a_partition_that_was_not_added_is_refused(
+    shared_broker: Broker, produce_version: int, error: int
+) -> None:
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka, 2)
         producer = RawProducer(kafka, version=0)
@@ -134,7 +160,9 @@ def test_an_abort_of_nothing_makes_what_is_under_way_void(shared_broker: Broker)
 
 @pytest.mark.parametrize("committed", [False, True], ids=["aborted", "committed"])
 def test_sequences_of_a_transaction_that_has_ended_are_no_repetition(shared_broker: Broker, committed: bool) -> None:
-    """librdkafka gives up records when it aborts, also those that it had sent, and the next ones get their sequences: taken for a repetition they would be acknowledged and lost."""
+    """librdkafka gives up records when it aborts, also those that it had sent, and the next ones
+    get their sequences: taken for a repetition they would be acknowledged and lost.
+    """
     with connect(shared_broker) as kafka:
         topic = topic_of(kafka)
         producer = RawProducer(kafka, version=0)
@@ -156,7 +184,7 @@ def test_sequences_of_a_transaction_that_has_ended_are_no_repetition(shared_brok
         assert read_committed(kafka, topic, 0) == [*first, b"next"]
 
 
-# -- fencing -------------------------------------------------------------------------------------------------------------------
+# -- fencing ---------------------------------------------------------------------------------------
 
 
 @VERSIONS
@@ -207,7 +235,11 @@ def test_a_producer_recovers_with_its_epoch(shared_broker: Broker) -> None:
         other = RawProducer(kafka, producer.name)
         other.init()
         assert producer.init(**mine).error_code == FENCED
-        refused = kafka.call(INIT_PRODUCER_ID, 3, InitProducerIdRequest(transactional_id=producer.name, transaction_timeout_ms=1000, **mine))
+        refused = kafka.call(
+            INIT_PRODUCER_ID,
+            3,
+            InitProducerIdRequest(transactional_id=producer.name, transaction_timeout_ms=1000, **mine),
+        )
         assert refused.error_code == INVALID_PRODUCER_EPOCH, "clients of version 3 do not know PRODUCER_FENCED"
 
 
@@ -225,9 +257,17 @@ def test_forged_producers_are_refused(shared_broker: Broker) -> None:
         forger.sequences.clear()
         assert forger.end(True) == FENCED
         assert forger.produce(topic, 0, b"x") == INVALID_PRODUCER_EPOCH
-        control = encode_batch([Record(key=bytes(4), value=bytes(6))], producer_id=producer.producer_id, producer_epoch=producer.epoch, is_transactional=True, is_control=True)
+        control = encode_batch(
+            [Record(key=bytes(4), value=bytes(6))],
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            is_transactional=True,
+            is_control=True,
+        )
         assert produce(kafka, topic, 0, control).error_code != 0
-        plain = encode_batch([Record(value=b"x")], producer_id=producer.producer_id, producer_epoch=producer.epoch, base_sequence=1)
+        plain = encode_batch(
+            [Record(value=b"x")], producer_id=producer.producer_id, producer_epoch=producer.epoch, base_sequence=1
+        )
         assert one_outcome(kafka.call(PRODUCE, 9, produce_request(topic, {0: plain}))).error_code == INVALID_TXN_STATE
         assert producer.end(True) == 0
         assert read_committed(kafka, topic, 0) == [b"a"]
@@ -239,7 +279,7 @@ def test_the_longest_time_out_is_the_brokers(shared_broker: Broker) -> None:
         assert RawProducer(kafka, timeout_ms=0).init().error_code == INVALID_TRANSACTION_TIMEOUT
 
 
-# -- administration ------------------------------------------------------------------------------------------------------------
+# -- administration --------------------------------------------------------------------------------
 
 
 def test_transactions_are_listed_and_described(shared_broker: Broker) -> None:
@@ -249,9 +289,19 @@ def test_transactions_are_listed_and_described(shared_broker: Broker) -> None:
         producer.init()
         begin(producer, topic, 0, b"a")
         found = producer.state()
-        assert (found.transaction_state, found.producer_id, found.producer_epoch, found.transaction_timeout_ms) == ("Ongoing", producer.producer_id, producer.epoch, 60_000)
+        assert (found.transaction_state, found.producer_id, found.producer_epoch, found.transaction_timeout_ms) == (
+            "Ongoing",
+            producer.producer_id,
+            producer.epoch,
+            60_000,
+        )
         (one,) = producers(kafka, topic, 0)
-        assert (one.producer_id, one.producer_epoch, one.current_txn_start_offset, one.last_sequence) == (producer.producer_id, producer.epoch, 0, 0)
+        assert (one.producer_id, one.producer_epoch, one.current_txn_start_offset, one.last_sequence) == (
+            producer.producer_id,
+            producer.epoch,
+            0,
+            0,
+        )
 
         def listed(**filters):
             answer = kafka.call(LIST_TRANSACTIONS, 2, ListTransactionsRequest(**filters))
@@ -259,21 +309,30 @@ def test_transactions_are_listed_and_described(shared_broker: Broker) -> None:
             return {state.transactional_id for state in answer.transaction_states}
 
         assert producer.name in listed()
-        assert producer.name in listed(state_filters=["Ongoing"], producer_id_filters=[producer.producer_id], duration_filter=0)
+        assert producer.name in listed(
+            state_filters=["Ongoing"], producer_id_filters=[producer.producer_id], duration_filter=0
+        )
         assert producer.name not in listed(state_filters=["Empty"])
         assert producer.name not in listed(duration_filter=3_600_000)
         assert listed(transactional_id_pattern=f"{producer.name}.*") == {producer.name}
-        assert kafka.call(LIST_TRANSACTIONS, 0, ListTransactionsRequest(state_filters=["Nonsense"])).unknown_state_filters == ["Nonsense"]
+        assert kafka.call(
+            LIST_TRANSACTIONS, 0, ListTransactionsRequest(state_filters=["Nonsense"])
+        ).unknown_state_filters == ["Nonsense"]
         assert producer.end(False) == 0
         (one,) = producers(kafka, topic, 0)
         assert one.current_txn_start_offset == -1 and one.coordinator_epoch >= 0
 
 
-def marker(producer: RawProducer, topic: str, commit: bool = False, coordinator_epoch: int = 0, epoch: int | None = None) -> WriteTxnMarkersRequest:
+def marker(
+    producer: RawProducer, topic: str, commit: bool = False, coordinator_epoch: int = 0, epoch: int | None = None
+) -> WriteTxnMarkersRequest:
     one = WriteTxnMarkersRequest.Marker(
-        producer_id=producer.producer_id, producer_epoch=producer.epoch if epoch is None else epoch, transaction_result=commit, coordinator_epoch=coordinator_epoch,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch if epoch is None else epoch,
+        transaction_result=commit,
+        coordinator_epoch=coordinator_epoch,
         topics=[WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[0])],
-    )  # fmt: skip
+    )
     return WriteTxnMarkersRequest(markers=[one])
 
 
@@ -298,7 +357,9 @@ def test_an_administrator_aborts_everywhere_or_nowhere(shared_broker: Broker) ->
 
 
 def test_a_marker_that_comes_twice_does_not_end_the_next_transaction(shared_broker: Broker) -> None:
-    """KIP-890, KIP-1228: the marker of version 2 has the epoch of the next transaction. The partition itself tells it from a first one."""
+    """KIP-890, KIP-1228: the marker of version 2 has the epoch of the next transaction. The
+    partition itself tells it from a first one.
+    """
 
     def again(version: int) -> int:
         request = marker(producer, topic)  # the epoch that the end gave is the marker's
@@ -322,7 +383,7 @@ def test_a_marker_that_comes_twice_does_not_end_the_next_transaction(shared_brok
         assert fetch_committed(kafka, topic, 0).last_stable_offset == 4, "nothing was written"
 
 
-# -- with the client library ---------------------------------------------------------------------------------------------------
+# -- with the client library -----------------------------------------------------------------------
 
 
 def library_producer(broker: Broker, name: str, **settings: object) -> Producer:
@@ -332,7 +393,15 @@ def library_producer(broker: Broker, name: str, **settings: object) -> Producer:
 
 
 def consume(broker: Broker, topic: str, count: int, isolation: str = "read_committed") -> list[bytes]:
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": fresh("reader"), "isolation.level": isolation, "enable.auto.commit": False, "enable.partition.eof": True})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": fresh("reader"),
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[bytes] = []
     try:
@@ -387,7 +456,12 @@ def test_consume_transform_produce(shared_broker: Broker) -> None:
     for number in range(10):
         plain.produce(source, f"{number}".encode(), partition=0)
     assert plain.flush(10) == 0
-    settings = {"bootstrap.servers": shared_broker.bootstrap, "group.id": fresh("copy"), "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    settings = {
+        "bootstrap.servers": shared_broker.bootstrap,
+        "group.id": fresh("copy"),
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
     consumer = Consumer(settings)
     consumer.subscribe([source])
     producer = library_producer(shared_broker, fresh("copier"))
@@ -399,7 +473,9 @@ def test_consume_transform_produce(shared_broker: Broker) -> None:
         producer.begin_transaction()
         for one in messages:
             producer.produce(target, b"copy of " + one.value(), partition=0)
-        producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 10)
+        producer.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 10
+        )
         if not aborted:
             aborted = True
             producer.abort_transaction(10)
@@ -420,11 +496,16 @@ def test_offsets_of_no_transaction_are_refused(shared_broker: Broker) -> None:
         producer.init()
 
         def commit(version: int) -> int:
-            partitions = [TxnOffsetCommitRequest.Partition(partition_index=0, committed_offset=1, committed_metadata="")]
+            partitions = [
+                TxnOffsetCommitRequest.Partition(partition_index=0, committed_offset=1, committed_metadata="")
+            ]
             request = TxnOffsetCommitRequest(
-                transactional_id=producer.name, group_id="somebody", producer_id=producer.producer_id, producer_epoch=producer.epoch,
+                transactional_id=producer.name,
+                group_id="somebody",
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
                 topics=[TxnOffsetCommitRequest.Topic(name=topic, partitions=partitions)],
-            )  # fmt: skip
+            )
             return kafka.call(TXN_OFFSET_COMMIT, version, request).topics[0].partitions[0].error_code
 
         eventually(lambda: commit(3) not in (14, 15, 16), "a group coordinator")
@@ -435,7 +516,7 @@ def test_offsets_of_no_transaction_are_refused(shared_broker: Broker) -> None:
         assert commit(5) == INVALID_PRODUCER_EPOCH
 
 
-# -- deaths --------------------------------------------------------------------------------------------------------------------
+# -- deaths ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["acceptor", "worker"])
@@ -462,7 +543,10 @@ def test_a_transaction_survives_deaths(start_broker, role: str) -> None:
 
     eventually(is_committed, "the transaction is committed", 30)
     with connect(broker) as kafka:  # the answer says that it is decided; its markers are written behind it
-        eventually(lambda: read_committed(kafka, topic, 0) == [b"a"] and read_committed(kafka, topic, 1) == [b"b"], "both markers")
+        eventually(
+            lambda: read_committed(kafka, topic, 0) == [b"a"] and read_committed(kafka, topic, 1) == [b"b"],
+            "both markers",
+        )
         producer.kafka = kafka
         begin(producer, topic, 0, b"c")
         assert producer.end(True) == 0
@@ -480,7 +564,9 @@ def test_what_was_decided_is_done_after_a_restart(start_broker) -> None:
     broker.start()
     with connect(broker) as kafka:
         producer.kafka = kafka
-        eventually(lambda: producer.state().transaction_state == "CompleteAbort", "its time-out counts from its begin", 30)
+        eventually(
+            lambda: producer.state().transaction_state == "CompleteAbort", "its time-out counts from its begin", 30
+        )
         assert fetch_committed(kafka, topic, 0).last_stable_offset == 2
 
 

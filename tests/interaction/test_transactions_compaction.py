@@ -1,5 +1,8 @@
-"""Transactional producers of a compacted topic, some of whose transactions are aborted, while the cleaner runs and workers are killed: what readers of committed records
-end with is the last committed value of each key, at every moment; nobody ever sees a record of a transaction that was aborted."""
+"""Transactional producers of a compacted topic, some of whose transactions are aborted, while the
+cleaner runs and workers are killed: what readers of committed records end with is the last
+committed value of each key, at every moment; nobody ever sees a record of a transaction that was
+aborted.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,33 @@ from tests.broker import Broker
 from tests.broker_files import bytes_of
 from tests.crash.processes import kill_and_wait
 from tests.interaction.traffic import eventually
-from tests.interaction.transactional import RETRIABLE_AT_START, RawProducer, connect, fetch_committed, producers, read_committed_records, topic_of
+from tests.interaction.transactional import (
+    RETRIABLE_AT_START,
+    RawProducer,
+    connect,
+    fetch_committed,
+    producers,
+    read_committed_records,
+    topic_of,
+)
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 PARTITIONS, KEYS, SEGMENT_BYTES = 2, 25, 4096
-CONFIG = {"log.cleaner.backoff.ms": "20", "log.cleaner.io.max.bytes.per.second": "1000000"}  # slow enough to be met under way
+# slow enough to be met under way
+CONFIG = {"log.cleaner.backoff.ms": "20", "log.cleaner.io.max.bytes.per.second": "1000000"}
 COMPACT = {
-    "cleanup.policy": "compact", "segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0", "index.interval.bytes": "512",
-}  # fmt: skip
+    "cleanup.policy": "compact",
+    "segment.bytes": str(SEGMENT_BYTES),
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "0",
+    "index.interval.bytes": "512",
+}
 
 
 class Life:
-    """`last`: by partition, the last committed value of each key, by the order of the log. A value begins with the number of its transaction."""
+    """`last`: by partition, the last committed value of each key, by the order of the log. A value
+    begins with the number of its transaction.
+    """
 
     def __init__(self, broker: Broker, seed: int) -> None:
         self.broker, self.random = broker, random.Random(seed)
@@ -46,7 +64,10 @@ class Life:
             if client.version == 0:
                 eventually(lambda partition=partition: client.add(self.topic, partition) == 0, "the partition is added")
             for _ in range(self.random.randint(1, 3)):
-                pairs = {b"key-%d" % self.random.randrange(KEYS): b"%d:" % self.number + bytes(self.random.randrange(300)) for _ in range(self.random.randint(1, 4))}
+                pairs = {
+                    b"key-%d" % self.random.randrange(KEYS): b"%d:" % self.number + bytes(self.random.randrange(300))
+                    for _ in range(self.random.randint(1, 4))
+                }
                 records = [Record(value, key, timestamp_ms=int(time.time() * 1000)) for key, value in pairs.items()]
                 assert (error := client.produce(self.topic, partition, *records)) == 0, error
                 written[partition] |= pairs
@@ -59,7 +80,10 @@ class Life:
         eventually(lambda: client.end(committed) == 0, "the end of a transaction")
         for last, own in zip(self.last, written, strict=True):
             if committed:
-                last |= {key: value for key, value in own.items() if int(last.get(key, b"0:").partition(b":")[0]) < number}  # written one after the other, ended in any order
+                # written one after the other, ended in any order
+                last |= {
+                    key: value for key, value in own.items() if int(last.get(key, b"0:").partition(b":")[0]) < number
+                }
 
     def run(self, count: int) -> None:
         """`count` times up to three transactions at once, ended in any order."""
@@ -79,7 +103,9 @@ class Life:
             with connect(self.broker) as kafka:
                 for client in self.clients:
                     client.kafka = kafka
-                served = all(fetch_committed(kafka, self.topic, partition).error_code == 0 for partition in range(PARTITIONS))
+                served = all(
+                    fetch_committed(kafka, self.topic, partition).error_code == 0 for partition in range(PARTITIONS)
+                )
                 return served and all(client.state().error_code not in RETRIABLE_AT_START for client in self.clients)
         except (OSError, ConnectionEnded):
             return False
@@ -95,7 +121,9 @@ class Life:
 def stable(kafka: KafkaConnection, topic: str, partition: int) -> bool:
     """Nothing is held back."""
     found = fetch_committed(kafka, topic, partition)
-    return found.last_stable_offset == found.high_watermark and not any(one.current_txn_start_offset >= 0 for one in producers(kafka, topic, partition))
+    return found.last_stable_offset == found.high_watermark and not any(
+        one.current_txn_start_offset >= 0 for one in producers(kafka, topic, partition)
+    )
 
 
 def committed_map(kafka: KafkaConnection, topic: str, partition: int) -> dict[bytes, bytes]:
@@ -103,7 +131,9 @@ def committed_map(kafka: KafkaConnection, topic: str, partition: int) -> dict[by
 
 
 class Reader(threading.Thread):
-    """Reads what is committed from the beginning, again and again: nothing of an aborted transaction, and offsets that rise."""
+    """Reads what is committed from the beginning, again and again: nothing of an aborted
+    transaction, and offsets that rise.
+    """
 
     def __init__(self, life: Life, partition: int) -> None:
         super().__init__(daemon=True)
@@ -117,13 +147,19 @@ class Reader(threading.Thread):
             try:
                 with connect(self.life.broker) as kafka:
                     while not self.ending.is_set():
-                        records = read_committed_records(kafka, self.life.topic, self.partition, bytes_max=self.life.random.choice((500, 3000, 1 << 20)))
+                        records = read_committed_records(
+                            kafka,
+                            self.life.topic,
+                            self.partition,
+                            bytes_max=self.life.random.choice((500, 3000, 1 << 20)),
+                        )
                         offsets = [record.offset for record in records]
                         if offsets != sorted(set(offsets)):
                             self.problems.append(f"offsets do not rise: {offsets}")
                         self.seen |= {int(record.value.partition(b":")[0]) for record in records}
                         self.rounds += 1
-            except (OSError, ConnectionEnded, AssertionError) as error:  # a worker that is not there yet; what is wrong for good shows in `rounds`
+            # a worker that is not there yet; what is wrong for good shows in `rounds`
+            except (OSError, ConnectionEnded, AssertionError) as error:
                 self.last_error = error
                 self.ending.wait(0.05)
 
@@ -133,7 +169,9 @@ def sealed_bytes(broker: Broker, topic: str, partition: int) -> int:
     return bytes_of(logs[:-1])
 
 
-@pytest.mark.parametrize(("seed", "turns"), [(7, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))])
+@pytest.mark.parametrize(
+    ("seed", "turns"), [(7, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))]
+)
 def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, seed: int, turns: int) -> None:
     broker = start_broker(workers=2, config=CONFIG)
     life = Life(broker, seed)
@@ -149,7 +187,11 @@ def test_committed_values_stay_and_aborted_ones_are_never_seen(start_broker, see
                 eventually(life.ready, "the broker serves again", 30)
                 life.check()
         for partition in range(PARTITIONS):
-            eventually(lambda partition=partition: sealed_bytes(broker, life.topic, partition) < 8 * SEGMENT_BYTES, lambda: f"compaction\n{broker.logs()}", 30)
+            eventually(
+                lambda partition=partition: sealed_bytes(broker, life.topic, partition) < 8 * SEGMENT_BYTES,
+                lambda: f"compaction\n{broker.logs()}",
+                30,
+            )
         life.check()
     finally:
         for thread in threads:

@@ -1,5 +1,7 @@
-"""Transactions of several producers over many small segments, by chance, through every way of stopping a broker: what readers of committed records see stays exactly what
-was committed, and the last stable offset is where the oldest open transaction began."""
+"""Transactions of several producers over many small segments, by chance, through every way of
+stopping a broker: what readers of committed records see stays exactly what was committed, and the
+last stable offset is where the oldest open transaction began.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from mqd.protocol.messages import DeleteRecordsRequest
 from mqd.protocol.records import iterate_batches
 from tests.broker import Broker
 from tests.interaction.traffic import eventually
-from tests.interaction.transactional import RETRIABLE_AT_START, RawProducer, connect, fetch_committed, producers, read_committed, topic_of
+from tests.interaction.transactional import (
+    RETRIABLE_AT_START,
+    RawProducer,
+    connect,
+    fetch_committed,
+    producers,
+    read_committed,
+    topic_of,
+)
 from tests.kafka_connection import ConnectionEnded
 
 DELETE_RECORDS = 21
@@ -23,12 +33,17 @@ WAYS = ["worker", "restart", "everything", "snapshots"]
 
 
 def stop_and_start(broker: Broker, way: str, topic: str) -> None:
-    """`snapshots`: everything is killed, and what was known of producers is gone but for the log; recovery makes it anew."""
+    """`snapshots`: everything is killed, and what was known of producers is gone but for the log;
+    recovery makes it anew.
+    """
     if way == "worker":
         killed = broker.pids("worker")
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: len(broker.pids("worker")) == len(killed) and not set(killed) & set(broker.pids("worker")), "other workers")
+        eventually(
+            lambda: len(broker.pids("worker")) == len(killed) and not set(killed) & set(broker.pids("worker")),
+            "other workers",
+        )
         return
     if way == "restart":
         broker.stop()
@@ -41,11 +56,14 @@ def stop_and_start(broker: Broker, way: str, topic: str) -> None:
 
 
 class History:
-    """`open`: values and first offsets by partition of each producer's transaction; `committed`: in the order of the log."""
+    """`open`: values and first offsets by partition of each producer's transaction; `committed`: in
+    the order of the log.
+    """
 
     def __init__(self, topic: str, seed: int) -> None:
         self.topic, self.random = topic, random.Random(seed)
-        self.written: list[list[tuple[bytes, int, int]]] = [[] for _ in range(PARTITIONS)]  # (value, producer, transaction)
+        # (value, producer, transaction)
+        self.written: list[list[tuple[bytes, int, int]]] = [[] for _ in range(PARTITIONS)]
         self.outcome: dict[tuple[int, int], bool] = {}  # (producer, transaction): committed?
         self.number = [0, 0, 0]
 
@@ -60,7 +78,10 @@ class History:
             self.number[who] += 1
             return
         partition = self.random.randrange(PARTITIONS)
-        values = [f"{who}.{self.number[who]}.{len(self.written[partition]) + one}".encode() + b"x" * 300 for one in range(self.random.randint(1, 4))]
+        values = [
+            f"{who}.{self.number[who]}.{len(self.written[partition]) + one}".encode() + b"x" * 300
+            for one in range(self.random.randint(1, 4))
+        ]
         if client.version == 0:
             eventually(lambda: client.add(self.topic, partition) == 0, "the partition is added")
         error = client.produce(self.topic, partition, *values)
@@ -68,7 +89,11 @@ class History:
         self.written[partition] += [(value, *transaction) for value in values]
 
     def committed(self, partition: int) -> list[bytes]:
-        return [value for value, *transaction in self.written[partition] if self.outcome.get((transaction[0], transaction[1]))]
+        return [
+            value
+            for value, *transaction in self.written[partition]
+            if self.outcome.get((transaction[0], transaction[1]))
+        ]
 
     def open_producers(self, partition: int) -> set[int]:
         return {who for _, who, transaction in self.written[partition] if (who, transaction) not in self.outcome}
@@ -80,10 +105,21 @@ def settled(kafka, history: History, clients: list[RawProducer]) -> None:
         expected = {clients[who].producer_id for who in history.open_producers(partition)}
 
         def open_now(partition: int = partition) -> set[int]:
-            return {one.producer_id for one in producers(kafka, history.topic, partition) if one.current_txn_start_offset >= 0}
+            return {
+                one.producer_id
+                for one in producers(kafka, history.topic, partition)
+                if one.current_txn_start_offset >= 0
+            }
 
         eventually(lambda: open_now() == expected, lambda: f"open are {open_now()}, not {expected}")
-        first = min((one.current_txn_start_offset for one in producers(kafka, history.topic, partition) if one.current_txn_start_offset >= 0), default=None)
+        first = min(
+            (
+                one.current_txn_start_offset
+                for one in producers(kafka, history.topic, partition)
+                if one.current_txn_start_offset >= 0
+            ),
+            default=None,
+        )
         found = fetch_committed(kafka, history.topic, partition)
         assert found.last_stable_offset == (found.high_watermark if first is None else first)
         below = [value for value in read_committed(kafka, history.topic, partition)]
@@ -112,7 +148,9 @@ def test_transactions_are_the_same_after(start_broker, way: str) -> None:
         def serves() -> bool:
             try:
                 with connect(broker) as kafka:
-                    return all(fetch_committed(kafka, topic, partition).error_code == 0 for partition in range(PARTITIONS)) and clients_known(kafka, clients)
+                    return all(
+                        fetch_committed(kafka, topic, partition).error_code == 0 for partition in range(PARTITIONS)
+                    ) and clients_known(kafka, clients)
             except (OSError, ConnectionEnded):
                 return False
 
@@ -145,11 +183,15 @@ def test_deletion_goes_past_an_open_transaction(shared_broker: Broker) -> None:
         for number in range(12):
             assert client.produce(topic, 0, f"{number}".encode() + b"x" * 1000) == 0
         partitions = [DeleteRecordsRequest.Partition(partition_index=0, offset=9)]
-        request = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=topic, partitions=partitions)], timeout_ms=10_000)
+        request = DeleteRecordsRequest(
+            topics=[DeleteRecordsRequest.Topic(name=topic, partitions=partitions)], timeout_ms=10_000
+        )
         assert kafka.call(DELETE_RECORDS, 2, request).topics[0].partitions[0].error_code == 0
         found = fetch_committed(kafka, topic, 0, 9)
         assert (found.log_start_offset, found.last_stable_offset, found.high_watermark) == (9, 9, 12)
         assert client.end(False) == 0
-        found = eventually(lambda: (seen := fetch_committed(kafka, topic, 0, 9)).last_stable_offset == 13 and seen, "the marker counts")
+        found = eventually(
+            lambda: (seen := fetch_committed(kafka, topic, 0, 9)).last_stable_offset == 13 and seen, "the marker counts"
+        )
         assert [(one.producer_id, one.first_offset) for one in found.aborted_transactions] == [(client.producer_id, 0)]
         assert [header.is_control for header, _ in iterate_batches(found.records, allow_partial=True)][-1]

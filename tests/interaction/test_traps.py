@@ -1,6 +1,7 @@
 """The traps of this architecture, each with a test that would catch whoever falls into it again.
 
-TRAPS maps each to the tests that guard it; a test below checks that they exist. What concerns several hosts comes with replication and is named in LATER.
+TRAPS maps each to the tests that guard it; a test below checks that they exist. What concerns
+several hosts comes with replication and is named in LATER.
 """
 
 from __future__ import annotations
@@ -21,8 +22,33 @@ from mqd.shm.attach import MESSAGE_BYTES_MAX, _decode, connect_keeper, receive_p
 from mqd.shm.keeper_messages import Hello
 from tests.broker import Broker, BrokerFailed
 from tests.interaction.traffic import (
-    FETCH, FETCH_VERSION, NOT_LEADER, PRODUCE, PRODUCE_VERSION, STORAGE_ERROR, TIMED_OUT, UNKNOWN_TOPIC, Watch, allocated_bytes, batch, create_topic, delete_records, delete_topic,
-    deleted_files_open, eventually, fetch, fetch_request, log_end, must_produce, new_producer_id, one_outcome, produce, produce_request, read_batches, send_produce, topic_name,
+    FETCH,
+    FETCH_VERSION,
+    NOT_LEADER,
+    PRODUCE,
+    PRODUCE_VERSION,
+    STORAGE_ERROR,
+    TIMED_OUT,
+    UNKNOWN_TOPIC,
+    Watch,
+    allocated_bytes,
+    batch,
+    create_topic,
+    delete_records,
+    delete_topic,
+    deleted_files_open,
+    eventually,
+    fetch,
+    fetch_request,
+    log_end,
+    must_produce,
+    new_producer_id,
+    one_outcome,
+    produce,
+    produce_request,
+    read_batches,
+    send_produce,
+    topic_name,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
@@ -49,24 +75,38 @@ TRAPS = {
         "interaction/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
     ],
     "preallocation": ["interaction/test_traps.py::test_quiet_partitions_take_little_disk"],
-    "a stalled disk": ["interaction/test_limits.py::test_a_stalled_disk_leaves_the_other_alone", "unit/worker/test_process.py::test_a_failed_flush_fences_its_directory_and_no_other"],
+    "a stalled disk": [
+        "interaction/test_limits.py::test_a_stalled_disk_leaves_the_other_alone",
+        "unit/worker/test_process.py::test_a_failed_flush_fences_its_directory_and_no_other",
+    ],
     "acks=all waiting": [
         "interaction/test_limits.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
         "interaction/test_limits.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
         "interaction/test_limits.py::test_requests_that_wait_are_answered_when_their_topic_goes",
     ],
-    "waiters": ["interaction/test_traps.py::test_a_long_poll_wakes_through_any_worker", "interaction/test_traps.py::test_more_workers_than_the_bitmap_has_bits_are_refused"],
+    "waiters": [
+        "interaction/test_traps.py::test_a_long_poll_wakes_through_any_worker",
+        "interaction/test_traps.py::test_more_workers_than_the_bitmap_has_bits_are_refused",
+    ],
     "producer ids and fetch sessions": [
         "interaction/test_limits.py::test_producers_are_bounded_and_forgotten_in_the_end",
         "interaction/test_limits.py::test_fetch_sessions_are_bounded",
         "interaction/test_limits.py::test_partitions_that_do_not_exist_do_not_pile_up_in_a_session",
         "interaction/test_limits.py::test_a_session_survives_its_topics_second_life",
     ],
-    "between hosts": ["interaction/test_traps.py::test_nobody_is_a_follower_by_saying_so", "interaction/test_hostile_frames.py::test_an_unknown_api_ends_the_connection"],
-    "versions": ["interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out", "unit/test_shm_native.py::test_zeroes_are_not_a_control_segment"],
+    "between hosts": [
+        "interaction/test_traps.py::test_nobody_is_a_follower_by_saying_so",
+        "interaction/test_hostile_frames.py::test_an_unknown_api_ends_the_connection",
+    ],
+    "versions": [
+        "interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out",
+        "unit/test_shm_native.py::test_zeroes_are_not_a_control_segment",
+    ],
 }
 LATER = {
-    "truncation and sendfile": "on one host nothing below a published position is ever cut: only recovery truncates, before anybody serves",
+    "truncation and sendfile": (
+        "on one host nothing below a published position is ever cut: only recovery truncates, before anybody serves"
+    ),
     "local client, remote leader": "there are no local clients yet, and no remote leaders",
 }
 TESTS = Path(__file__).parents[1]
@@ -77,7 +117,9 @@ def test_every_trap_has_its_tests():
     for trap, names in TRAPS.items():
         for name in names:
             path, _, function = name.partition("::")
-            assert re.search(rf"^def {function}\(", (TESTS / path).read_text(), re.MULTILINE), f"{trap}: {name} does not exist"
+            assert re.search(rf"^def {function}\(", (TESTS / path).read_text(), re.MULTILINE), (
+                f"{trap}: {name} does not exist"
+            )
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +132,13 @@ def name(request) -> str:
     return topic_name(request.node.name)
 
 
-# -- partial restart -----------------------------------------------------------------------------------------------------------
+# -- partial restart -------------------------------------------------------------------------------
 
 
 class IdempotentProducer:
-    """One partition's producer: retries what was not answered, like a real one, and keeps what was acknowledged."""
+    """One partition's producer: retries what was not answered, like a real one, and keeps what was
+    acknowledged.
+    """
 
     def __init__(self, topic: str, partition: int, ids: tuple[int, int]) -> None:
         self.topic, self.partition, self.ids = topic, partition, ids
@@ -102,13 +146,20 @@ class IdempotentProducer:
 
     def next_batch(self) -> bytes:
         number = len(self.acknowledged)
-        return batch(b"%d-%d" % (self.partition, number), producer_id=self.ids[0], producer_epoch=self.ids[1], base_sequence=number)
+        return batch(
+            b"%d-%d" % (self.partition, number),
+            producer_id=self.ids[0],
+            producer_epoch=self.ids[1],
+            base_sequence=number,
+        )
 
     def produce(self, watch: Watch, deadline: float) -> None:
         """One record, however often it takes."""
         data = self.next_batch()
         while True:
-            assert time.monotonic() < deadline, f"{self.topic}-{self.partition} does not come back\n{watch.broker.logs()}"
+            assert time.monotonic() < deadline, (
+                f"{self.topic}-{self.partition} does not come back\n{watch.broker.logs()}"
+            )
             try:
                 with watch.connect(timeout_s=5) as kafka:
                     outcome = produce(kafka, self.topic, self.partition, data, timeout_ms=1000)
@@ -169,11 +220,13 @@ def test_restarted_processes_never_give_a_producer_id_twice(start_broker):
     assert len(set(given)) == len(given), given
 
 
-# -- forwarded produce ---------------------------------------------------------------------------------------------------------
+# -- forwarded produce -----------------------------------------------------------------------------
 
 
 def test_forwarded_batches_of_a_producer_never_overtake_each_other(watch, name):
-    """Five in flight, through the worker that does not own the partition, among large and small requests of others that take another way."""
+    """Five in flight, through the worker that does not own the partition, among large and small
+    requests of others that take another way.
+    """
     with watch.connection_to_each_worker() as connections:
         create_topic(connections[0], name, 2)
         chance = random.Random(7)
@@ -186,7 +239,13 @@ def test_forwarded_batches_of_a_producer_never_overtake_each_other(watch, name):
             for _ in range(150):
                 for _ in range(5):
                     values = [bytes(chance.choice((1, 100, 3000, 60_000)))]
-                    send_produce(through, name, partition, batch(*values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence), acks=chance.choice((1, -1)))
+                    send_produce(
+                        through,
+                        name,
+                        partition,
+                        batch(*values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence),
+                        acks=chance.choice((1, -1)),
+                    )
                     sequence += 1
                 for expected in range(sequence - 5, sequence):
                     outcome = one_outcome(through.receive().body)
@@ -204,11 +263,12 @@ def test_a_retry_through_another_worker_gets_the_original_offset(watch, name):
             assert produce(first, name, 0, data).base_offset == sequence
             assert produce(again, name, 0, data).base_offset == sequence
         skipped = batch(b"gap", producer_id=producer_id, producer_epoch=epoch, base_sequence=30)
-        assert [produce(kafka, name, 0, skipped).error_code for kafka in connections] == [45, 45]  # OUT_OF_ORDER_SEQUENCE_NUMBER
+        # OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert [produce(kafka, name, 0, skipped).error_code for kafka in connections] == [45, 45]
         assert log_end(connections[0], name, 0) == 20
 
 
-# -- deleted segments ----------------------------------------------------------------------------------------------------------
+# -- deleted segments ------------------------------------------------------------------------------
 
 
 def _fill(kafka: KafkaConnection, topic: str, count: int = 60, size: int = 100_000) -> None:
@@ -218,7 +278,9 @@ def _fill(kafka: KafkaConnection, topic: str, count: int = 60, size: int = 100_0
 
 def _nothing_deleted_is_open(watch: Watch, topic: str) -> None:
     def held() -> list[str]:
-        return [f"{pid}: {path}" for pid in watch.worker_pids() for path in deleted_files_open(pid) if f"/{topic}-" in path]
+        return [
+            f"{pid}: {path}" for pid in watch.worker_pids() for path in deleted_files_open(pid) if f"/{topic}-" in path
+        ]
 
     eventually(lambda: not held(), lambda: f"still open: {held()[:5]}")
 
@@ -232,7 +294,10 @@ def test_the_space_of_deleted_records_comes_back(watch, name):
         directory = watch.broker.data_dir / "log" / f"{name}-0"
         assert allocated_bytes(directory) > 5_000_000
         assert delete_records(connections[0], name, 0, 60) == 60
-        eventually(lambda: allocated_bytes(directory) < 1_000_000, lambda: f"{allocated_bytes(directory)} bytes are still there")
+        eventually(
+            lambda: allocated_bytes(directory) < 1_000_000,
+            lambda: f"{allocated_bytes(directory)} bytes are still there",
+        )
         _nothing_deleted_is_open(watch, name)
         for kafka in connections:
             assert fetch(kafka, name, 0, 10).error_code == 1  # OFFSET_OUT_OF_RANGE
@@ -248,7 +313,10 @@ def test_the_space_of_a_deleted_topic_comes_back(watch, name):
             assert sum(1 for _ in read_batches(kafka, name, 0)) == 60
         delete_topic(connections[0], name)
         log = watch.broker.data_dir / "log"
-        eventually(lambda: not [path for path in log.iterdir() if path.name.startswith(name)], lambda: f"{sorted(path.name for path in log.iterdir())}")
+        eventually(
+            lambda: not [path for path in log.iterdir() if path.name.startswith(name)],
+            lambda: f"{sorted(path.name for path in log.iterdir())}",
+        )
         _nothing_deleted_is_open(watch, name)
         for kafka in connections:
             assert fetch(kafka, name, 0, 0).error_code == UNKNOWN_TOPIC
@@ -262,7 +330,14 @@ def test_a_client_that_stops_reading_does_not_keep_deleted_files_for_ever(start_
         _fill(kafka, "t", count=60, size=500_000)
         for offset in range(0, 60, 2):
             deaf.send(FETCH, FETCH_VERSION, fetch_request("t", {0: offset}, bytes_max=MIB))
-        eventually(lambda: any("/t-0/" in os.readlink(f"/proc/{pid}/fd/{fd}") for pid in watch.worker_pids() for fd in _descriptors(pid)), "segments are open")
+        eventually(
+            lambda: any(
+                "/t-0/" in os.readlink(f"/proc/{pid}/fd/{fd}")
+                for pid in watch.worker_pids()
+                for fd in _descriptors(pid)
+            ),
+            "segments are open",
+        )
         delete_records(kafka, "t", 0, 60)
 
         def gone() -> bool:
@@ -276,7 +351,7 @@ def _descriptors(pid: int) -> list[str]:
     return [path.name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink() and os.path.lexists(path)]
 
 
-# -- arena ---------------------------------------------------------------------------------------------------------------------
+# -- arena -----------------------------------------------------------------------------------------
 
 
 def test_the_arena_is_empty_after_traffic(watch, name):
@@ -306,7 +381,9 @@ def test_the_arena_is_empty_after_traffic(watch, name):
 
 
 def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backend, tmp_path):
-    """The owner dies while batches of another worker's arena are with it: the sender's extents come back, its clients are answered."""
+    """The owner dies while batches of another worker's arena are with it: the sender's extents come
+    back, its clients are answered.
+    """
     faults = tmp_path / "faults"
     faults.write_text("")
     watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
@@ -322,12 +399,15 @@ def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backen
         faults.write_text("")
         outcomes = [one_outcome(through.receive().body).error_code for _ in range(40)]
         assert set(outcomes) <= {0, TIMED_OUT, NOT_LEADER} and TIMED_OUT in outcomes, outcomes
-        eventually(lambda: watch.counters()["arena_extents_used"][str(1 - owner)] <= 1, lambda: f"{watch.counters()['arena_extents_used']}")
+        eventually(
+            lambda: watch.counters()["arena_extents_used"][str(1 - owner)] <= 1,
+            lambda: f"{watch.counters()['arena_extents_used']}",
+        )
         producer = IdempotentProducer("t", 0, new_producer_id(through))
         producer.produce(watch, time.monotonic() + 20)
 
 
-# -- preallocation -------------------------------------------------------------------------------------------------------------
+# -- preallocation ---------------------------------------------------------------------------------
 
 
 def test_quiet_partitions_take_little_disk(start_broker):
@@ -338,18 +418,24 @@ def test_quiet_partitions_take_little_disk(start_broker):
         log = watch.broker.data_dir / "log"
         assert allocated_bytes(log) < count * 16_384, "an empty partition has no blocks to speak of"
         for first in range(0, count, 200):
-            body = kafka.call(PRODUCE, PRODUCE_VERSION, produce_request("quiet", {index: batch(bytes(100)) for index in range(first, first + 200)}))
+            body = kafka.call(
+                PRODUCE,
+                PRODUCE_VERSION,
+                produce_request("quiet", {index: batch(bytes(100)) for index in range(first, first + 200)}),
+            )
             assert {outcome.error_code for outcome in body.responses[0].partition_responses} == {0}
         time.sleep(1.0)  # preallocation follows in the background
         taken = allocated_bytes(log)
         assert taken < count * (65_536 + 16_384), f"{taken / count:.0f} bytes for each quiet partition"
 
 
-# -- waiters -------------------------------------------------------------------------------------------------------------------
+# -- waiters ---------------------------------------------------------------------------------------
 
 
 def test_a_long_poll_wakes_through_any_worker(watch, name):
-    """Reader on either worker, writer on either worker, partitions of either: nobody waits for the time-out."""
+    """Reader on either worker, writer on either worker, partitions of either: nobody waits for the
+    time-out.
+    """
     with watch.connection_to_each_worker() as readers, watch.connection_to_each_worker() as writers:
         create_topic(readers[0], name, 2)
         end = [0, 0]
@@ -357,7 +443,9 @@ def test_a_long_poll_wakes_through_any_worker(watch, name):
             for reader in readers:
                 for writer in writers:
                     for partition in (0, 1):
-                        reader.send(FETCH, FETCH_VERSION, fetch_request(name, {0: end[0], 1: end[1]}, max_wait_ms=15_000))
+                        reader.send(
+                            FETCH, FETCH_VERSION, fetch_request(name, {0: end[0], 1: end[1]}, max_wait_ms=15_000)
+                        )
                         must_produce(writer, name, partition, b"wake up")
                         began = time.monotonic()
                         outcomes = reader.receive().body.responses[0].partitions
@@ -371,7 +459,7 @@ def test_more_workers_than_the_bitmap_has_bits_are_refused(tmp_path):
         Broker(tmp_path / "data", workers=65).start()
 
 
-# -- between hosts, versions ---------------------------------------------------------------------------------------------------
+# -- between hosts, versions -----------------------------------------------------------------------
 
 
 def test_nobody_is_a_follower_by_saying_so(watch, name):

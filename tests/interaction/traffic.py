@@ -1,6 +1,8 @@
-"""What the hostile and trap tests share: requests in one line, a broker's counters and memory, waiting for another process.
+"""What the hostile and trap tests share: requests in one line, a broker's counters and memory,
+waiting for another process.
 
-Connections are blocking and hide nothing (tests/kafka_connection.py). Nothing here sleeps but `eventually`, which polls what nobody can wait for.
+Connections are blocking and hide nothing (tests/kafka_connection.py). Nothing here sleeps but
+`eventually`, which polls what nobody can wait for.
 """
 
 from __future__ import annotations
@@ -14,16 +16,43 @@ from pathlib import Path
 from typing import TypeVar
 
 from mqd.protocol.messages import (
-    CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest, FetchRequest, InitProducerIdRequest, ListOffsetsRequest, MetadataRequest, ProduceRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    FetchRequest,
+    InitProducerIdRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    ProduceRequest,
 )
 from mqd.protocol.records import Record, encode_batch, iterate_batches
 from mqd.shm.tools import KeeperTool
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 0, 1, 2, 3, 18, 19, 20, 21, 22
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = (
+    0,
+    1,
+    2,
+    3,
+    18,
+    19,
+    20,
+    21,
+    22,
+)
 PRODUCE_VERSION, FETCH_VERSION = 9, 12  # the newest that name topics by name
-CORRUPT_MESSAGE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, TOO_LARGE, UNSUPPORTED_FOR_MESSAGE_FORMAT, STORAGE_ERROR, INVALID_RECORD, UNKNOWN_TOPIC_ID = 2, 3, 6, 7, 10, 43, 56, 87, 100
+(
+    CORRUPT_MESSAGE,
+    UNKNOWN_TOPIC,
+    NOT_LEADER,
+    TIMED_OUT,
+    TOO_LARGE,
+    UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    STORAGE_ERROR,
+    INVALID_RECORD,
+    UNKNOWN_TOPIC_ID,
+) = (2, 3, 6, 7, 10, 43, 56, 87, 100)
 PATIENCE_S = 20.0
 _OF_A_WORKER = re.compile(r'^(mqd_\w+)\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
 T = TypeVar("T")
@@ -38,22 +67,50 @@ def eventually(look: Callable[[], T], what: str | Callable[[], str], seconds: fl
     return seen
 
 
-# -- requests ------------------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
-def batch(*values: bytes, producer_id: int = -1, producer_epoch: int = -1, base_sequence: int = -1, compression: str = "none") -> bytes:
+def batch(
+    *values: bytes, producer_id: int = -1, producer_epoch: int = -1, base_sequence: int = -1, compression: str = "none"
+) -> bytes:
     now_ms = int(time.time() * 1000)
     records = [Record(value=value, timestamp_ms=now_ms) for value in values]
-    return encode_batch(records, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence, compression=compression)
+    return encode_batch(
+        records,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        compression=compression,
+    )
 
 
-def produce_request(topic: str, partitions: dict[int, bytes | None], acks: int = -1, timeout_ms: int = 30_000, topic_id: bytes = bytes(16)) -> ProduceRequest:
+def produce_request(
+    topic: str,
+    partitions: dict[int, bytes | None],
+    acks: int = -1,
+    timeout_ms: int = 30_000,
+    topic_id: bytes = bytes(16),
+) -> ProduceRequest:
     data = [ProduceRequest.PartitionData(index=index, records=records) for index, records in partitions.items()]
-    return ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=[ProduceRequest.TopicData(name=topic, topic_id=topic_id, partition_data=data)])
+    return ProduceRequest(
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[ProduceRequest.TopicData(name=topic, topic_id=topic_id, partition_data=data)],
+    )
 
 
-def send_produce(kafka: KafkaConnection, topic: str, partition: int, records: bytes, acks: int = -1, timeout_ms: int = 30_000, version: int = PRODUCE_VERSION) -> int:
-    return kafka.send(PRODUCE, version, produce_request(topic, {partition: records}, acks, timeout_ms), expect_response=acks != 0)
+def send_produce(
+    kafka: KafkaConnection,
+    topic: str,
+    partition: int,
+    records: bytes,
+    acks: int = -1,
+    timeout_ms: int = 30_000,
+    version: int = PRODUCE_VERSION,
+) -> int:
+    return kafka.send(
+        PRODUCE, version, produce_request(topic, {partition: records}, acks, timeout_ms), expect_response=acks != 0
+    )
 
 
 def one_outcome(body):
@@ -63,7 +120,15 @@ def one_outcome(body):
     return partition
 
 
-def produce(kafka: KafkaConnection, topic: str, partition: int, records: bytes, acks: int = -1, timeout_ms: int = 30_000, version: int = PRODUCE_VERSION):
+def produce(
+    kafka: KafkaConnection,
+    topic: str,
+    partition: int,
+    records: bytes,
+    acks: int = -1,
+    timeout_ms: int = 30_000,
+    version: int = PRODUCE_VERSION,
+):
     """The partition's outcome."""
     send_produce(kafka, topic, partition, records, acks, timeout_ms, version)
     return one_outcome(kafka.receive().body)
@@ -76,8 +141,18 @@ def must_produce(kafka: KafkaConnection, topic: str, partition: int, *values: by
     return outcome.base_offset
 
 
-def fetch_request(topic: str, offsets: dict[int, int], max_wait_ms: int = 0, min_bytes: int = 1, bytes_max: int = 1 << 20, topic_id: bytes = bytes(16)) -> FetchRequest:
-    partitions = [FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=bytes_max) for index, offset in offsets.items()]
+def fetch_request(
+    topic: str,
+    offsets: dict[int, int],
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    bytes_max: int = 1 << 20,
+    topic_id: bytes = bytes(16),
+) -> FetchRequest:
+    partitions = [
+        FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=bytes_max)
+        for index, offset in offsets.items()
+    ]
     topics = [FetchRequest.Topic(topic=topic, topic_id=topic_id, partitions=partitions)]
     return FetchRequest(max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=50 << 20, topics=topics)
 
@@ -111,13 +186,17 @@ def create_topic(kafka: KafkaConnection, name: str, partitions: int = 1, **confi
 
 
 def delete_topic(kafka: KafkaConnection, name: str) -> None:
-    (result,) = kafka.call(DELETE_TOPICS, 6, DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(name=name)], timeout_ms=30_000)).responses
+    (result,) = kafka.call(
+        DELETE_TOPICS, 6, DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(name=name)], timeout_ms=30_000)
+    ).responses
     assert result.error_code == 0, result
 
 
 def delete_records(kafka: KafkaConnection, topic: str, partition: int, offset: int) -> int:
     """The new log start offset."""
-    wanted = DeleteRecordsRequest.Topic(name=topic, partitions=[DeleteRecordsRequest.Partition(partition_index=partition, offset=offset)])
+    wanted = DeleteRecordsRequest.Topic(
+        name=topic, partitions=[DeleteRecordsRequest.Partition(partition_index=partition, offset=offset)]
+    )
     (result,) = kafka.call(DELETE_RECORDS, 2, DeleteRecordsRequest(topics=[wanted], timeout_ms=30_000)).topics
     (outcome,) = result.partitions
     assert outcome.error_code == 0, outcome
@@ -125,7 +204,9 @@ def delete_records(kafka: KafkaConnection, topic: str, partition: int, offset: i
 
 
 def log_end(kafka: KafkaConnection, topic: str, partition: int) -> int:
-    asked = ListOffsetsRequest.Topic(name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=-1)])
+    asked = ListOffsetsRequest.Topic(
+        name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=-1)]
+    )
     (result,) = kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[asked])).topics
     assert result.partitions[0].error_code == 0, result
     return result.partitions[0].offset
@@ -146,7 +227,7 @@ def topic_names(kafka: KafkaConnection) -> set[str]:
     return {topic.name for topic in kafka.call(METADATA, 9, MetadataRequest(topics=None)).topics}
 
 
-# -- a broker from outside -----------------------------------------------------------------------------------------------------
+# -- a broker from outside -------------------------------------------------------------------------
 
 
 class Watch:
@@ -165,7 +246,8 @@ class Watch:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         found: dict[str, dict[str, float]] = {}
-        for name, worker, value in _OF_A_WORKER.findall(text):  # a parser of the whole text takes ten times as long, and this is asked thousands of times
+        # a parser of the whole text takes ten times as long, and this is asked thousands of times
+        for name, worker, value in _OF_A_WORKER.findall(text):
             found.setdefault(name.removeprefix("mqd_").removesuffix("_total"), {})[worker] = float(value)
         return found
 
@@ -175,14 +257,20 @@ class Watch:
     def worker_pids(self) -> list[int]:
         """In the order of the workers."""
         with KeeperTool(self.broker.data_dir) as tool:
-            return [process.pid for process in sorted(tool.status().processes, key=lambda process: process.name) if process.role == "worker"]
+            return [
+                process.pid
+                for process in sorted(tool.status().processes, key=lambda process: process.name)
+                if process.role == "worker"
+            ]
 
     def worker_rss_bytes(self) -> int:
         """Resident memory of all workers, shared pages of the arenas included."""
         return sum(rss_bytes(pid) for pid in self.worker_pids())
 
     def worker_of(self, kafka: KafkaConnection) -> int:
-        """The worker that serves this connection: the one that receives what we send. Nobody else may be sending."""
+        """The worker that serves this connection: the one that receives what we send. Nobody else
+        may be sending.
+        """
         before = self.counters()["bytes_in"]
         for _ in range(20):
             kafka.call(API_VERSIONS, 0)
@@ -205,7 +293,9 @@ class Watch:
                 kafka.close()
 
     def owner_of(self, connections: list[KafkaConnection], topic: str, partition: int) -> int:
-        """The worker that owns the partition: whose connection forwards nothing. Writes one record through each connection."""
+        """The worker that owns the partition: whose connection forwards nothing. Writes one record
+        through each connection.
+        """
         owners = []
         for worker, kafka in enumerate(connections):
             before = self.total("batches_forwarded")
@@ -217,21 +307,31 @@ class Watch:
 
     def wait_quiet(self, connections: int = 0) -> None:
         """No connection beyond so many, and no arena extent held but each worker's receive window."""
+
         def quiet() -> bool:
             counters = self.counters()
-            return sum(counters["connections"].values()) <= connections and all(used <= 1 for used in counters["arena_extents_used"].values())
+            return sum(counters["connections"].values()) <= connections and all(
+                used <= 1 for used in counters["arena_extents_used"].values()
+            )
 
         def seen() -> str:
             counters = self.counters()
-            return f"connections {counters['connections']} (at most {connections}), extents {counters['arena_extents_used']}"
+            return (
+                f"connections {counters['connections']} (at most {connections}), extents"
+                f" {counters['arena_extents_used']}"
+            )
 
         eventually(quiet, seen)
 
     def worker_log(self) -> str:
-        return "\n".join(path.read_text(errors="replace") for path in sorted((self.broker.data_dir / "logs").glob("mqd-worker-*.log")))
+        return "\n".join(
+            path.read_text(errors="replace")
+            for path in sorted((self.broker.data_dir / "logs").glob("mqd-worker-*.log"))
+        )
 
     def wait_logged(self, *parts: str, logs: str = "*.log") -> str:
         """The newest line of the broker's logs that has all parts."""
+
         def look() -> str:
             for path in (self.broker.data_dir / "logs").glob(logs):
                 for line in reversed(path.read_text(errors="replace").splitlines()):
@@ -260,7 +360,9 @@ def deleted_files_open(pid: int) -> list[str]:
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             target = str(descriptor.readlink())
-            if target.endswith("(deleted)") and any(kind in target for kind in (".log", ".index", ".timeindex", ".snapshot")):
+            if target.endswith("(deleted)") and any(
+                kind in target for kind in (".log", ".index", ".timeindex", ".snapshot")
+            ):
                 found.append(target)
     return found
 

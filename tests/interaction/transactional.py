@@ -1,4 +1,6 @@
-"""A transactional producer of raw requests, so that a test can repeat, delay and forge what a client library would not."""
+"""A transactional producer of raw requests, so that a test can repeat, delay and forge what a
+client library would not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ import time
 
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    AddPartitionsToTxnRequest, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest, EndTxnRequest, FetchRequest, FindCoordinatorRequest, InitProducerIdRequest, ProduceRequest,
+    AddPartitionsToTxnRequest,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
 )
 from mqd.protocol.records import Record, decode_batch, encode_batch, iterate_batches
 from tests.broker import Broker
@@ -29,9 +39,13 @@ def connect(broker: Broker) -> KafkaConnection:
 
 
 class RawProducer:
-    """`version` 2 or 0: of transactions. Every method answers with the response or error code as it came."""
+    """`version` 2 or 0: of transactions. Every method answers with the response or error code as it
+    came.
+    """
 
-    def __init__(self, kafka: KafkaConnection, name: str | None = None, version: int = 2, timeout_ms: int = 60_000) -> None:
+    def __init__(
+        self, kafka: KafkaConnection, name: str | None = None, version: int = 2, timeout_ms: int = 60_000
+    ) -> None:
         self.kafka, self.name, self.version, self.timeout_ms = kafka, name or fresh("txn"), version, timeout_ms
         self.producer_id = self.epoch = -1
         self.sequences: dict[tuple[str, int], int] = {}
@@ -41,7 +55,11 @@ class RawProducer:
         self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]))
 
         def ask():
-            answer = self.kafka.call(INIT_PRODUCER_ID, 5, InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, **expected))
+            answer = self.kafka.call(
+                INIT_PRODUCER_ID,
+                5,
+                InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, **expected),
+            )
             return None if answer.error_code in RETRIABLE_AT_START else answer
 
         answer = eventually(ask, "a transaction coordinator")
@@ -57,8 +75,11 @@ class RawProducer:
     def add(self, topic: str, *partitions: int) -> int:
         topics = [AddPartitionsToTxnRequest.Topic(name=topic, partitions=list(partitions))]
         request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self.name, v3_and_below_producer_id=self.producer_id, v3_and_below_producer_epoch=self.epoch, v3_and_below_topics=topics
-        )  # fmt: skip
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=topics,
+        )
         (result,) = self.kafka.call(ADD_PARTITIONS, 3, request).results_by_topic_v3_and_below
         return result.results_by_partition[0].partition_error_code
 
@@ -67,16 +88,36 @@ class RawProducer:
         for index, values in partitions.items():
             sequence = self.sequences.get((topic, index), 0)
             self.sequences[topic, index] = sequence + len(values)
-            records = [value if isinstance(value, Record) else Record(value=value, timestamp_ms=int(time.time() * 1000)) for value in values]
-            encoded = encode_batch(records, producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=sequence, is_transactional=True)
+            records = [
+                value if isinstance(value, Record) else Record(value=value, timestamp_ms=int(time.time() * 1000))
+                for value in values
+            ]
+            encoded = encode_batch(
+                records,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                base_sequence=sequence,
+                is_transactional=True,
+            )
             data.append(ProduceRequest.PartitionData(index=index, records=encoded))
-        return ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)])
+        return ProduceRequest(
+            transactional_id=self.name,
+            acks=-1,
+            timeout_ms=30_000,
+            topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)],
+        )
 
     def produce(self, topic: str, partition: int, *values: bytes | Record, version: int | None = None) -> int:
-        return one_outcome(self.kafka.call(PRODUCE, version or (12 if self.version == 2 else 10), self.request(topic, {partition: values}))).error_code
+        return one_outcome(
+            self.kafka.call(
+                PRODUCE, version or (12 if self.version == 2 else 10), self.request(topic, {partition: values})
+            )
+        ).error_code
 
     def end_request(self, committed: bool) -> EndTxnRequest:
-        return EndTxnRequest(transactional_id=self.name, producer_id=self.producer_id, producer_epoch=self.epoch, committed=committed)
+        return EndTxnRequest(
+            transactional_id=self.name, producer_id=self.producer_id, producer_epoch=self.epoch, committed=committed
+        )
 
     def end(self, committed: bool) -> int:
         answer = self.kafka.call(END_TXN, 5 if self.version == 2 else 3, self.end_request(committed))
@@ -85,7 +126,9 @@ class RawProducer:
         return answer.error_code
 
     def state(self):
-        (found,) = self.kafka.call(DESCRIBE_TRANSACTIONS, 0, DescribeTransactionsRequest(transactional_ids=[self.name])).transaction_states
+        (found,) = self.kafka.call(
+            DESCRIBE_TRANSACTIONS, 0, DescribeTransactionsRequest(transactional_ids=[self.name])
+        ).transaction_states
         return found
 
 
@@ -95,9 +138,17 @@ def topic_of(kafka: KafkaConnection, partitions: int = 1, **configs: str) -> str
     return name
 
 
-def fetch_committed(kafka: KafkaConnection, topic: str, partition: int, offset: int = 0, max_wait_ms: int = 0, bytes_max: int = 1 << 20):
+def fetch_committed(
+    kafka: KafkaConnection, topic: str, partition: int, offset: int = 0, max_wait_ms: int = 0, bytes_max: int = 1 << 20
+):
     partitions = [FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=bytes_max)]
-    request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=50 << 20, isolation_level=READ_COMMITTED, topics=[FetchRequest.Topic(topic=topic, partitions=partitions)])
+    request = FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=50 << 20,
+        isolation_level=READ_COMMITTED,
+        topics=[FetchRequest.Topic(topic=topic, partitions=partitions)],
+    )
     return one_outcome(kafka.call(FETCH, 12, request))
 
 
@@ -105,8 +156,12 @@ def read_committed(kafka: KafkaConnection, topic: str, partition: int) -> list[b
     return [record.value for record in read_committed_records(kafka, topic, partition)]
 
 
-def read_committed_records(kafka: KafkaConnection, topic: str, partition: int, bytes_max: int = 1 << 20) -> list[Record]:
-    """As a consumer does it: aborted transactions are left out, by the list that came with the data."""
+def read_committed_records(
+    kafka: KafkaConnection, topic: str, partition: int, bytes_max: int = 1 << 20
+) -> list[Record]:
+    """As a consumer does it: aborted transactions are left out, by the list that came with the
+    data.
+    """
     found: list[Record] = []
     offset = 0
     while True:
@@ -130,7 +185,9 @@ def producers(kafka: KafkaConnection, topic: str, partition: int) -> list:
     asked = [DescribeProducersRequest.Topic(name=topic, partition_indexes=[partition])]
 
     def answer() -> DescribeProducersResponse.PartitionResponse | None:
-        """Other workers serve reads while the partition's owner is still opening it: it leads a moment later."""
+        """Other workers serve reads while the partition's owner is still opening it: it leads a
+        moment later.
+        """
         (found,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics[0].partitions
         return None if found.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER else found
 

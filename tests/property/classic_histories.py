@@ -1,15 +1,21 @@
-"""Random histories of one classic group: members that join, sync, beat, leave, die, come back, repeat old requests and lie; a coordinator that restarts from its log.
+"""Random histories of one classic group: members that join, sync, beat, leave, die, come back,
+repeat old requests and lie; a coordinator that restarts from its log.
 
-`History(seed).run(events)` raises AssertionError at the first broken rule. What is held against every history:
+`History(seed).run(events)` raises AssertionError at the first broken rule. What is held against
+every history:
     check()   the core's own invariants, after every event
-    ONCE      every request is answered exactly once, by the core or because its coordinator went away
-    LEADER    one leader and one protocol in a generation; the generation that is told never falls while the coordinator lives
+    ONCE      every request is answered exactly once, by the core or because its coordinator went
+              away
+    LEADER    one leader and one protocol in a generation; the generation that is told never falls
+              while the coordinator lives
     LOGGED    an assignment that is told was in the log before
     OWN       a member is told what the leader of its generation meant for it and nobody else
     FENCED    a member id that was replaced (static membership) is never told that all is well
-    TRUE      a heartbeat that hears no error comes from a member of the generation in force, with no rebalance waiting for it
+    TRUE      a heartbeat that hears no error comes from a member of the generation in force, with
+              no rebalance waiting for it
     REPLAY    what the log holds is the group: members, leader, protocol, assignments, generation
-    SETTLES   when the lying stops, the group becomes Stable with exactly the members that live, and stays so
+    SETTLES   when the lying stops, the group becomes Stable with exactly the members that live, and
+              stays so
 """
 
 from __future__ import annotations
@@ -23,7 +29,14 @@ from mqd.coordinator.group.classic.core import State, ClassicGroup
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, SyncGroupRequest, SyncGroupResponse
+from mqd.protocol.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 
 E = ErrorCode
 PROTOCOLS = ("range", "roundrobin", "sticky")
@@ -31,7 +44,9 @@ SETTLE_MS = 400_000
 
 
 class Client:
-    """One consumer. `mood`: "good" follows the protocol, "mute" never syncs but beats, "fading" is mute and gives up when it is thrown out, "dead" says nothing."""
+    """One consumer. `mood`: "good" follows the protocol, "mute" never syncs but beats, "fading" is
+    mute and gives up when it is thrown out, "dead" says nothing.
+    """
 
     def __init__(self, number: int, instance_id: str | None, rng: random.Random) -> None:
         self.number, self.instance_id = number, instance_id
@@ -53,7 +68,11 @@ class History:
     def __init__(self, seed: int, group: type[ClassicGroup] = ClassicGroup, clients: int = 6) -> None:
         self.rng = random.Random(seed)
         self.make = group
-        self.settings = ClassicSettings(initial_rebalance_delay_ms=self.rng.choice((0, 300, 3000)), max_size=self.rng.choice((2, 4, 1000, 1000, 1000)), new_member_join_timeout_ms=90_000)
+        self.settings = ClassicSettings(
+            initial_rebalance_delay_ms=self.rng.choice((0, 300, 3000)),
+            max_size=self.rng.choice((2, 4, 1000, 1000, 1000)),
+            new_member_join_timeout_ms=90_000,
+        )
         self.now = 1_000_000
         self.number = 0
         self.event_count = 0
@@ -64,7 +83,9 @@ class History:
         self.sent: list[object] = []  # to be repeated
         self.meant: dict[bytes, int] = {}  # assignment -> the generation whose leader sent it
         self.replaced: dict[str, str] = {}  # instance id -> member id in force
-        self.clients = [Client(number, f"i{number}" if number % 3 == 0 else None, self.rng) for number in range(clients)]
+        self.clients = [
+            Client(number, f"i{number}" if number % 3 == 0 else None, self.rng) for number in range(clients)
+        ]
         self.core = self.make("g", self.settings)
         self._new_incarnation()
 
@@ -74,7 +95,7 @@ class History:
         self.replaced.clear()
         self.static_told: dict[tuple[int, str], bytes] = {}
 
-    # -- the shell -----------------------------------------------------------------------------------------------------------
+    # -- the shell ---------------------------------------------------------------------------------
 
     def handle(self, event: object) -> None:
         self.event_count += 1
@@ -82,7 +103,9 @@ class History:
         actions = self.core.handle(event, self.now)
         self.core.check()
         if before[0] != State.COMPLETING_REBALANCE and self.core.state == State.COMPLETING_REBALANCE:
-            assert self.core.generation == before[1] + 1, f"G3: a join phase ended, generation {before[1]} became {self.core.generation}"
+            assert self.core.generation == before[1] + 1, (
+                f"G3: a join phase ended, generation {before[1]} became {self.core.generation}"
+            )
         assert self.core.generation >= before[1], "G3: the generation fell"
         if isinstance(event, Heartbeat):
             self._check_heartbeat(event, actions)
@@ -104,7 +127,9 @@ class History:
         state, timers = self.core.state, self.timers
         assert (State.PREPARING_REBALANCE == state) == ("classic.join" in timers), f"G5: {state} with {timers}"
         assert bool(self.core.pending_sync) == ("classic.sync" in timers), f"G5: {self.core.pending_sync} with {timers}"
-        assert "classic.session" in timers or self.core.members.deadlines.next_ms is None, "G4: nobody watches the sessions"
+        assert "classic.session" in timers or self.core.members.deadlines.next_ms is None, (
+            "G4: nobody watches the sessions"
+        )
 
     def write(self) -> None:
         """What was under way is below the high watermark: its replies go."""
@@ -153,12 +178,20 @@ class History:
         again, live = self._replayed(), self.core
 
         def shape(core: ClassicGroup) -> tuple:
-            members = {one.member_id: (one.instance_id, one.assignment, one.protocols.get(core.protocol), one.session_timeout_ms) for one in core.members.by_id.values()}
+            members = {
+                one.member_id: (
+                    one.instance_id,
+                    one.assignment,
+                    one.protocols.get(core.protocol),
+                    one.session_timeout_ms,
+                )
+                for one in core.members.by_id.values()
+            }
             return core.state, core.generation, core.leader, core.protocol, members
 
         assert shape(again) == shape(live), f"REPLAY: {shape(again)} != {shape(live)}"
 
-    # -- answers -------------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def ask(self, client: Client | None, event: object) -> None:
         self.asked[event.request] = (client, event)
@@ -186,7 +219,13 @@ class History:
         client.waits_for = None
         if isinstance(event, LeaveGroup):
             client.forget()
-        elif response.error_code in (E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID, E.ILLEGAL_GENERATION, E.GROUP_MAX_SIZE_REACHED, E.INCONSISTENT_GROUP_PROTOCOL):
+        elif response.error_code in (
+            E.UNKNOWN_MEMBER_ID,
+            E.FENCED_INSTANCE_ID,
+            E.ILLEGAL_GENERATION,
+            E.GROUP_MAX_SIZE_REACHED,
+            E.INCONSISTENT_GROUP_PROTOCOL,
+        ):
             client.forget()
         elif isinstance(event, Heartbeat) and response.error_code == E.REBALANCE_IN_PROGRESS:
             client.assigned, client.generation = False, -1
@@ -205,10 +244,15 @@ class History:
             before = self.replaced.get(event.message.group_instance_id)
             self.replaced[event.message.group_instance_id] = response.member_id
             if told[0] == before:
-                self.leaders[generation] = told = (response.member_id, protocol)  # a leader that came back under a new id
+                # a leader that came back under a new id
+                self.leaders[generation] = told = (response.member_id, protocol)
         assert protocol == told[1], f"LEADER: {protocol} beside {told[1]} in generation {generation}"
-        assert response.leader == told[0] or event.message.group_instance_id is not None, f"LEADER: {response.leader} beside {told[0]} in generation {generation}"
-        assert {one.member_id for one in response.members} >= ({response.member_id} if response.members else set()), "LEADER: a leader that is no member"
+        assert response.leader == told[0] or event.message.group_instance_id is not None, (
+            f"LEADER: {response.leader} beside {told[0]} in generation {generation}"
+        )
+        assert {one.member_id for one in response.members} >= ({response.member_id} if response.members else set()), (
+            "LEADER: a leader that is no member"
+        )
         if client is not None:
             client.member_id, client.generation, client.assigned = response.member_id, generation, False
             client.is_leader = response.leader == response.member_id and not response.skip_assignment
@@ -220,17 +264,34 @@ class History:
                 client.assigned, client.generation = False, -1
             return
         message = event.message
-        from_log = {one.assignment for _, value in self.log if value for one in _members_of(value, message.generation_id) if one.member_id == message.member_id}
-        assert response.assignment in from_log, f"LOGGED: {message.member_id} was told {response.assignment!r}, generation {message.generation_id}; the log has {from_log}"
+        from_log = {
+            one.assignment
+            for _, value in self.log
+            if value
+            for one in _members_of(value, message.generation_id)
+            if one.member_id == message.member_id
+        }
+        assert response.assignment in from_log, (
+            f"LOGGED: {message.member_id} was told {response.assignment!r}, generation {message.generation_id}; the log"
+            f" has {from_log}"
+        )
         if response.assignment:
             meant_for = self.meant[response.assignment]
-            assert meant_for == message.generation_id, f"OWN: {message.member_id} got {response.assignment!r} of generation {meant_for} in {message.generation_id}"
+            assert meant_for == message.generation_id, (
+                f"OWN: {message.member_id} got {response.assignment!r} of generation {meant_for} in"
+                f" {message.generation_id}"
+            )
             owner = response.assignment.split(b"|")[1].decode()
             instance = message.member_id.partition("-")[0]
-            assert owner == message.member_id or (instance[0] == "i" and owner.partition("-")[0] == instance), f"OWN: {message.member_id} got what was for {owner}"
+            assert owner == message.member_id or (instance[0] == "i" and owner.partition("-")[0] == instance), (
+                f"OWN: {message.member_id} got what was for {owner}"
+            )
         if message.group_instance_id is not None:
             told = self.static_told.setdefault((message.generation_id, message.group_instance_id), response.assignment)
-            assert told == response.assignment, f"OWN: {message.group_instance_id} was told {told!r}, now {response.assignment!r}, in the same generation"
+            assert told == response.assignment, (
+                f"OWN: {message.group_instance_id} was told {told!r}, now {response.assignment!r}, in the same"
+                " generation"
+            )
         if client is not None:
             client.assigned = True
 
@@ -240,13 +301,17 @@ class History:
         if replies[0].response.error_code:
             return
         core = self.core
-        assert message.generation_id == core.generation and core.state in (State.STABLE, State.COMPLETING_REBALANCE), f"TRUE: generation {message.generation_id} in {core.state} {core.generation}"
+        assert message.generation_id == core.generation and core.state in (State.STABLE, State.COMPLETING_REBALANCE), (
+            f"TRUE: generation {message.generation_id} in {core.state} {core.generation}"
+        )
         assert message.member_id in core.members.by_id, "TRUE: no member"
         if message.group_instance_id is not None:
             in_force = self.replaced.get(message.group_instance_id, message.member_id)
-            assert in_force == message.member_id or self.unwritten, f"FENCED: {message.member_id} was replaced by {in_force}"
+            assert in_force == message.member_id or self.unwritten, (
+                f"FENCED: {message.member_id} was replaced by {in_force}"
+            )
 
-    # -- clients -------------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def _next(self) -> int:
         self.number += 1
@@ -258,10 +323,15 @@ class History:
         if rng.random() < 0.5:
             names.reverse()
         message = JoinGroupRequest(
-            group_id="g", session_timeout_ms=client.session_timeout_ms, rebalance_timeout_ms=-1 if client.version == 0 else client.rebalance_timeout_ms,
-            member_id=client.member_id, group_instance_id=client.instance_id, protocol_type="consumer",
-            protocols=[JoinGroupRequest.Protocol(name=name, metadata=client.metadata) for name in names], reason="because",
-        )  # fmt: skip
+            group_id="g",
+            session_timeout_ms=client.session_timeout_ms,
+            rebalance_timeout_ms=-1 if client.version == 0 else client.rebalance_timeout_ms,
+            member_id=client.member_id,
+            group_instance_id=client.instance_id,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequest.Protocol(name=name, metadata=client.metadata) for name in names],
+            reason="because",
+        )
         new_id = f"{client.instance_id or 'c%d' % client.number}-{number}"
         self.ask(client, JoinGroup(number, client.version, f"c{client.number}", "10.0.0.1", message, new_id))
 
@@ -269,15 +339,38 @@ class History:
         number = self._next()
         assignments = []
         if client.is_leader:
-            assignments = [SyncGroupRequest.Assignment(member_id=one, assignment=b"%d|%s" % (number, one.encode())) for one in client.told if self.rng.random() < 0.97]
-        message = SyncGroupRequest(group_id="g", generation_id=client.generation, member_id=client.member_id, group_instance_id=client.instance_id, assignments=assignments)
+            assignments = [
+                SyncGroupRequest.Assignment(member_id=one, assignment=b"%d|%s" % (number, one.encode()))
+                for one in client.told
+                if self.rng.random() < 0.97
+            ]
+        message = SyncGroupRequest(
+            group_id="g",
+            generation_id=client.generation,
+            member_id=client.member_id,
+            group_instance_id=client.instance_id,
+            assignments=assignments,
+        )
         self.ask(client, SyncGroup(number, message))
 
     def beat(self, client: Client) -> None:
-        self.ask(client, Heartbeat(self._next(), HeartbeatRequest(group_id="g", generation_id=client.generation, member_id=client.member_id, group_instance_id=client.instance_id)))
+        self.ask(
+            client,
+            Heartbeat(
+                self._next(),
+                HeartbeatRequest(
+                    group_id="g",
+                    generation_id=client.generation,
+                    member_id=client.member_id,
+                    group_instance_id=client.instance_id,
+                ),
+            ),
+        )
 
     def leave(self, client: Client) -> None:
-        member = LeaveGroupRequest.MemberIdentity(member_id=client.member_id, group_instance_id=client.instance_id, reason="enough")
+        member = LeaveGroupRequest.MemberIdentity(
+            member_id=client.member_id, group_instance_id=client.instance_id, reason="enough"
+        )
         self.ask(client, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=[member])))
 
     def act(self, client: Client) -> None:
@@ -299,19 +392,35 @@ class History:
             old = rng.choice(self.sent)
             self.ask(None, msgspec.structs.replace(old, request=self._next(), **self._fresh_id(old)))
         elif dice < 0.7:
-            forged = HeartbeatRequest(group_id="g", generation_id=rng.randint(-1, self.core.generation + 1), member_id=rng.choice(["", "nobody", *self.core.members.by_id]))
+            forged = HeartbeatRequest(
+                group_id="g",
+                generation_id=rng.randint(-1, self.core.generation + 1),
+                member_id=rng.choice(["", "nobody", *self.core.members.by_id]),
+            )
             self.ask(None, Heartbeat(self._next(), forged))
         elif dice < 0.9:
-            forged = SyncGroupRequest(group_id="g", generation_id=rng.randint(-1, self.core.generation + 1), member_id=rng.choice(["", "nobody", *self.core.members.by_id]), protocol_name=rng.choice([None, "range", "?"]))
+            forged = SyncGroupRequest(
+                group_id="g",
+                generation_id=rng.randint(-1, self.core.generation + 1),
+                member_id=rng.choice(["", "nobody", *self.core.members.by_id]),
+                protocol_name=rng.choice([None, "range", "?"]),
+            )
             self.ask(None, SyncGroup(self._next(), forged))
         else:
-            members = [LeaveGroupRequest.MemberIdentity(group_instance_id=rng.choice([None, "i0", "i3", "i9"])) for _ in range(2)]
+            members = [
+                LeaveGroupRequest.MemberIdentity(group_instance_id=rng.choice([None, "i0", "i3", "i9"]))
+                for _ in range(2)
+            ]
             self.ask(None, LeaveGroup(self._next(), LeaveGroupRequest(group_id="g", members=members)))
 
     def _fresh_id(self, old: object) -> dict[str, str]:
-        return {"new_member_id": f"{old.message.group_instance_id or 'again'}-{self.number}"} if isinstance(old, JoinGroup) else {}
+        return (
+            {"new_member_id": f"{old.message.group_instance_id or 'again'}-{self.number}"}
+            if isinstance(old, JoinGroup)
+            else {}
+        )
 
-    # -- a whole history -----------------------------------------------------------------------------------------------------
+    # -- a whole history ---------------------------------------------------------------------------
 
     def step(self) -> None:
         rng = self.rng
@@ -345,11 +454,15 @@ class History:
         self.check_replay()
 
     def settle(self) -> None:
-        """Everybody is good, dead or on its way to that; lost answers are asked for again. The group must be Stable with those who live, well before SETTLE_MS, and stay as it is."""
+        """Everybody is good, dead or on its way to that; lost answers are asked for again. The
+        group must be Stable with those who live, well before SETTLE_MS, and stay as it is.
+        """
         for client in self.clients:
             client.mood = self.rng.choice(("good", "good", "dead", "fading"))
             client.waits_for = None
-            if client.mood == "fading":  # as a new process and member: who is one already need not sync, and would never be thrown out
+            # as a new process and member: who is one already need not sync, and would never be
+            # thrown out
+            if client.mood == "fading":
                 client.forget()
                 client.mood = "fading" if client.instance_id is None else "dead"
         self.clients[0].mood = "good"
@@ -361,15 +474,21 @@ class History:
         generation = self.core.generation
         for _ in range(30):
             self._round()
-        assert self.core.generation == generation and self.core.state == State.STABLE, "SETTLES: a group with nothing amiss rebalances"
-        assert all(client.assigned for client in self.clients if client.mood == "good"), "SETTLES: a member of a stable group has no assignment"
+        assert self.core.generation == generation and self.core.state == State.STABLE, (
+            "SETTLES: a group with nothing amiss rebalances"
+        )
+        assert all(client.assigned for client in self.clients if client.mood == "good"), (
+            "SETTLES: a member of a stable group has no assignment"
+        )
         self.write()
         assert not self.asked, f"ONCE: {len(self.asked)} requests were never answered"
 
     def _until_settled(self) -> None:
         end = self.now + SETTLE_MS
         while not self._is_settled():
-            assert self.now < end, f"SETTLES: {self.core.state}, {set(self.core.members.by_id)} where {self._living()} live"
+            assert self.now < end, (
+                f"SETTLES: {self.core.state}, {set(self.core.members.by_id)} where {self._living()} live"
+            )
             self._round()
 
     def _living(self) -> set[str]:
@@ -395,7 +514,11 @@ class History:
             for _ in range(400):
                 self.step()
             self.settle()
-            self.settings = ClassicSettings(initial_rebalance_delay_ms=self.rng.choice((0, 300, 3000)), max_size=self.rng.choice((2, 4, 1000, 1000, 1000)), new_member_join_timeout_ms=90_000)
+            self.settings = ClassicSettings(
+                initial_rebalance_delay_ms=self.rng.choice((0, 300, 3000)),
+                max_size=self.rng.choice((2, 4, 1000, 1000, 1000)),
+                new_member_join_timeout_ms=90_000,
+            )
             self.restart()
         return self.event_count
 

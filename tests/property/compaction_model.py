@@ -1,4 +1,6 @@
-"""A partition's directory written by hand, compacted by the native core, and what a plain model says must be left."""
+"""A partition's directory written by hand, compacted by the native core, and what a plain model
+says must be left.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _ABORT, _COMMIT = 0, 1
 
 
 class Log:
-    """Sealed segments and an empty active one. Each producer's sequence counts up; `now_ms` is the clock that compactions see."""
+    """Sealed segments and an empty active one. Each producer's sequence counts up; `now_ms` is the
+    clock that compactions see.
+    """
 
     def __init__(self, directory: Path, seed: int, keys: int = 12, transactional: bool = True):
         self.directory = directory
@@ -41,7 +45,7 @@ class Log:
         self.batch_of: dict[int, tuple[int, int]] = {}  # base offset -> (last offset, producer)
         self.transactional = transactional
 
-    # -- writing -----------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def bases(self) -> list[int]:
         return segments.base_offsets(self.directory)
@@ -60,7 +64,13 @@ class Log:
     def record(self, offset: int) -> Record:
         value = None if self.random.random() < 0.15 else b"v%d" % offset + bytes(self.random.randrange(60))
         headers = [("h", b"x")] if self.random.random() < 0.2 else []
-        return Record(value, b"k%d" % self.random.randrange(self.keys), self.now_ms + self.random.randrange(-50, 50), headers, offset)
+        return Record(
+            value,
+            b"k%d" % self.random.randrange(self.keys),
+            self.now_ms + self.random.randrange(-50, 50),
+            headers,
+            offset,
+        )
 
     def produce(self) -> None:
         producer = self.random.choice((-1, -1, 1, 2))
@@ -77,8 +87,14 @@ class Log:
         sequence = self.sequence.get(producer, 0)
         self.sequence[producer] = sequence + len(records)
         data = encode_batch(
-            records, base_offset=self.end, compression=self.random.choice(CODECS), partition_leader_epoch=3, producer_id=producer, producer_epoch=0 if producer >= 0 else -1,
-            base_sequence=sequence if producer >= 0 else -1, is_transactional=transactional,
+            records,
+            base_offset=self.end,
+            compression=self.random.choice(CODECS),
+            partition_leader_epoch=3,
+            producer_id=producer,
+            producer_epoch=0 if producer >= 0 else -1,
+            base_sequence=sequence if producer >= 0 else -1,
+            is_transactional=transactional,
         )
         if producer >= 0:
             self.last_data[producer] = self.end
@@ -88,15 +104,24 @@ class Log:
         for offset in self.ongoing.pop(producer, ()):
             self.decided[offset] = commit
         first = self.first_of.pop(producer, None)
-        marker = Record(struct.pack(">hi", 0, 5), struct.pack(">hh", 0, _COMMIT if commit else _ABORT), self.now_ms, offset=self.end)
+        marker = Record(
+            struct.pack(">hi", 0, 5), struct.pack(">hh", 0, _COMMIT if commit else _ABORT), self.now_ms, offset=self.end
+        )
         at = self.end
-        self._append(encode_batch([marker], base_offset=at, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True), 1, producer)
+        self._append(
+            encode_batch(
+                [marker], base_offset=at, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True
+            ),
+            1,
+            producer,
+        )
         if not commit and first is not None:
             base = max(base for base in self.bases() if base <= at)
             entry = struct.pack(">hqqqq", 0, producer, first, at, at + 1)
             with open(segments.segment_path(self.directory, base, ".txnindex"), "ab") as file:
                 file.write(entry)
-            with open(segments.segment_path(self.directory, base, ".txnsum"), "a+b") as file:  # a number for each entry, over the one before it
+            # a number for each entry, over the one before it
+            with open(segments.segment_path(self.directory, base, ".txnsum"), "a+b") as file:
                 file.seek(max(0, file.tell() - 4))
                 before = int.from_bytes(file.read(4), "big")
                 file.write(struct.pack(">I", crc32c(struct.pack(">q", base) + entry, before)))
@@ -105,16 +130,21 @@ class Log:
         if self.end not in self.bases():
             segments.segment_path(self.directory, self.end).touch()
 
-    # -- compacting --------------------------------------------------------------------------------------------------------
+    # -- compacting --------------------------------------------------------------------------------
 
     @property
     def last_stable(self) -> int:
         return min(self.first_of.values(), default=self.end)
 
     def listing(self) -> list[Stored]:
-        return [Stored(Segment(base, segments.segment_path(self.directory, base).stat().st_size, self.now_ms, self.now_ms)) for base in self.bases()]
+        return [
+            Stored(Segment(base, segments.segment_path(self.directory, base).stat().st_size, self.now_ms, self.now_ms))
+            for base in self.bases()
+        ]
 
-    def compact(self, *, map_bytes: int = 1 << 20, segment_bytes: int = 4000, stop_at: int | None = None) -> native.CompactFigures | None:
+    def compact(
+        self, *, map_bytes: int = 1 << 20, segment_bytes: int = 4000, stop_at: int | None = None
+    ) -> native.CompactFigures | None:
         """All groups; `stop_at`: a crash after so many of the swaps' steps (four each)."""
         self.roll()
         stored = self.listing()
@@ -124,8 +154,14 @@ class Log:
         if plan is None:
             return None
         options = native.CompactOptions(
-            first_dirty_offset=plan.first_dirty_offset, clean_count=plan.clean_count, now_ms=self.now_ms, delete_retention_ms=RETENTION_MS, map_bytes=map_bytes,
-            snapshot_offset=steps.newest_snapshot(self.directory), index_interval_bytes=256, end_position=plan.end_position,
+            first_dirty_offset=plan.first_dirty_offset,
+            clean_count=plan.clean_count,
+            now_ms=self.now_ms,
+            delete_retention_ms=RETENTION_MS,
+            map_bytes=map_bytes,
+            snapshot_offset=steps.newest_snapshot(self.directory),
+            index_interval_bytes=256,
+            end_position=plan.end_position,
         )
         compaction = native.Compaction(self.directory, plan.bases, options)
         try:
@@ -148,8 +184,11 @@ class Log:
                 continue
             bases = [one.base_offset for one in stored[first : first + size]]
             for step in (
-                lambda bases=bases, group=group: native.compact_swap_prepare(self.directory, bases[0], bases[1:], group.has_transactions),
-                lambda bases=bases: native.compact_swap_install(self.directory, bases[0]), lambda bases=bases: native.compact_swap_finish(self.directory, bases[0]),
+                lambda bases=bases, group=group: native.compact_swap_prepare(
+                    self.directory, bases[0], bases[1:], group.has_transactions
+                ),
+                lambda bases=bases: native.compact_swap_install(self.directory, bases[0]),
+                lambda bases=bases: native.compact_swap_finish(self.directory, bases[0]),
             ):
                 if stop_at is not None and done >= stop_at:
                     return None
@@ -159,12 +198,15 @@ class Log:
         self.clean_to = figures.mapped_end
         return figures
 
-    # -- what is there -------------------------------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
 
     def batches(self) -> list[tuple[BatchHeader, bytes]]:
         found = []
         for base in self.bases():
-            found += [(header, bytes(data)) for header, data in iterate_batches(segments.segment_path(self.directory, base).read_bytes())]
+            found += [
+                (header, bytes(data))
+                for header, data in iterate_batches(segments.segment_path(self.directory, base).read_bytes())
+            ]
         return found
 
     def check(self) -> None:
@@ -174,12 +216,19 @@ class Log:
         for header, data in self.batches():
             assert header.base_offset > last, "offsets rise"
             last = header.last_offset
-            assert self.batch_of[header.base_offset] == (last, header.producer_id), "a batch keeps its bounds and its producer"
+            assert self.batch_of[header.base_offset] == (last, header.producer_id), (
+                "a batch keeps its bounds and its producer"
+            )
             for record in decode_batch(data):
                 if header.is_control:
                     continue
                 original = self.appended[record.offset]
-                assert (record.key, record.value, record.headers, record.timestamp_ms) == (original.key, original.value, original.headers, original.timestamp_ms)
+                assert (record.key, record.value, record.headers, record.timestamp_ms) == (
+                    original.key,
+                    original.value,
+                    original.headers,
+                    original.timestamp_ms,
+                )
                 seen[record.offset] = record
             if not header.is_control and header.record_count and not header.is_log_append_time:
                 assert header.max_timestamp_ms == max(record.timestamp_ms for record in decode_batch(data))
@@ -199,10 +248,15 @@ class Log:
         for offset in sorted(seen):
             if self.decided[offset]:
                 left[seen[offset].key] = seen[offset].value
-        assert {key: value for key, value in left.items() if value is not None} == {key: record.value for key, record in wanted.items() if record.value is not None}
+        assert {key: value for key, value in left.items() if value is not None} == {
+            key: record.value for key, record in wanted.items() if record.value is not None
+        }
         for producer, base in self.last_batch.items():
-            known_by = {base, self.last_data.get(producer, base)}  # a snapshot may say that the marker behind it is not what its sequence is known by
-            assert any(header.base_offset in known_by and header.producer_id == producer for header, _ in self.batches()), f"the last batch of producer {producer}"
+            # a snapshot may say that the marker behind it is not what its sequence is known by
+            known_by = {base, self.last_data.get(producer, base)}
+            assert any(
+                header.base_offset in known_by and header.producer_id == producer for header, _ in self.batches()
+            ), f"the last batch of producer {producer}"
         self._check_transactions(seen)
 
     def _check_transactions(self, seen: dict[int, Record]) -> None:
@@ -211,7 +265,9 @@ class Log:
         for base in self.bases():
             path = segments.segment_path(self.directory, base, ".txnindex")
             if path.exists():
-                told += [struct.unpack_from(">hqqqq", path.read_bytes(), at)[1:4] for at in range(0, path.stat().st_size, 34)]
+                told += [
+                    struct.unpack_from(">hqqqq", path.read_bytes(), at)[1:4] for at in range(0, path.stat().st_size, 34)
+                ]
         markers = {header.base_offset: header.producer_id for header, _ in self.batches() if header.is_control}
         for producer, _, marker in told:
             assert markers.get(marker) == producer
@@ -220,7 +276,10 @@ class Log:
             if header.is_transactional and not header.is_control:
                 for record in decode_batch(data):
                     if not self.decided[record.offset] and record.offset not in ongoing:
-                        assert any(producer == header.producer_id and first <= record.offset < marker for producer, first, marker in told), f"aborted record {record.offset} is not told"
+                        assert any(
+                            producer == header.producer_id and first <= record.offset < marker
+                            for producer, first, marker in told
+                        ), f"aborted record {record.offset} is not told"
 
     def check_compacted(self) -> None:
         """What must be gone after a whole compaction."""
@@ -245,23 +304,31 @@ class Log:
         return header.base_timestamp_ms if header.attributes & DELETE_HORIZON else None
 
     def forget(self) -> None:
-        """What is only kept beside the log is lost: the cleaner's checkpoint, or what is known of producers."""
+        """What is only kept beside the log is lost: the cleaner's checkpoint, or what is known of
+        producers.
+        """
         if self.random.random() < 0.5:
             self.clean_to = None
         else:
             for path in self.directory.glob("*.snapshot"):
                 path.unlink()
 
-    # -- recovery ------------------------------------------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------
 
     def recover(self, clean: bool = False) -> None:
-        """As a worker's start after a crash of everything: nothing is trusted. `clean`: and its stop, which leaves a snapshot of the producers."""
+        """As a worker's start after a crash of everything: nothing is trusted. `clean`: and its
+        stop, which leaves a snapshot of the producers.
+        """
         recovery = native.Recovery()
         partition = native.Partition.open(self.directory, native.LogOptions(compacted=True), 3, self.now_ms, recovery)
         assert recovery.log_end_offset == self.end, (recovery, self.end)
         views = native.ffi.new("struct mqd_producer_view[64]")
         count = native.lib.mqd_partition_producers(partition.pointer, views, 64)
-        ongoing = {view.producer_id: view.transaction_first_offset for view in views[0:count] if view.transaction_first_offset >= 0}
+        ongoing = {
+            view.producer_id: view.transaction_first_offset
+            for view in views[0:count]
+            if view.transaction_first_offset >= 0
+        }
         assert ongoing == self.first_of, "the last stable offset is where the oldest of them began"
         partition.close(clean)
         left = [path.name for path in self.directory.iterdir() if path.suffix in (".cleaned", ".swap", ".tmp")]

@@ -1,16 +1,21 @@
-"""Simulated consumer groups: clients of KIP-848 over a network that loses answers, members that die, do not let go or come back, topics that change, a coordinator that
-is restarted from what it had persisted. One seed, one history.
+"""Simulated consumer groups: clients of KIP-848 over a network that loses answers, members that
+die, do not let go or come back, topics that change, a coordinator that is restarted from what it
+had persisted. One seed, one history.
 
 What is held against every step
     the core's own invariants (invariants.py)
-    V1  what a client works on, and knows to be a member's, is its in the coordinator's books too: so no two clients work on one partition
-    V2  a partition that is assigned and is in the target, before and after, was not taken away in between: nobody who keeps a partition is stopped
+    V1  what a client works on, and knows to be a member's, is its in the coordinator's books too:
+        so no two clients work on one partition
+    V2  a partition that is assigned and is in the target, before and after, was not taken away in
+        between: nobody who keeps a partition is stopped
     V3  each request is answered once
     V4  a commit passes exactly with the member's epoch
-    V6  who comes with an epoch that is not its own, or with the last one and partitions that it has not, is fenced
+    V6  who comes with an epoch that is not its own, or with the last one and partitions that it has
+        not, is fenced
     V7  a static member that comes back has what it had, if nothing else has changed
 and at the end of a history, when faults have stopped and everybody has sent some heartbeats
-    V5  the group is Stable, every partition of every subscribed topic has an owner that works on it, and counts are as even as the uniform assignor makes them
+    V5  the group is Stable, every partition of every subscribed topic has an owner that works on
+        it, and counts are as even as the uniform assignor makes them
 """
 
 from __future__ import annotations
@@ -29,10 +34,21 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 TOPICS = ("alpha", "beta", "gamma", "alpha-2")
-SUBSCRIPTIONS = ((("alpha",), None), (("alpha", "beta"), None), (("alpha", "beta", "gamma"), None), ((), "alpha.*"), (("gamma",), "beta|alpha"), ((), None))
+SUBSCRIPTIONS = (
+    (("alpha",), None),
+    (("alpha", "beta"), None),
+    (("alpha", "beta", "gamma"), None),
+    ((), "alpha.*"),
+    (("gamma",), "beta|alpha"),
+    ((), None),
+)
 SESSION_MS, REBALANCE_MS, INTERVAL_MS = 3_000, 1_500, 300
 NONE, FENCED, UNKNOWN = 0, int(ErrorCode.FENCED_MEMBER_EPOCH), int(ErrorCode.UNKNOWN_MEMBER_ID)
-UNRELEASED, FENCED_INSTANCE, STALE = int(ErrorCode.UNRELEASED_INSTANCE_ID), int(ErrorCode.FENCED_INSTANCE_ID), int(ErrorCode.STALE_MEMBER_EPOCH)
+UNRELEASED, FENCED_INSTANCE, STALE = (
+    int(ErrorCode.UNRELEASED_INSTANCE_ID),
+    int(ErrorCode.FENCED_INSTANCE_ID),
+    int(ErrorCode.STALE_MEMBER_EPOCH),
+)
 _Partitions = ConsumerGroupHeartbeatRequest.TopicPartitions
 
 Owned = set[tuple[bytes, int]]
@@ -48,9 +64,17 @@ def demand(holds: bool, text: str) -> None:
 
 
 class Client:
-    """A consumer. `owned`: what it works on. `assigned`: what it was last told to have; what it has beyond that it lets go, which takes until `busy_until_ms`."""
+    """A consumer. `owned`: what it works on. `assigned`: what it was last told to have; what it has
+    beyond that it lets go, which takes until `busy_until_ms`.
+    """
 
-    def __init__(self, member_id: str, instance_id: str | None, subscription: tuple[tuple[str, ...], str | None], rng: random.Random) -> None:
+    def __init__(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        subscription: tuple[tuple[str, ...], str | None],
+        rng: random.Random,
+    ) -> None:
         self.member_id, self.instance_id = member_id, instance_id
         self.subscription = subscription
         self.epoch = 0
@@ -70,11 +94,22 @@ class Client:
             owned = [] if self.epoch == 0 else self._listed()
             self.said = self.subscription
             return ConsumerGroupHeartbeatRequest(
-                group_id="g", member_id=self.member_id, member_epoch=self.epoch, instance_id=self.instance_id, rebalance_timeout_ms=REBALANCE_MS,
-                subscribed_topic_names=list(names), subscribed_topic_regex=regex or "", server_assignor=self.assignor, topic_partitions=owned,
-            )  # fmt: skip
+                group_id="g",
+                member_id=self.member_id,
+                member_epoch=self.epoch,
+                instance_id=self.instance_id,
+                rebalance_timeout_ms=REBALANCE_MS,
+                subscribed_topic_names=list(names),
+                subscribed_topic_regex=regex or "",
+                server_assignor=self.assignor,
+                topic_partitions=owned,
+            )
         return ConsumerGroupHeartbeatRequest(
-            group_id="g", member_id=self.member_id, member_epoch=self.epoch, instance_id=self.instance_id, topic_partitions=self._listed() if now_ms % 2 else None
+            group_id="g",
+            member_id=self.member_id,
+            member_epoch=self.epoch,
+            instance_id=self.instance_id,
+            topic_partitions=self._listed() if now_ms % 2 else None,
         )
 
     def _listed(self) -> list:
@@ -91,10 +126,13 @@ class Client:
             self.next_ms = now_ms + INTERVAL_MS
             return
         demand(response.error_code == NONE, f"unexpected error {response.error_code}: {response.error_message}")
-        self.epoch, self.say_all = response.member_epoch, self.said != self.subscription  # it may have changed while the answer was on its way
+        # it may have changed while the answer was on its way
+        self.epoch, self.say_all = response.member_epoch, self.said != self.subscription
         self.next_ms = now_ms + min(response.heartbeat_interval_ms, INTERVAL_MS)
         if response.assignment is not None:
-            self.assigned = {(one.topic_id, index) for one in response.assignment.topic_partitions for index in one.partitions}
+            self.assigned = {
+                (one.topic_id, index) for one in response.assignment.topic_partitions for index in one.partitions
+            }
             if self.owned - self.assigned:
                 self.busy_until_ms = now_ms + rng.randrange(200)
             else:
@@ -127,7 +165,7 @@ class History:
         self.event_count = self.number = self.names = 0
         self.errors: Counter[int] = Counter()
 
-    # -- the shell -------------------------------------------------------------------------------------------------------------
+    # -- the shell ---------------------------------------------------------------------------------
 
     def handle(self, event: object) -> None:
         self.event_count += 1
@@ -163,14 +201,20 @@ class History:
                 target = self.core.target.get(member_id, {})
                 for topic_id, indexes in assigned.items():
                     stays = set(indexes) & set(target.get(topic_id, ()))
-                    demand(stays <= set(member.assigned.get(topic_id, ())), f"V2: {member_id} keeps {stays} of {topic_id.hex()}, and lost some on the way")
+                    demand(
+                        stays <= set(member.assigned.get(topic_id, ())),
+                        f"V2: {member_id} keeps {stays} of {topic_id.hex()}, and lost some on the way",
+                    )
 
     def _check_static(self, static, before, targets, epoch: int) -> None:
         core = self.core
         for instance_id, member_id in core.static.items():
             old = static.get(instance_id)
             if old is not None and old != member_id and old in before and core.epoch == epoch == core.assignment_epoch:
-                demand(core.target.get(member_id, {}) == targets.get(old, {}), f"V7: {instance_id} comes back and has another target")
+                demand(
+                    core.target.get(member_id, {}) == targets.get(old, {}),
+                    f"V7: {instance_id} comes back and has another target",
+                )
 
     def write(self, all_of_it: bool = True) -> None:
         """What waits is written; its answers leave, or are lost."""
@@ -223,13 +267,17 @@ class History:
                 del self.timers[name]
                 self.handle(TimerFired(name))
 
-    # -- clients ---------------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def add_client(self) -> None:
         self.names += 1
         used = {client.instance_id for client in self.clients}
         instance_id = self.rng.choice(("one", "two", None, None))
-        self.clients.append(Client(f"m{self.names}", None if instance_id in used else instance_id, self.rng.choice(SUBSCRIPTIONS), self.rng))
+        self.clients.append(
+            Client(
+                f"m{self.names}", None if instance_id in used else instance_id, self.rng.choice(SUBSCRIPTIONS), self.rng
+            )
+        )
 
     def send(self, client: Client, message: ConsumerGroupHeartbeatRequest | None = None) -> None:
         if client in self.senders.values():
@@ -243,14 +291,19 @@ class History:
         self.clients.remove(client)
         self.number += 1
         self.senders[self.number] = None
-        message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=client.member_id, member_epoch=epoch, instance_id=client.instance_id)
+        message = ConsumerGroupHeartbeatRequest(
+            group_id="g", member_id=client.member_id, member_epoch=epoch, instance_id=client.instance_id
+        )
         self.handle(ConsumerHeartbeat(self.number, client.member_id, "/h", message))
 
     def commit(self, client: Client) -> None:
         member = self.core.members.get(client.member_id)
         expected = UNKNOWN if member is None else NONE if member.epoch == client.epoch else STALE
         error = self.core.commit_error(CommitOffsets(0, 9, client.member_id, None, client.epoch, ()))
-        demand(error == expected or client.epoch < 0, f"V4: commit of {client.member_id} at {client.epoch}: {error}, not {expected}")
+        demand(
+            error == expected or client.epoch < 0,
+            f"V4: commit of {client.member_id} at {client.epoch}: {error}, not {expected}",
+        )
 
     def forge(self, client: Client) -> None:
         """A copy of the client that has slept speaks up."""
@@ -258,18 +311,32 @@ class History:
         if member is None or member.epoch < 1:
             return
         strange = _Partitions(topic_id=bytes(16), partitions=[0])
-        epoch, owned = self.rng.choice(((member.epoch + 1, []), (member.epoch + 7, None), (member.previous_epoch - 1, []), (member.previous_epoch, [strange]), (member.previous_epoch, None)))
+        epoch, owned = self.rng.choice(
+            (
+                (member.epoch + 1, []),
+                (member.epoch + 7, None),
+                (member.previous_epoch - 1, []),
+                (member.previous_epoch, [strange]),
+                (member.previous_epoch, None),
+            )
+        )
         if epoch < 1 or epoch == member.epoch:
             return
         self.number += 1
         self.senders[self.number] = None
-        message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=client.member_id, member_epoch=epoch, topic_partitions=owned)
+        message = ConsumerGroupHeartbeatRequest(
+            group_id="g", member_id=client.member_id, member_epoch=epoch, topic_partitions=owned
+        )
         before = member.current
         self.handle(ConsumerHeartbeat(self.number, client.member_id, "/h", message))
         response = self.unwritten[-1][1][0].response
-        demand(response.error_code == FENCED and member.current == before, f"V6: epoch {epoch} of {client.member_id}, which is at {before.epoch}, is answered with {response.error_code}")
+        demand(
+            response.error_code == FENCED and member.current == before,
+            f"V6: epoch {epoch} of {client.member_id}, which is at {before.epoch}, is answered with"
+            f" {response.error_code}",
+        )
 
-    # -- time ------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def step(self) -> None:
         rng = self.rng
@@ -314,16 +381,22 @@ class History:
             self.restart()
 
     def check_clients(self) -> None:
-        """V1. Who is silent, or was put out and does not know yet, works on by itself: its commits are refused."""
+        """V1. Who is silent, or was put out and does not know yet, works on by itself: its commits
+        are refused.
+        """
         for client in self.clients:
             member = self.core.members.get(client.member_id)
             if member is None or client.epoch == 0:
                 continue
             for topic_id, index in client.owned:
                 known = index in member.assigned.get(topic_id, ()) or index in member.revoking.get(topic_id, ())
-                demand(known, f"V1: {client.member_id} works on {topic_id.hex()}-{index}, which the coordinator gave to {self.core.owners.get(topic_id, index)}")
+                demand(
+                    known,
+                    f"V1: {client.member_id} works on {topic_id.hex()}-{index}, which the coordinator gave to"
+                    f" {self.core.owners.get(topic_id, index)}",
+                )
 
-    # -- the end ---------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -354,10 +427,16 @@ class History:
             self.check_clients()
         core = self.core
         demand(core.state_name == "Stable", f"V5: {core.state_name} after everybody has had its say")
-        demand(set(core.members) == {client.member_id for client in self.clients}, "V5: members are not the clients that are there")
+        demand(
+            set(core.members) == {client.member_id for client in self.clients},
+            "V5: members are not the clients that are there",
+        )
         owned = [partition for client in self.clients for partition in client.owned]
         wanted = {(topic_id, index) for topic_id, count in self._wanted().items() for index in range(count)}
-        demand(len(owned) == len(set(owned)) and set(owned) == wanted, f"V5: {len(owned)} partitions are worked on, {len(wanted)} are there")
+        demand(
+            len(owned) == len(set(owned)) and set(owned) == wanted,
+            f"V5: {len(owned)} partitions are worked on, {len(wanted)} are there",
+        )
         for client in self.clients:
             demand(client.epoch == core.members[client.member_id].epoch, "V5: a client does not know its epoch")
 

@@ -1,9 +1,13 @@
-"""Simulated groups on their way between the protocols: members of both kinds, come and go, before the whole core of a group (mqd/coordinator/group/group.py).
+"""Simulated groups on their way between the protocols: members of both kinds, come and go, before
+the whole core of a group (mqd/coordinator/group/group.py).
 
-Classic clients are cooperative: they say what they own, let go of what they are not given and join again; while the group is a classic one its leader assigns, withholding
-what somebody else still owns. Some members are static: those are stopped without a word, and come back at once, speaking the other protocol, or the same. Held against every step: the
-core's invariants, every request answered once (late ones too), no two members, in the coordinator's eyes, working on one partition, and nobody waits for the session of the classic
-member whose instance id it carries. At the end the group is Stable, whatever its kind, and everything is worked on.
+Classic clients are cooperative: they say what they own, let go of what they are not given and join
+again; while the group is a classic one its leader assigns, withholding what somebody else still
+owns. Some members are static: those are stopped without a word, and come back at once, speaking the
+other protocol, or the same. Held against every step: the core's invariants, every request answered
+once (late ones too), no two members, in the coordinator's eyes, working on one partition, and
+nobody waits for the session of the classic member whose instance id it carries. At the end the
+group is Stable, whatever its kind, and everything is worked on.
 """
 
 from __future__ import annotations
@@ -21,12 +25,22 @@ from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings, ConsumerSettings
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from mqd.protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
 from tests.property.consumer_histories import INTERVAL_MS, REBALANCE_MS, SESSION_MS, UNRELEASED, Client, demand
 
 TOPICS = ("alpha", "beta")
 INSTANCES = (None, None, None, "one", "two")
-REBALANCE, UNKNOWN, ILLEGAL = int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.UNKNOWN_MEMBER_ID), int(ErrorCode.ILLEGAL_GENERATION)
+REBALANCE, UNKNOWN, ILLEGAL = (
+    int(ErrorCode.REBALANCE_IN_PROGRESS),
+    int(ErrorCode.UNKNOWN_MEMBER_ID),
+    int(ErrorCode.ILLEGAL_GENERATION),
+)
 GROUP_ID_NOT_FOUND, MEMBER_ID_REQUIRED = int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.MEMBER_ID_REQUIRED)
 
 
@@ -35,7 +49,13 @@ def metadata(owned: dict[str, tuple[int, ...]]) -> bytes:
         return struct.pack(">h", len(text)) + text.encode()
 
     topics = struct.pack(">hi", 1, len(TOPICS)) + b"".join(map(string, TOPICS)) + struct.pack(">i", -1)
-    return topics + struct.pack(">i", len(owned)) + b"".join(string(name) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes) for name, indexes in owned.items())
+    return (
+        topics
+        + struct.pack(">i", len(owned))
+        + b"".join(
+            string(name) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes) for name, indexes in owned.items()
+        )
+    )
 
 
 class ClassicClient:
@@ -51,7 +71,12 @@ class ClassicClient:
 
     @property
     def partitions(self) -> set[tuple[bytes, int]]:
-        return {(topic.topic_id, index) for name, indexes in self.owned.items() if (topic := self.cluster.topic(name)) is not None for index in indexes}
+        return {
+            (topic.topic_id, index)
+            for name, indexes in self.owned.items()
+            if (topic := self.cluster.topic(name)) is not None
+            for index in indexes
+        }
 
     def forget(self, with_id: bool) -> None:
         self.owned, self.phase, self.generation = {}, "join", -1
@@ -64,17 +89,37 @@ class ClassicClient:
             self.phase = "joining"
             protocols = [JoinGroupRequest.Protocol(name="cooperative", metadata=metadata(self.owned))]
             message = JoinGroupRequest(
-                group_id="g", session_timeout_ms=SESSION_MS, rebalance_timeout_ms=REBALANCE_MS, member_id=self.member_id, group_instance_id=self.instance_id, protocol_type="consumer", protocols=protocols
+                group_id="g",
+                session_timeout_ms=SESSION_MS,
+                rebalance_timeout_ms=REBALANCE_MS,
+                member_id=self.member_id,
+                group_instance_id=self.instance_id,
+                protocol_type="consumer",
+                protocols=protocols,
             )
             return JoinGroup(number, 7, "classic", "/h", message, made_up)
         if self.phase == "sync":
             self.phase = "syncing"
             given = [SyncGroupRequest.Assignment(member_id=name, assignment=data) for name, data in self.given.items()]
             message = SyncGroupRequest(
-                group_id="g", generation_id=self.generation, member_id=self.member_id, group_instance_id=self.instance_id, protocol_type="consumer", protocol_name="cooperative", assignments=given
+                group_id="g",
+                generation_id=self.generation,
+                member_id=self.member_id,
+                group_instance_id=self.instance_id,
+                protocol_type="consumer",
+                protocol_name="cooperative",
+                assignments=given,
             )
             return SyncGroup(number, message)
-        return Heartbeat(number, HeartbeatRequest(group_id="g", generation_id=self.generation, member_id=self.member_id, group_instance_id=self.instance_id))
+        return Heartbeat(
+            number,
+            HeartbeatRequest(
+                group_id="g",
+                generation_id=self.generation,
+                member_id=self.member_id,
+                group_instance_id=self.instance_id,
+            ),
+        )
 
     def on_answer(self, response, now_ms: int) -> None:
         kind, error = type(response).__name__, response.error_code
@@ -120,19 +165,29 @@ class ClassicClient:
             for name, indexes in decode_subscription(one.metadata).owned.items():
                 owners.update({(name, index): one.member_id for index in indexes})
         given: dict[str, dict[str, list[int]]] = {name: {} for name in names}
-        every = [(name, index) for name, topic in sorted(self.cluster.topics.items()) for index in range(topic.partition_count)]
+        every = [
+            (name, index)
+            for name, topic in sorted(self.cluster.topics.items())
+            for index in range(topic.partition_count)
+        ]
         for number, (name, index) in enumerate(every):
             member_id = names[number % len(names)]
             if owners.get((name, index), member_id) == member_id:
                 given[member_id].setdefault(name, []).append(index)
-        return {member_id: encode_assignment(1, {name: tuple(indexes) for name, indexes in parts.items()}) for member_id, parts in given.items()}
+        return {
+            member_id: encode_assignment(1, {name: tuple(indexes) for name, indexes in parts.items()})
+            for member_id, parts in given.items()
+        }
 
 
 class MigrationHistory:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_ms = 1_000_000
-        self.cluster = FixedCluster({name: self.rng.randrange(1, 6) for name in TOPICS}, ConsumerSettings(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=INTERVAL_MS))
+        self.cluster = FixedCluster(
+            {name: self.rng.randrange(1, 6) for name in TOPICS},
+            ConsumerSettings(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=INTERVAL_MS),
+        )
         self.core = self._new()
         self.log: list[tuple[bytes, bytes | None]] = []
         self.timers: dict[str, int] = {}
@@ -143,7 +198,12 @@ class MigrationHistory:
         self.counts: Counter[str] = Counter()
 
     def _new(self) -> Group:
-        return Group("g", ClassicSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1), OffsetsSettings(), self.cluster)
+        return Group(
+            "g",
+            ClassicSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1),
+            OffsetsSettings(),
+            self.cluster,
+        )
 
     def handle(self, event: object) -> None:
         self.event_count += 1
@@ -175,7 +235,10 @@ class MigrationHistory:
         else:
             consumer = self.core.consumer
             owner = consumer.members.get(consumer.static.get(client.instance_id, "")) if consumer is not None else None
-            demand(reply.response.error_code != UNRELEASED or (owner is not None and not owner.is_classic), f"{client.member_id} waits for the session of a classic member")
+            demand(
+                reply.response.error_code != UNRELEASED or (owner is not None and not owner.is_classic),
+                f"{client.member_id} waits for the session of a classic member",
+            )
             client.on_answer(reply.response, self.now_ms, self.rng)
 
     def check_clients(self) -> None:
@@ -185,15 +248,24 @@ class MigrationHistory:
             if not self._is_member(client):
                 continue
             for partition in client.partitions if isinstance(client, ClassicClient) else client.owned:
-                demand(partition not in worked, f"{client.member_id} and {worked.get(partition)} work on {partition[0].hex()}-{partition[1]}")
+                demand(
+                    partition not in worked,
+                    f"{client.member_id} and {worked.get(partition)} work on {partition[0].hex()}-{partition[1]}",
+                )
                 worked[partition] = client.member_id
 
     def _is_member(self, client: Client | ClassicClient) -> bool:
         consumer = self.core.consumer
         if consumer is not None:
             member = consumer.members.get(client.member_id)
-            return member is not None and (client.generation >= 0 if isinstance(client, ClassicClient) else client.epoch > 0)
-        return isinstance(client, ClassicClient) and client.generation == self.core.classic.generation and client.member_id in self.core.classic.members.by_id
+            return member is not None and (
+                client.generation >= 0 if isinstance(client, ClassicClient) else client.epoch > 0
+            )
+        return (
+            isinstance(client, ClassicClient)
+            and client.generation == self.core.classic.generation
+            and client.member_id in self.core.classic.members.by_id
+        )
 
     def send(self, client: Client | ClassicClient) -> None:
         if client in self.waiting.values():
@@ -219,7 +291,9 @@ class MigrationHistory:
             self.clients.append(Client(f"m{self.names}", instance_id, (TOPICS, None), self.rng))
 
     def replace(self, client: Client | ClassicClient) -> None:
-        """A static member is stopped, and started again at once by either protocol. What it asked last may still be answered; nobody hears it."""
+        """A static member is stopped, and started again at once by either protocol. What it asked
+        last may still be answered; nobody hears it.
+        """
         if client.instance_id is not None:
             self.clients.remove(client)
             self.counts["replaced"] += 1
@@ -234,9 +308,23 @@ class MigrationHistory:
         self.number += 1
         self.waiting[self.number] = None
         if isinstance(client, ClassicClient):
-            self.handle(LeaveGroup(self.number, LeaveGroupRequest(group_id="g", members=[LeaveGroupRequest.MemberIdentity(member_id=client.member_id)])))
+            self.handle(
+                LeaveGroup(
+                    self.number,
+                    LeaveGroupRequest(
+                        group_id="g", members=[LeaveGroupRequest.MemberIdentity(member_id=client.member_id)]
+                    ),
+                )
+            )
         else:
-            self.handle(ConsumerHeartbeat(self.number, "consumer", "/h", ConsumerGroupHeartbeatRequest(group_id="g", member_id=client.member_id, member_epoch=-1)))
+            self.handle(
+                ConsumerHeartbeat(
+                    self.number,
+                    "consumer",
+                    "/h",
+                    ConsumerGroupHeartbeatRequest(group_id="g", member_id=client.member_id, member_epoch=-1),
+                )
+            )
 
     def restart(self) -> None:
         for client in self.waiting.values():
@@ -299,7 +387,19 @@ class MigrationHistory:
             self.clients.append(ClassicClient(self.cluster))
             for _ in range(300):
                 self.tick(50)
-        demand(self.core.state_name == "Stable", f"{self.core.kind} group is {self.core.state_name} after everybody has had its say")
-        worked = [one for client in self.clients for one in (client.partitions if isinstance(client, ClassicClient) else client.owned)]
-        wanted = {(topic.topic_id, index) for topic in self.cluster.topics.values() for index in range(topic.partition_count)}
-        demand(len(worked) == len(set(worked)) and set(worked) == wanted, f"{len(worked)} partitions are worked on, {len(wanted)} are there")
+        demand(
+            self.core.state_name == "Stable",
+            f"{self.core.kind} group is {self.core.state_name} after everybody has had its say",
+        )
+        worked = [
+            one
+            for client in self.clients
+            for one in (client.partitions if isinstance(client, ClassicClient) else client.owned)
+        ]
+        wanted = {
+            (topic.topic_id, index) for topic in self.cluster.topics.values() for index in range(topic.partition_count)
+        }
+        demand(
+            len(worked) == len(set(worked)) and set(worked) == wanted,
+            f"{len(worked)} partitions are worked on, {len(wanted)} are there",
+        )

@@ -1,4 +1,5 @@
-"""Histories of classic groups (classic_histories.py), and the proof that they see: each planted bug below is one that a group could have, and must be found.
+"""Histories of classic groups (classic_histories.py), and the proof that they see: each planted bug
+below is one that a group could have, and must be found.
 
 The quick share is 60,000 events; the long tier's is more than a million.
 """
@@ -34,7 +35,7 @@ def test_a_million_events(seed: int) -> None:
     History(10_000 + seed, clients=4 + seed % 9).run(12_000)
 
 
-# -- planted bugs ------------------------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 
 class ForgetsToPersist(ClassicGroup):
@@ -167,10 +168,26 @@ class TellsEveryFollowerItLeads(ClassicGroup):
 
 
 PLANTED = [
-    ForgetsToPersist, TellsBeforeItPersists, DoesNotFence, KeepsItsGeneration, NeverExpiresSessions, WaitsForWhoNeverSyncs, ForgetsTheSupersededRequest, SwapsAssignments,
-    LosesTheAssignmentOfAReplacedMember, MiscountsVotes, SaysAllIsWellInARebalance, LeavesTheRemovedWaiting, ForgetsTheLeaderInTheLog, KeepsWhoDidNotRejoin,
-    LetsPendingMembersStay, OverlooksTheMaximum, DoesNotRearmTheSession, LeavesTheJoinTimerArmed, TellsEveryFollowerItLeads,
-]  # fmt: skip
+    ForgetsToPersist,
+    TellsBeforeItPersists,
+    DoesNotFence,
+    KeepsItsGeneration,
+    NeverExpiresSessions,
+    WaitsForWhoNeverSyncs,
+    ForgetsTheSupersededRequest,
+    SwapsAssignments,
+    LosesTheAssignmentOfAReplacedMember,
+    MiscountsVotes,
+    SaysAllIsWellInARebalance,
+    LeavesTheRemovedWaiting,
+    ForgetsTheLeaderInTheLog,
+    KeepsWhoDidNotRejoin,
+    LetsPendingMembersStay,
+    OverlooksTheMaximum,
+    DoesNotRearmTheSession,
+    LeavesTheJoinTimerArmed,
+    TellsEveryFollowerItLeads,
+]
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)

@@ -1,4 +1,6 @@
-"""Lives of a compacted log by chance: produced to, compacted, interrupted at every step, recovered; against a plain model of "the last value of each key"."""
+"""Lives of a compacted log by chance: produced to, compacted, interrupted at every step, recovered;
+against a plain model of "the last value of each key".
+"""
 
 from __future__ import annotations
 
@@ -85,14 +87,26 @@ def test_tombstones_and_markers_go_in_the_end(tmp_path: Path):
 
 
 def test_a_producers_last_batch_stays_though_the_snapshot_is_older(tmp_path: Path):
-    """Its sequence would be lost, and a batch that is sent again would be written twice: also where the log was cleaned since."""
+    """Its sequence would be lost, and a batch that is sent again would be written twice: also where
+    the log was cleaned since.
+    """
     log = Log(tmp_path / "t-0", 5, transactional=False)
 
     def put(producer: int, sequence: int) -> None:
         record = Record(b"%d" % sequence, b"same key", log.now_ms, offset=log.end)
         log.appended[log.end], log.decided[log.end] = record, True
         epoch = 0 if producer >= 0 else -1
-        log._append(encode_batch([record], base_offset=log.end, producer_id=producer, producer_epoch=epoch, base_sequence=sequence if producer >= 0 else -1), 1, producer)
+        log._append(
+            encode_batch(
+                [record],
+                base_offset=log.end,
+                producer_id=producer,
+                producer_epoch=epoch,
+                base_sequence=sequence if producer >= 0 else -1,
+            ),
+            1,
+            producer,
+        )
 
     put(1, 0)
     log.recover(clean=True)  # writes a snapshot that knows of sequence 0
@@ -110,7 +124,14 @@ def test_a_batch_that_loses_nothing_is_the_same_bytes(tmp_path: Path):
     kept = {}
     for number, codec in enumerate(("gzip", "snappy", "lz4", "zstd", "none")):
         offset = log.end
-        data = encode_batch([Record(b"v" * 50, b"unique-%d" % number, 5, offset=offset), Record(b"w", b"more-%d" % number, 6, offset=offset + 1)], base_offset=offset, compression=codec)
+        data = encode_batch(
+            [
+                Record(b"v" * 50, b"unique-%d" % number, 5, offset=offset),
+                Record(b"w", b"more-%d" % number, 6, offset=offset + 1),
+            ],
+            base_offset=offset,
+            compression=codec,
+        )
         kept[offset] = data
         log._append(data, 2, -1)
         offset = log.end
@@ -148,7 +169,13 @@ def test_damage_leaves_everything_as_it_is(tmp_path: Path, where: str):
         data[8:12] = (1 << 30).to_bytes(4, "big")
     else:  # a right checksum over records that are none
         header, batch = next(iterate_batches(bytes(data)))
-        bad = bytearray(encode_batch([Record(b"v", b"k", 1, offset=header.base_offset)], base_offset=header.base_offset, last_offset_delta=header.last_offset_delta))
+        bad = bytearray(
+            encode_batch(
+                [Record(b"v", b"k", 1, offset=header.base_offset)],
+                base_offset=header.base_offset,
+                last_offset_delta=header.last_offset_delta,
+            )
+        )
         bad[61] = 0x7E
         bad[17:21] = native.crc32c(bytes(bad[21:])).to_bytes(4, "big")
         data[: len(batch)] = bad
@@ -175,7 +202,9 @@ def test_a_bomb_in_a_batch_is_refused(tmp_path: Path):
 
 
 def test_each_step_of_a_swap_may_be_the_last(tmp_path: Path):
-    """A crash after any step; the directory is copied there, recovered, and must be either the old or the new log."""
+    """A crash after any step; the directory is copied there, recovered, and must be either the old
+    or the new log.
+    """
     log = Log(tmp_path / "t-0", 6)
     for _ in range(60):
         log.produce()
@@ -186,7 +215,9 @@ def test_each_step_of_a_swap_may_be_the_last(tmp_path: Path):
         copy = Log(tmp_path / f"copy-{stop_at}", 6)
         shutil.rmtree(copy.directory)
         shutil.copytree(log.directory, copy.directory)
-        copy.__dict__.update({name: value for name, value in log.__dict__.items() if name not in ("directory", "random")})
+        copy.__dict__.update(
+            {name: value for name, value in log.__dict__.items() if name not in ("directory", "random")}
+        )
         copy.compact(segment_bytes=1500, stop_at=stop_at)
         copy.recover()
         copy.check()
@@ -200,10 +231,20 @@ def test_advance_tells_how_much_was_moved(tmp_path: Path):
         log.produce()
     log.roll()
     bases = log.bases()
-    compaction = native.Compaction(log.directory, bases, native.CompactOptions(first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1, delete_retention_ms=1, map_bytes=1 << 20))
+    compaction = native.Compaction(
+        log.directory,
+        bases,
+        native.CompactOptions(
+            first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1, delete_retention_ms=1, map_bytes=1 << 20
+        ),
+    )
     total, done = 0, False
     while not done:
         done, moved = advance(compaction, 100)
         total += moved
-    assert total == compaction.figures().read_bytes == sum(segments.segment_path(log.directory, base).stat().st_size for base in bases)
+    assert (
+        total
+        == compaction.figures().read_bytes
+        == sum(segments.segment_path(log.directory, base).stat().st_size for base in bases)
+    )
     compaction.close()

@@ -1,4 +1,6 @@
-"""Consumer groups held against consumer_histories.py; and proof that it finds what it is there to find: each planted bug is caught within the quick share."""
+"""Consumer groups held against consumer_histories.py; and proof that it finds what it is there to
+find: each planted bug is caught within the quick share.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def test_what_histories_meet() -> None:
     assert {0, 25, 110, 111} <= met
 
 
-# -- planted bugs ------------------------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 
@@ -56,14 +58,29 @@ def planted(function: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.
 @planted
 def gives_what_somebody_still_has(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer_members, "_free", lambda member_id, wanted, owners: (wanted, False))
-    patch.setattr(Owners, "claim", lambda self, member_id, partitions: [self._by_topic.setdefault(topic, {}).update(dict.fromkeys(indexes, member_id)) for topic, indexes in partitions.items()])
-    patch.setattr(Owners, "release", lambda self, member_id, partitions: [self._by_topic.get(topic, {}).pop(index, None) for topic, indexes in partitions.items() for index in indexes])
+    patch.setattr(
+        Owners,
+        "claim",
+        lambda self, member_id, partitions: [
+            self._by_topic.setdefault(topic, {}).update(dict.fromkeys(indexes, member_id))
+            for topic, indexes in partitions.items()
+        ],
+    )
+    patch.setattr(
+        Owners,
+        "release",
+        lambda self, member_id, partitions: [
+            self._by_topic.get(topic, {}).pop(index, None) for topic, indexes in partitions.items() for index in indexes
+        ],
+    )
 
 
 @planted
 def does_not_wait_for_letting_go(patch: pytest.MonkeyPatch) -> None:
     original = consumer.reconciled
-    patch.setattr(consumer, "reconciled", lambda member, target, epoch, owners, owned: original(member, target, epoch, owners, {}))
+    patch.setattr(
+        consumer, "reconciled", lambda member, target, epoch, owners, owned: original(member, target, epoch, owners, {})
+    )
 
 
 @planted
@@ -74,7 +91,11 @@ def takes_any_list_as_letting_go(patch: pytest.MonkeyPatch) -> None:
 @planted
 def stops_everybody_in_a_rebalance(patch: pytest.MonkeyPatch) -> None:
     original = consumer_members.intersection
-    patch.setattr(consumer_members, "intersection", lambda one, other: one if one == other else original(one, {}) if one else NOTHING)
+    patch.setattr(
+        consumer_members,
+        "intersection",
+        lambda one, other: one if one == other else original(one, {}) if one else NOTHING,
+    )
 
 
 @planted
@@ -110,14 +131,22 @@ def what_a_member_holds_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_target_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "target_record", lambda group_id, member_id, partitions: (b"\x00\x07\x00\x01g\x00\x01x", None))
+    patch.setattr(
+        records, "target_record", lambda group_id, member_id, partitions: (b"\x00\x07\x00\x01g\x00\x01x", None)
+    )
 
 
 @planted
 def what_is_to_be_let_go_is_forgotten_in_the_log(patch: pytest.MonkeyPatch) -> None:
     original = records.current_record
-    lost = lambda current: Current(current.epoch, current.previous_epoch, STABLE, current.assigned, NOTHING) if current.state == REVOKING else current  # noqa: E731
-    patch.setattr(records, "current_record", lambda group_id, member_id, current: original(group_id, member_id, lost(current)))
+    lost = lambda current: (
+        Current(current.epoch, current.previous_epoch, STABLE, current.assigned, NOTHING)
+        if current.state == REVOKING
+        else current
+    )  # noqa: E731
+    patch.setattr(
+        records, "current_record", lambda group_id, member_id, current: original(group_id, member_id, lost(current))
+    )
 
 
 @planted
@@ -169,7 +198,13 @@ def a_partition_is_meant_for_two(patch: pytest.MonkeyPatch) -> None:
 @planted
 def answers_before_it_persists(patch: pytest.MonkeyPatch) -> None:
     original = ConsumerGroup.handle
-    patch.setattr(ConsumerGroup, "handle", lambda self, event, now_ms: sorted(original(self, event, now_ms), key=lambda action: type(action).__name__ == "Persist"))
+    patch.setattr(
+        ConsumerGroup,
+        "handle",
+        lambda self, event, now_ms: sorted(
+            original(self, event, now_ms), key=lambda action: type(action).__name__ == "Persist"
+        ),
+    )
 
 
 @contextlib.contextmanager

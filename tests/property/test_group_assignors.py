@@ -1,4 +1,6 @@
-"""Server-side assignors against their promises (A1-A6 of mqd/coordinator/group/consumer/assignors.py), on groups made by chance."""
+"""Server-side assignors against their promises (A1-A6 of
+mqd/coordinator/group/consumer/assignors.py), on groups made by chance.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqd.coordinator.group.consumer.assignors import ASSIGNORS, MemberSpec, Partitions, check_assignment, range_, uniform
+from mqd.coordinator.group.consumer.assignors import (
+    ASSIGNORS,
+    MemberSpec,
+    Partitions,
+    check_assignment,
+    range_,
+    uniform,
+)
 
 TOPICS = [number.to_bytes(16, "big") for number in range(5)]
 QUICK = settings(max_examples=300, deadline=None)
@@ -30,7 +39,10 @@ def groups(draw, alike: bool) -> tuple[dict[str, MemberSpec], dict[bytes, int]]:
     before = {f"m{number}": spec(subscription()) for number in range(draw(st.integers(0, 7)))}
     had = ASSIGNORS[draw(st.sampled_from(sorted(ASSIGNORS)))](before, old_counts) if before else {}
     stay = [member_id for member_id in before if draw(st.booleans())]
-    members = {member_id: spec(before[member_id].topics if alike or draw(st.booleans()) else subscription(), had[member_id]) for member_id in stay}
+    members = {
+        member_id: spec(before[member_id].topics if alike or draw(st.booleans()) else subscription(), had[member_id])
+        for member_id in stay
+    }
     members |= {f"n{number}": spec(subscription()) for number in range(draw(st.integers(0 if stay else 1, 5)))}
     return members, counts
 
@@ -54,9 +66,15 @@ def test_uniform_alike_is_even_and_moves_least(case) -> None:
     assert sizes[-1] - sizes[0] <= 1
     total = sum(sizes)
     low, extra = divmod(total, len(members))
-    valid = {member_id: {one for one in flat(spec.current) if one[0] in spec.topics and one[1] < counts.get(one[0], 0)} for member_id, spec in members.items()}
-    # The most that any even assignment lets stay: everybody keeps up to the lower share, and `extra` of those who have more keep one more.
-    most = sum(min(len(mine), low) for mine in valid.values()) + min(extra, sum(len(mine) > low for mine in valid.values()))
+    valid = {
+        member_id: {one for one in flat(spec.current) if one[0] in spec.topics and one[1] < counts.get(one[0], 0)}
+        for member_id, spec in members.items()
+    }
+    # The most that any even assignment lets stay: everybody keeps up to the lower share, and
+    # `extra` of those who have more keep one more.
+    most = sum(min(len(mine), low) for mine in valid.values()) + min(
+        extra, sum(len(mine) > low for mine in valid.values())
+    )
     assert sum(len(flat(found[member_id]) & mine) for member_id, mine in valid.items()) == most
 
 
@@ -104,7 +122,9 @@ def test_range_lets_topics_be_joined(case) -> None:
     """The same member has the same run of topics with as many partitions."""
     members, counts = case
     found = range_(members, counts)
-    for one, other in itertools.combinations([topic for topic in counts if topic in next(iter(members.values())).topics], 2):
+    for one, other in itertools.combinations(
+        [topic for topic in counts if topic in next(iter(members.values())).topics], 2
+    ):
         if counts[one] == counts[other]:
             assert all(partitions.get(one) == partitions.get(other) for partitions in found.values())
 

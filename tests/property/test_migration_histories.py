@@ -47,7 +47,11 @@ def leaves_the_consumer_group_in_the_log(patch: pytest.MonkeyPatch) -> None:
 
 def leaves_the_classic_group_in_the_log(patch: pytest.MonkeyPatch) -> None:
     original = migration._records
-    patch.setattr(migration, "_records", lambda classic, group: [record for record in original(classic, group) if record[1] is not None])
+    patch.setattr(
+        migration,
+        "_records",
+        lambda classic, group: [record for record in original(classic, group) if record[1] is not None],
+    )
 
 
 def never_downgrades(patch: pytest.MonkeyPatch) -> None:
@@ -78,10 +82,16 @@ def keeps_the_instance_id_of_a_classic_member(patch: pytest.MonkeyPatch) -> None
 
 
 PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
-    loses_what_members_have, leaves_requests_without_an_answer, leaves_the_consumer_group_in_the_log, leaves_the_classic_group_in_the_log, never_downgrades,
-    does_not_rebalance_after_a_downgrade, believes_that_a_classic_member_has_let_go, never_sends_a_classic_member_to_join,
+    loses_what_members_have,
+    leaves_requests_without_an_answer,
+    leaves_the_consumer_group_in_the_log,
+    leaves_the_classic_group_in_the_log,
+    never_downgrades,
+    does_not_rebalance_after_a_downgrade,
+    believes_that_a_classic_member_has_let_go,
+    never_sends_a_classic_member_to_join,
     keeps_the_instance_id_of_a_classic_member,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

@@ -1,7 +1,10 @@
-"""Every Kafka message of the schema, in every version, against two independent codecs; and against hostile bytes.
+"""Every Kafka message of the schema, in every version, against two independent codecs; and against
+hostile bytes.
 
-kio is generated from Kafka's own schema files: what we write it must read to the same values and write back to the same bytes, and those we must read back.
-kafka-python is the second opinion. Hostile: cut, mutated and random frames raise ProtocolError or nothing; lying counts allocate nothing.
+kio is generated from Kafka's own schema files: what we write it must read to the same values and
+write back to the same bytes, and those we must read back. kafka-python is the second opinion.
+Hostile: cut, mutated and random frames raise ProtocolError or nothing; lying counts allocate
+nothing.
 """
 
 import dataclasses
@@ -44,10 +47,12 @@ UNKNOWN_TO_KAFKA_PYTHON = {58, 64, 80, 81}
 KNOWN_TO_KIO = [param for param in EVERY if param.values[2] >= KIO_FIRST.get(param.values[0], 0)]
 FLEXIBLE = [param for param in EVERY if KNOWN[param.values[0]].is_flexible(param.values[2])]
 
-# -- messages made from the schema -------------------------------------------------------------------------------------------
+# -- messages made from the schema -----------------------------------------------------------------
 
 # sizes around those where a varint takes one byte more
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from([126, 127, 128, 16382, 16383]).map("x".__mul__)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from([126, 127, 128, 16382, 16383]).map(
+    "x".__mul__
+)
 
 
 def scalar(field: Field) -> st.SearchStrategy:
@@ -103,14 +108,20 @@ def normal(value: object, struct_: Struct | None = None) -> object:
         result = {}
         for name in value.__struct_fields__:
             item = getattr(value, name)
-            if item is not None and fields[name].tag >= 0 and fields[name].struct is not None and not fields[name].is_array and item == type(item)():
+            if (
+                item is not None
+                and fields[name].tag >= 0
+                and fields[name].struct is not None
+                and not fields[name].is_array
+                and item == type(item)()
+            ):
                 item = None
             result[name] = normal(item)
         return result
     return value
 
 
-# -- kio ---------------------------------------------------------------------------------------------------------------------------
+# -- kio -------------------------------------------------------------------------------------------
 
 
 def plain(value: object) -> object:
@@ -179,7 +190,7 @@ def test_kio_reads_and_writes_the_same_bytes(key: int, kind: str, version: int) 
     check()
 
 
-# -- kafka-python ------------------------------------------------------------------------------------------------------------------
+# -- kafka-python ----------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -187,11 +198,17 @@ def kafka_python_classes() -> dict[str, type]:
     found = {}
     for module in pkgutil.walk_packages(kafka.protocol.__path__, "kafka.protocol."):
         if ".old" not in module.name and "generate" not in module.name:
-            found |= {name: value for name, value in vars(importlib.import_module(module.name)).items() if name.endswith(("Request", "Response"))}
+            found |= {
+                name: value
+                for name, value in vars(importlib.import_module(module.name)).items()
+                if name.endswith(("Request", "Response"))
+            }
     return found
 
 
-@pytest.mark.parametrize(("key", "kind", "version"), [param for param in EVERY if param.values[0] not in UNKNOWN_TO_KAFKA_PYTHON])
+@pytest.mark.parametrize(
+    ("key", "kind", "version"), [param for param in EVERY if param.values[0] not in UNKNOWN_TO_KAFKA_PYTHON]
+)
 def test_kafka_python_writes_back_the_same_bytes(key: int, kind: str, version: int) -> None:
     if key in (68, 69):
         pytest.skip("kafka-python does not know KIP-848")
@@ -210,7 +227,7 @@ def test_kafka_python_writes_back_the_same_bytes(key: int, kind: str, version: i
     check()
 
 
-# -- hostile bytes -------------------------------------------------------------------------------------------------------------------
+# -- hostile bytes ---------------------------------------------------------------------------------
 
 
 def filled(struct_: Struct, root: type, version: int, name: str | None = None) -> object:
@@ -221,7 +238,13 @@ def filled(struct_: Struct, root: type, version: int, name: str | None = None) -
             if field.struct is not None:
                 value: object = filled(field.struct, root, version, field.struct.name)
             else:
-                value = {"string": "name", "bytes": b"bytes", "records": b"records", "uuid": bytes(range(16)), "bool": True}.get(field.type, 1)
+                value = {
+                    "string": "name",
+                    "bytes": b"bytes",
+                    "records": b"records",
+                    "uuid": bytes(range(16)),
+                    "bool": True,
+                }.get(field.type, 1)
             arguments[field.name] = [value] if field.is_array else value
     return (getattr(root, name) if name else root)(**arguments)
 
@@ -244,7 +267,14 @@ def test_lying_lengths_and_cuts_are_refused_and_allocate_nothing(key: int, kind:
             codec.decode(cls, version, data + b"\0")
     tracemalloc.start()
     try:
-        for lie in (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f", b"\x80\0\0\0", b"\xff" * 9, b"\xfe\xff\xff\x7f"):
+        for lie in (
+            b"\x7f\xff\xff\xff",
+            b"\xff\xff\xff\xff\x07",
+            b"\xff\xff\xff\xff\x0f",
+            b"\x80\0\0\0",
+            b"\xff" * 9,
+            b"\xfe\xff\xff\x7f",
+        ):
             for position in range(len(data)):
                 hostile = data[:position] + lie + data[position + len(lie) :]
                 try:
@@ -264,7 +294,9 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(what: tuple[int, str, 
     key, kind, version = what
     message = filled_message(key, kind, version)
     header = RequestHeader(key, version, 7, "client")
-    frame = bytearray(encode_request(message, version, 7, "client") if kind == "Request" else encode_response(header, message))
+    frame = bytearray(
+        encode_request(message, version, 7, "client") if kind == "Request" else encode_response(header, message)
+    )
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(frame) - 1))
         match data.draw(st.integers(0, 3)):
@@ -299,7 +331,9 @@ def test_random_bodies_raise_nothing_but_protocol_errors(key: int, version: int,
 
 
 def add_unknown_tags(data: bytes) -> bytes:
-    """In place of a message's last byte, its empty tagged fields: two fields nobody knows, one with a tag of two bytes."""
+    """In place of a message's last byte, its empty tagged fields: two fields nobody knows, one with
+    a tag of two bytes.
+    """
     assert data[-1] == 0
     return data[:-1] + b"\x02\x63\x03abc\xe7\x07\x00"
 
@@ -315,7 +349,11 @@ def test_unknown_tagged_fields_are_skipped(key: int, kind: str, version: int) ->
 @pytest.mark.parametrize("version", [1, 12])
 def test_counts_around_a_longer_varint(count: int, version: int) -> None:
     cls = message_class(3, "Response")
-    partitions = [cls.Partition(partition_index=number, replica_nodes=list(range(number % 140))) for number in range(count)]
+    partitions = [
+        cls.Partition(partition_index=number, replica_nodes=list(range(number % 140))) for number in range(count)
+    ]
     message = cls(topics=[cls.Topic(name="t", partitions=partitions)])
     decoded = codec.decode(cls, version, codec.encode(message, version))
-    assert [partition.replica_nodes for partition in decoded.topics[0].partitions] == [partition.replica_nodes for partition in partitions]
+    assert [partition.replica_nodes for partition in decoded.topics[0].partitions] == [
+        partition.replica_nodes for partition in partitions
+    ]

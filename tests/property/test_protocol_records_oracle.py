@@ -1,4 +1,6 @@
-"""Record batches against kio, kafka-python and aiokafka, both ways; mutated batches raise nothing but ProtocolError."""
+"""Record batches against kio, kafka-python and aiokafka, both ways; mutated batches raise nothing
+but ProtocolError.
+"""
 
 import io
 
@@ -12,29 +14,56 @@ from kio.records.writers import write_batch
 
 from mqd.protocol import ProtocolError
 from mqd.protocol.compression import CODECS, compress, decompress
-from mqd.protocol.records import CRC_START, Record, crc32c, decode_batch, decode_batch_header, decode_records, encode_batch, iterate_batches
+from mqd.protocol.records import (
+    CRC_START,
+    Record,
+    crc32c,
+    decode_batch,
+    decode_batch_header,
+    decode_records,
+    encode_batch,
+    iterate_batches,
+)
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 BLOB = st.none() | st.binary(max_size=20) | st.sampled_from([63, 64, 65, 8191, 8192]).map(bytes)
-HEADERS = st.lists(st.tuples(st.text(st.characters(codec="utf-8"), max_size=5), st.none() | st.binary(max_size=5)), max_size=3)
+HEADERS = st.lists(
+    st.tuples(st.text(st.characters(codec="utf-8"), max_size=5), st.none() | st.binary(max_size=5)), max_size=3
+)
 TIMES = st.integers(0, 1 << 42)
 RECORDS = st.lists(st.builds(Record, value=BLOB, key=BLOB, timestamp_ms=TIMES, headers=HEADERS), min_size=1, max_size=8)
 
 
 def numbered(records: list[Record], base_offset: int) -> list[Record]:
-    return [Record(record.value, record.key, record.timestamp_ms, record.headers, base_offset + number) for number, record in enumerate(records)]
+    return [
+        Record(record.value, record.key, record.timestamp_ms, record.headers, base_offset + number)
+        for number, record in enumerate(records)
+    ]
 
 
 def of_others(batch: object) -> list[Record]:
-    return [Record(record.value, record.key, record.timestamp, [(key, value) for key, value in record.headers], record.offset) for record in batch]
+    return [
+        Record(
+            record.value, record.key, record.timestamp, [(key, value) for key, value in record.headers], record.offset
+        )
+        for record in batch
+    ]
 
 
 @SETTINGS
 @given(RECORDS, st.integers(0, 1 << 40), st.sampled_from(CODECS), st.booleans())
-def test_what_is_written_is_read(records: list[Record], base_offset: int, compression: str, is_transactional: bool) -> None:
+def test_what_is_written_is_read(
+    records: list[Record], base_offset: int, compression: str, is_transactional: bool
+) -> None:
     batch = encode_batch(
-        records, base_offset=base_offset, compression=compression, producer_id=9, producer_epoch=2, base_sequence=5, is_transactional=is_transactional
+        records,
+        base_offset=base_offset,
+        compression=compression,
+        producer_id=9,
+        producer_epoch=2,
+        base_sequence=5,
+        is_transactional=is_transactional,
     )
     assert list(decode_batch(batch)) == numbered(records, base_offset)
     header = decode_batch_header(batch)
@@ -68,7 +97,9 @@ def test_what_others_write_is_read(module: object) -> None:
     def check(records: list[Record], compression: int) -> None:
         builder = module.DefaultRecordBatchBuilder(2, compression, True, 7, 1, 0, 1 << 20)
         for number, record in enumerate(records):
-            builder.append(number, timestamp=record.timestamp_ms, key=record.key, value=record.value, headers=record.headers)
+            builder.append(
+                number, timestamp=record.timestamp_ms, key=record.key, value=record.value, headers=record.headers
+            )
         batch = bytes(builder.build())
         assert list(decode_records(batch)) == numbered(records, 0)
         assert decode_batch_header(batch).producer_id == 7
@@ -91,7 +122,9 @@ def test_kio_writes_back_the_same_bytes(records: list[Record]) -> None:
 
 @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(RECORDS, st.sampled_from(CODECS), st.data())
-def test_mutated_batches_raise_nothing_but_protocol_errors(records: list[Record], compression: str, data: st.DataObject) -> None:
+def test_mutated_batches_raise_nothing_but_protocol_errors(
+    records: list[Record], compression: str, data: st.DataObject
+) -> None:
     batch = bytearray(encode_batch(records, compression=compression))
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(batch) - 1))
@@ -106,7 +139,10 @@ def test_mutated_batches_raise_nothing_but_protocol_errors(records: list[Record]
             return
     if data.draw(st.booleans()) and len(batch) > CRC_START:
         batch[CRC_START - 4 : CRC_START] = crc32c(batch[CRC_START:]).to_bytes(4, "big")
-    for reader in (lambda: list(decode_batch(batch, decompressed_bytes_max=1 << 20)), lambda: list(iterate_batches(batch, allow_partial=True))):
+    for reader in (
+        lambda: list(decode_batch(batch, decompressed_bytes_max=1 << 20)),
+        lambda: list(iterate_batches(batch, allow_partial=True)),
+    ):
         try:
             reader()
         except ProtocolError:
@@ -115,7 +151,9 @@ def test_mutated_batches_raise_nothing_but_protocol_errors(records: list[Record]
 
 @SETTINGS
 @given(st.sampled_from(range(1, 5)), st.binary(max_size=200_000), st.data())
-def test_mutated_compression_raises_nothing_but_protocol_errors(compression: int, payload: bytes, data: st.DataObject) -> None:
+def test_mutated_compression_raises_nothing_but_protocol_errors(
+    compression: int, payload: bytes, data: st.DataObject
+) -> None:
     packed = bytearray(compress(compression, payload))
     assert decompress(compression, bytes(packed)) == payload
     for _ in range(data.draw(st.integers(1, 3))):

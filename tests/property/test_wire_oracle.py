@@ -1,7 +1,9 @@
 """The native wire code against independent codecs, byte for byte.
 
-`native/tests/wire/wire_dump.c`, compiled here under ASan and UBSan, is the native side; kio (generated from Kafka's own schema files) is the oracle; a small
-encoder below adds what kio cannot write: unknown tagged fields and the versions before Kafka 4.0's minimum. All of them are held against each other.
+`native/tests/wire/wire_dump.c`, compiled here under ASan and UBSan, is the native side; kio
+(generated from Kafka's own schema files) is the oracle; a small encoder below adds what kio cannot
+write: unknown tagged fields and the versions before Kafka 4.0's minimum. All of them are held
+against each other.
 """
 
 import datetime
@@ -41,7 +43,9 @@ class Dump:
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, *words: object) -> tuple[bool, list[str]]:
-        """(accepted, tokens). An end of the process (a sanitizer's finding) is a failure of the test."""
+        """(accepted, tokens). An end of the process (a sanitizer's finding) is a failure of the
+        test.
+        """
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
@@ -59,8 +63,22 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dump]:
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler, "no C compiler: install gcc"
     program = tmp_path_factory.mktemp("wire") / "wire_dump"
-    sources = [NATIVE / "tests/wire/wire_dump.c", NATIVE / "base/error.c", *(NATIVE / "wire" / f"{name}.c" for name in ("buffer", "fetch", "list_offsets", "nodes", "produce", "wire"))]
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{NATIVE}"]
+    sources = [
+        NATIVE / "tests/wire/wire_dump.c",
+        NATIVE / "base/error.c",
+        *(NATIVE / "wire" / f"{name}.c" for name in ("buffer", "fetch", "list_offsets", "nodes", "produce", "wire")),
+    ]
+    flags = [
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        f"-I{NATIVE}",
+    ]
     subprocess.run([compiler, *flags, *sources, "-o", program], check=True)
     native = Dump(program)
     yield native
@@ -69,26 +87,56 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dump]:
     assert native.process.wait(timeout=30) == 0, "wire_dump ended with an error (a leak?)"
 
 
-# -- requests as plain values; two encoders and the tokens that the native side must print --------------------------------------
+# -- requests as plain values; two encoders and the tokens that the native side must print ---------
 
 i8, i16, i32, i64 = (st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64))
 names = st.text(max_size=12)
 ids = st.uuids() | st.just(uuid.UUID(int=0))
 blobs = st.none() | st.binary(max_size=200)
-produce_values = st.fixed_dictionaries({
-    "transactional_id": st.none() | names, "acks": i16, "timeout_ms": i32,
-    "topics": st.lists(st.tuples(names, ids, st.lists(st.tuples(i32, blobs), max_size=3)), max_size=3)})  # fmt: skip
-fetch_partitions = st.fixed_dictionaries({
-    "index": i32, "current_leader_epoch": i32, "fetch_offset": i64, "last_fetched_epoch": i32, "log_start_offset": i64, "max_bytes": i32,
-    "directory_id": st.none() | st.uuids(), "high_watermark": st.just(2**63 - 1) | i64})  # fmt: skip
-fetch_values = st.fixed_dictionaries({
-    "replica_id": i32, "replica_epoch": i64, "max_wait_ms": i32, "min_bytes": i32, "max_bytes": i32, "isolation_level": i8, "session_id": i32,
-    "session_epoch": i32, "rack_id": names, "cluster_id": st.none() | names,
-    "topics": st.lists(st.tuples(names, ids, st.lists(fetch_partitions, max_size=3)), max_size=3),
-    "forgotten": st.lists(st.tuples(names, ids, st.lists(i32, max_size=3)), max_size=2)})  # fmt: skip
-list_offsets_values = st.fixed_dictionaries({
-    "replica_id": i32, "isolation_level": i8, "timeout_ms": i32,
-    "topics": st.lists(st.tuples(names, ids, st.lists(st.tuples(i32, i32, i64), max_size=3)), max_size=3)})  # fmt: skip
+produce_values = st.fixed_dictionaries(
+    {
+        "transactional_id": st.none() | names,
+        "acks": i16,
+        "timeout_ms": i32,
+        "topics": st.lists(st.tuples(names, ids, st.lists(st.tuples(i32, blobs), max_size=3)), max_size=3),
+    }
+)
+fetch_partitions = st.fixed_dictionaries(
+    {
+        "index": i32,
+        "current_leader_epoch": i32,
+        "fetch_offset": i64,
+        "last_fetched_epoch": i32,
+        "log_start_offset": i64,
+        "max_bytes": i32,
+        "directory_id": st.none() | st.uuids(),
+        "high_watermark": st.just(2**63 - 1) | i64,
+    }
+)
+fetch_values = st.fixed_dictionaries(
+    {
+        "replica_id": i32,
+        "replica_epoch": i64,
+        "max_wait_ms": i32,
+        "min_bytes": i32,
+        "max_bytes": i32,
+        "isolation_level": i8,
+        "session_id": i32,
+        "session_epoch": i32,
+        "rack_id": names,
+        "cluster_id": st.none() | names,
+        "topics": st.lists(st.tuples(names, ids, st.lists(fetch_partitions, max_size=3)), max_size=3),
+        "forgotten": st.lists(st.tuples(names, ids, st.lists(i32, max_size=3)), max_size=2),
+    }
+)
+list_offsets_values = st.fixed_dictionaries(
+    {
+        "replica_id": i32,
+        "isolation_level": i8,
+        "timeout_ms": i32,
+        "topics": st.lists(st.tuples(names, ids, st.lists(st.tuples(i32, i32, i64), max_size=3)), max_size=3),
+    }
+)
 REQUEST_VALUES = {PRODUCE: produce_values, FETCH: fetch_values, LIST_OFFSETS: list_offsets_values}
 
 
@@ -103,27 +151,58 @@ def expected_tokens(api: int, version: int, v: dict) -> list[str]:
         out.extend([hex_token(topic_id.bytes if version >= IDS_FROM[api] else name), len(partitions)])
 
     if api == PRODUCE:
-        out += [hex_token(v["transactional_id"] if version >= 3 else None), v["acks"], v["timeout_ms"], len(v["topics"])]
+        out += [
+            hex_token(v["transactional_id"] if version >= 3 else None),
+            v["acks"],
+            v["timeout_ms"],
+            len(v["topics"]),
+        ]
         for name, topic_id, partitions in v["topics"]:
             topic(name, topic_id, partitions)
             for index, records in partitions:
                 out += [index, hex_token(records)]
     elif api == FETCH:
         rack = v["rack_id"] if version >= 11 else None
-        out += [v["replica_id"], v["replica_epoch"] if version >= 15 else -1, v["max_wait_ms"], v["min_bytes"], v["max_bytes"], v["isolation_level"]]
-        out += [v["session_id"] if version >= 7 else 0, v["session_epoch"] if version >= 7 else -1, hex_token(rack or ""), len(v["topics"])]
+        out += [
+            v["replica_id"],
+            v["replica_epoch"] if version >= 15 else -1,
+            v["max_wait_ms"],
+            v["min_bytes"],
+            v["max_bytes"],
+            v["isolation_level"],
+        ]
+        out += [
+            v["session_id"] if version >= 7 else 0,
+            v["session_epoch"] if version >= 7 else -1,
+            hex_token(rack or ""),
+            len(v["topics"]),
+        ]
         for name, topic_id, partitions in v["topics"]:
             topic(name, topic_id, partitions)
             for p in partitions:
-                out += [p["index"], p["current_leader_epoch"] if version >= 9 else -1, p["fetch_offset"], p["last_fetched_epoch"] if version >= 12 else -1]
-                out += [p["log_start_offset"] if version >= 5 else -1, p["max_bytes"], p["high_watermark"] if version >= 18 else 2**63 - 1]
+                out += [
+                    p["index"],
+                    p["current_leader_epoch"] if version >= 9 else -1,
+                    p["fetch_offset"],
+                    p["last_fetched_epoch"] if version >= 12 else -1,
+                ]
+                out += [
+                    p["log_start_offset"] if version >= 5 else -1,
+                    p["max_bytes"],
+                    p["high_watermark"] if version >= 18 else 2**63 - 1,
+                ]
         forgotten = v["forgotten"] if version >= 7 else []
         out += [len(forgotten)]
         for name, topic_id, partitions in forgotten:
             topic(name, topic_id, partitions)
             out += partitions
     else:
-        out += [v["replica_id"], v["isolation_level"] if version >= 2 else 0, v["timeout_ms"] if version >= 10 else -1, len(v["topics"])]
+        out += [
+            v["replica_id"],
+            v["isolation_level"] if version >= 2 else 0,
+            v["timeout_ms"] if version >= 10 else -1,
+            len(v["topics"]),
+        ]
         for name, topic_id, partitions in v["topics"]:
             topic(name, topic_id, partitions)
             for index, epoch, timestamp in partitions:
@@ -175,7 +254,9 @@ class Encoder:
             self.text(name)
 
 
-def encode_request(api: int, version: int, v: dict, unknown_tags: Callable[[], list[tuple[int, bytes]]] = list) -> bytes:
+def encode_request(
+    api: int, version: int, v: dict, unknown_tags: Callable[[], list[tuple[int, bytes]]] = list
+) -> bytes:
     e = Encoder(version >= FLEXIBLE_FROM[api], unknown_tags)
     by_id = version >= IDS_FROM[api]
     if api == PRODUCE:
@@ -255,7 +336,7 @@ def encode_fetch_tail(version: int, e: Encoder, v: dict) -> None:
     e.tags(known)
 
 
-# -- kio ------------------------------------------------------------------------------------------------------------------------
+# -- kio -------------------------------------------------------------------------------------------
 
 
 def kio_class(api: int, version: int, kind: str, name: str):
@@ -277,11 +358,24 @@ def kio_topic(api: int, version: int, name: str, topic_id: uuid.UUID, field: str
 
 
 def kio_produce_request(version: int, v: dict):
-    request, topic, partition = (kio_class(PRODUCE, version, "request", n) for n in ("ProduceRequest", "TopicProduceData", "PartitionProduceData"))
+    request, topic, partition = (
+        kio_class(PRODUCE, version, "request", n)
+        for n in ("ProduceRequest", "TopicProduceData", "PartitionProduceData")
+    )
     return request(
-        transactional_id=v["transactional_id"], acks=v["acks"], timeout=milliseconds(v["timeout_ms"]),
-        topic_data=tuple(topic(partition_data=tuple(partition(index=i, records=None if r is None else Records(r)) for i, r in partitions),
-                               **kio_topic(PRODUCE, version, name, topic_id)) for name, topic_id, partitions in v["topics"]))  # fmt: skip
+        transactional_id=v["transactional_id"],
+        acks=v["acks"],
+        timeout=milliseconds(v["timeout_ms"]),
+        topic_data=tuple(
+            topic(
+                partition_data=tuple(
+                    partition(index=i, records=None if r is None else Records(r)) for i, r in partitions
+                ),
+                **kio_topic(PRODUCE, version, name, topic_id),
+            )
+            for name, topic_id, partitions in v["topics"]
+        ),
+    )
 
 
 def kio_fetch_partition(version: int, p: dict):
@@ -295,24 +389,41 @@ def kio_fetch_partition(version: int, p: dict):
 
 def kio_fetch_request(version: int, v: dict):
     request, topic = (kio_class(FETCH, version, "request", n) for n in ("FetchRequest", "FetchTopic"))
-    fields = {"max_wait": milliseconds(v["max_wait_ms"]), "min_bytes": v["min_bytes"], "max_bytes": v["max_bytes"], "isolation_level": v["isolation_level"]}
+    fields = {
+        "max_wait": milliseconds(v["max_wait_ms"]),
+        "min_bytes": v["min_bytes"],
+        "max_bytes": v["max_bytes"],
+        "isolation_level": v["isolation_level"],
+    }
     since = {"session_id": 7, "session_epoch": 7, "rack_id": 11, "cluster_id": 12}
     fields |= {name: v[name] for name, first in since.items() if version >= first}
     if version >= 15:
-        fields["replica_state"] = kio_class(FETCH, version, "request", "ReplicaState")(replica_id=v["replica_id"], replica_epoch=v["replica_epoch"])
+        fields["replica_state"] = kio_class(FETCH, version, "request", "ReplicaState")(
+            replica_id=v["replica_id"], replica_epoch=v["replica_epoch"]
+        )
     else:
         fields["replica_id"] = v["replica_id"]
     if version >= 7:
         forgotten = kio_class(FETCH, version, "request", "ForgottenTopic")
         fields["forgotten_topics_data"] = tuple(
-            forgotten(partitions=tuple(partitions), **kio_topic(FETCH, version, name, topic_id, "topic")) for name, topic_id, partitions in v["forgotten"])  # fmt: skip
-    topics = (topic(partitions=tuple(kio_fetch_partition(version, p) for p in partitions), **kio_topic(FETCH, version, name, topic_id, "topic"))
-              for name, topic_id, partitions in v["topics"])  # fmt: skip
+            forgotten(partitions=tuple(partitions), **kio_topic(FETCH, version, name, topic_id, "topic"))
+            for name, topic_id, partitions in v["forgotten"]
+        )
+    topics = (
+        topic(
+            partitions=tuple(kio_fetch_partition(version, p) for p in partitions),
+            **kio_topic(FETCH, version, name, topic_id, "topic"),
+        )
+        for name, topic_id, partitions in v["topics"]
+    )
     return request(topics=tuple(topics), **fields)
 
 
 def kio_list_offsets_request(version: int, v: dict):
-    request, topic, partition = (kio_class(LIST_OFFSETS, version, "request", n) for n in ("ListOffsetsRequest", "ListOffsetsTopic", "ListOffsetsPartition"))
+    request, topic, partition = (
+        kio_class(LIST_OFFSETS, version, "request", n)
+        for n in ("ListOffsetsRequest", "ListOffsetsTopic", "ListOffsetsPartition")
+    )
     fields: dict = {"replica_id": v["replica_id"]}
     if version >= 2:
         fields["isolation_level"] = v["isolation_level"]
@@ -320,14 +431,21 @@ def kio_list_offsets_request(version: int, v: dict):
         fields["timeout"] = milliseconds(v["timeout_ms"])
 
     def one(index: int, epoch: int, timestamp: int):
-        return partition(partition_index=index, timestamp=timestamp, **({"current_leader_epoch": epoch} if version >= 4 else {}))
+        return partition(
+            partition_index=index, timestamp=timestamp, **({"current_leader_epoch": epoch} if version >= 4 else {})
+        )
 
-    return request(topics=tuple(topic(name=name, partitions=tuple(one(*p) for p in partitions)) for name, _, partitions in v["topics"]), **fields)
+    return request(
+        topics=tuple(
+            topic(name=name, partitions=tuple(one(*p) for p in partitions)) for name, _, partitions in v["topics"]
+        ),
+        **fields,
+    )
 
 
 KIO_REQUEST = {PRODUCE: kio_produce_request, FETCH: kio_fetch_request, LIST_OFFSETS: kio_list_offsets_request}
 
-# -- requests -------------------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
@@ -347,14 +465,18 @@ def test_old_produce_requests_are_understood(dump: Dump, version: int) -> None:
     @TINY
     @given(produce_values)
     def check(values: dict) -> None:
-        assert dump.request(PRODUCE, version, encode_request(PRODUCE, version, values)) == expected_tokens(PRODUCE, version, values)
+        assert dump.request(PRODUCE, version, encode_request(PRODUCE, version, values)) == expected_tokens(
+            PRODUCE, version, values
+        )
 
     check()
 
 
 @pytest.mark.parametrize(("api", "version"), [pair for pair in EVERY_VERSION if pair[1] >= FLEXIBLE_FROM[pair[0]]])
 def test_unknown_tagged_fields_are_skipped(dump: Dump, api: int, version: int) -> None:
-    tags = st.lists(st.tuples(st.integers(2, 2**32 - 1), st.binary(max_size=300)), max_size=3, unique_by=lambda field: field[0])
+    tags = st.lists(
+        st.tuples(st.integers(2, 2**32 - 1), st.binary(max_size=300)), max_size=3, unique_by=lambda field: field[0]
+    )
 
     @TINY
     @given(REQUEST_VALUES[api], st.data())
@@ -367,15 +489,38 @@ def test_unknown_tagged_fields_are_skipped(dump: Dump, api: int, version: int) -
 
 @pytest.mark.parametrize("version", range(12, 19))
 def test_a_tag_that_a_later_version_defines_is_unknown_before(dump: Dump, version: int) -> None:
-    """Fetch: the partition's tags 0 (v17+) and 1 (v18+), the request's tag 1 (v15+); before, their numbers mean nothing and any bytes may follow."""
-    partition = {"index": 1, "current_leader_epoch": 2, "fetch_offset": 3, "last_fetched_epoch": 4, "log_start_offset": 5, "max_bytes": 6,
-                 "directory_id": None, "high_watermark": 2**63 - 1}  # fmt: skip
-    values = {"replica_id": -1, "replica_epoch": -1, "max_wait_ms": 0, "min_bytes": 1, "max_bytes": 9, "isolation_level": 0, "session_id": 0, "session_epoch": -1,
-              "rack_id": "", "cluster_id": None, "topics": [("t", uuid.UUID(int=7), [partition])], "forgotten": []}  # fmt: skip
+    """Fetch: the partition's tags 0 (v17+) and 1 (v18+), the request's tag 1 (v15+); before, their
+    numbers mean nothing and any bytes may follow.
+    """
+    partition = {
+        "index": 1,
+        "current_leader_epoch": 2,
+        "fetch_offset": 3,
+        "last_fetched_epoch": 4,
+        "log_start_offset": 5,
+        "max_bytes": 6,
+        "directory_id": None,
+        "high_watermark": 2**63 - 1,
+    }
+    values = {
+        "replica_id": -1,
+        "replica_epoch": -1,
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 9,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "rack_id": "",
+        "cluster_id": None,
+        "topics": [("t", uuid.UUID(int=7), [partition])],
+        "forgotten": [],
+    }
     for tag, holder, since in ((0, 0, 17), (1, 0, 18), (1, 2, 15)):
         places = iter(range(9))  # the order of the tag sections: partition, topic, request
         body = encode_request(FETCH, version, values, lambda: [(tag, b"abc")] if next(places) == holder else [])  # noqa: B023 (called at once)
-        expected = expected_tokens(FETCH, version, values) if version < since else None  # three bytes are no uuid, no int64, no replica state
+        # three bytes are no uuid, no int64, no replica state
+        expected = expected_tokens(FETCH, version, values) if version < since else None
         assert dump.request(FETCH, version, body) == expected, (tag, holder)
 
 
@@ -394,7 +539,9 @@ def test_every_cut_is_refused_and_so_is_a_byte_more(dump: Dump, api: int, versio
 
 @pytest.mark.parametrize("api", [PRODUCE, FETCH, LIST_OFFSETS])
 def test_damaged_requests_never_crash(dump: Dump, api: int) -> None:
-    """Whether they are refused is for the schema to say; that the process lives (under the sanitizers) is what this asks."""
+    """Whether they are refused is for the schema to say; that the process lives (under the
+    sanitizers) is what this asks.
+    """
 
     @settings(TINY, max_examples=150)
     @given(REQUEST_VALUES[api], st.sampled_from(VERSIONS[api]), st.integers(0, 2**32))
@@ -403,13 +550,17 @@ def test_damaged_requests_never_crash(dump: Dump, api: int) -> None:
         body = bytearray(encode_request(api, version, values))
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(body))
-            body[at : at + rng.randint(0, 4)] = rng.choice([b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80" * 4, b"\0", rng.randbytes(3)])
+            body[at : at + rng.randint(0, 4)] = rng.choice(
+                [b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80" * 4, b"\0", rng.randbytes(3)]
+            )
         dump.request(api, version, bytes(body))
 
     check()
 
 
-@pytest.mark.parametrize(("api", "version"), [(PRODUCE, -1), (PRODUCE, 14), (FETCH, 3), (FETCH, 19), (LIST_OFFSETS, 0), (LIST_OFFSETS, 12)])
+@pytest.mark.parametrize(
+    ("api", "version"), [(PRODUCE, -1), (PRODUCE, 14), (FETCH, 3), (FETCH, 19), (LIST_OFFSETS, 0), (LIST_OFFSETS, 12)]
+)
 def test_versions_that_are_not_advertised_are_refused(dump: Dump, api: int, version: int) -> None:
     accepted, message = dump.ask("request", api, version, "00" * 40)
     assert not accepted and "not advertised" in " ".join(message)
@@ -420,14 +571,18 @@ def test_a_huge_array_count_is_refused_by_what_remains(dump: Dump) -> None:
     assert not accepted and "more elements than the rest of the frame can hold" in " ".join(message)
 
 
-# -- headers --------------------------------------------------------------------------------------------------------------------
+# -- headers ---------------------------------------------------------------------------------------
 
 
 def kio_flexible() -> Iterator[tuple[int, int, bool]]:
     for key, name in kio_index.api_key_map.items():
         for version, kinds in kio_index.schema_name_map[name].items():
             if EntityType.request in kinds:
-                module, _, cls = kinds[EntityType.request].rpartition(":") if ":" in kinds[EntityType.request] else kinds[EntityType.request].rpartition(".")
+                module, _, cls = (
+                    kinds[EntityType.request].rpartition(":")
+                    if ":" in kinds[EntityType.request]
+                    else kinds[EntityType.request].rpartition(".")
+                )
                 yield key, version, getattr(importlib.import_module(module), cls).__flexible__
 
 
@@ -442,16 +597,30 @@ def test_flexible_versions_of_every_api(dump: Dump) -> None:
 
 
 @TINY
-@given(key=st.sampled_from(sorted(kio_index.api_key_map)), version=st.integers(0, 20), correlation=i32, client=st.none() | names, body=st.binary(max_size=9), data=st.data())
-def test_request_headers(dump: Dump, key: int, version: int, correlation: int, client: str | None, body: bytes, data: st.DataObject) -> None:
+@given(
+    key=st.sampled_from(sorted(kio_index.api_key_map)),
+    version=st.integers(0, 20),
+    correlation=i32,
+    client=st.none() | names,
+    body=st.binary(max_size=9),
+    data=st.data(),
+)
+def test_request_headers(
+    dump: Dump, key: int, version: int, correlation: int, client: str | None, body: bytes, data: st.DataObject
+) -> None:
     flexible = dump.ask("flexible", key, version)[1] == ["1"]
-    e = Encoder(flexible, lambda: data.draw(st.lists(st.tuples(st.integers(0, 99), st.binary(max_size=200)), max_size=2)))
+    e = Encoder(
+        flexible, lambda: data.draw(st.lists(st.tuples(st.integers(0, 99), st.binary(max_size=200)), max_size=2))
+    )
     e.put("hhi", key, version, correlation)
     e.put("h", -1 if client is None else len(client.encode()))
     e.out += (client or "").encode()
     e.tags()
     frame = bytes(e.out)
-    assert dump.ask("header", (frame + body).hex()) == (True, ["1", str(key), str(version), str(correlation), hex_token(client), str(len(frame))])
+    assert dump.ask("header", (frame + body).hex()) == (
+        True,
+        ["1", str(key), str(version), str(correlation), hex_token(client), str(len(frame))],
+    )
     for size in range(len(frame)):
         assert not dump.ask("header", frame[:size].hex())[0]
 
@@ -460,18 +629,52 @@ def test_an_unknown_api_gives_its_correlation_id(dump: Dump) -> None:
     assert dump.ask("header", struct.pack(">hhi", 1234, 7, 42).hex()) == (True, ["0", "1234", "7", "42", "-", "8"])
 
 
-# -- responses ------------------------------------------------------------------------------------------------------------------
+# -- responses -------------------------------------------------------------------------------------
 
 errors = st.sampled_from(sorted(int(code) for code in ErrorCode))
 times = st.just(-1) | st.integers(0, 4 * 10**12)
-produce_outcomes = st.fixed_dictionaries({
-    "throttle_ms": i32, "topics": st.lists(st.tuples(names, ids, st.lists(
-        st.tuples(i32, errors, i64, times, i64, st.none() | st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=200)), max_size=3)), max_size=3)})  # fmt: skip
-fetch_outcomes = st.fixed_dictionaries({
-    "throttle_ms": i32, "error": errors, "session_id": i32,
-    "topics": st.lists(st.tuples(names, ids, st.lists(st.tuples(i32, errors, i64, i64, i64, st.binary(max_size=300)), max_size=3)), max_size=3)})  # fmt: skip
-list_offsets_outcomes = st.fixed_dictionaries({
-    "throttle_ms": i32, "topics": st.lists(st.tuples(names, ids, st.lists(st.tuples(i32, errors, i64, i64, i32), max_size=3)), max_size=3)})  # fmt: skip
+produce_outcomes = st.fixed_dictionaries(
+    {
+        "throttle_ms": i32,
+        "topics": st.lists(
+            st.tuples(
+                names,
+                ids,
+                st.lists(
+                    st.tuples(
+                        i32,
+                        errors,
+                        i64,
+                        times,
+                        i64,
+                        st.none() | st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=200),
+                    ),
+                    max_size=3,
+                ),
+            ),
+            max_size=3,
+        ),
+    }
+)
+fetch_outcomes = st.fixed_dictionaries(
+    {
+        "throttle_ms": i32,
+        "error": errors,
+        "session_id": i32,
+        "topics": st.lists(
+            st.tuples(names, ids, st.lists(st.tuples(i32, errors, i64, i64, i64, st.binary(max_size=300)), max_size=3)),
+            max_size=3,
+        ),
+    }
+)
+list_offsets_outcomes = st.fixed_dictionaries(
+    {
+        "throttle_ms": i32,
+        "topics": st.lists(
+            st.tuples(names, ids, st.lists(st.tuples(i32, errors, i64, i64, i32), max_size=3)), max_size=3
+        ),
+    }
+)
 RESPONSE_VALUES = {PRODUCE: produce_outcomes, FETCH: fetch_outcomes, LIST_OFFSETS: list_offsets_outcomes}
 
 
@@ -488,29 +691,51 @@ def response_tokens(api: int, version: int, v: dict) -> list[object]:
 
 
 def kio_moment(value: int) -> datetime.datetime | None:
-    return None if value < 0 else datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=value)
+    return (
+        None if value < 0 else datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=value)
+    )
 
 
 def kio_produce_response(version: int, v: dict):
-    response, topic, partition = (kio_class(PRODUCE, version, "response", n) for n in ("ProduceResponse", "TopicProduceResponse", "PartitionProduceResponse"))
+    response, topic, partition = (
+        kio_class(PRODUCE, version, "response", n)
+        for n in ("ProduceResponse", "TopicProduceResponse", "PartitionProduceResponse")
+    )
 
     def one(index: int, error: int, base_offset: int, moment: int, log_start_offset: int, message: str | None):
-        fields = {"index": index, "error_code": ErrorCode(error), "base_offset": base_offset, "log_append_time": kio_moment(moment)}
+        fields = {
+            "index": index,
+            "error_code": ErrorCode(error),
+            "base_offset": base_offset,
+            "log_append_time": kio_moment(moment),
+        }
         if version >= 5:
             fields["log_start_offset"] = log_start_offset
         if version >= 8:
             fields |= {"record_errors": (), "error_message": message}
         return partition(**fields)
 
-    topics = (topic(partition_responses=tuple(one(*p) for p in partitions), **kio_topic(PRODUCE, version, name, topic_id)) for name, topic_id, partitions in v["topics"])
+    topics = (
+        topic(partition_responses=tuple(one(*p) for p in partitions), **kio_topic(PRODUCE, version, name, topic_id))
+        for name, topic_id, partitions in v["topics"]
+    )
     return response(responses=tuple(topics), throttle_time=milliseconds(v["throttle_ms"]))
 
 
 def kio_fetch_response(version: int, v: dict):
-    response, topic, partition = (kio_class(FETCH, version, "response", n) for n in ("FetchResponse", "FetchableTopicResponse", "PartitionData"))
+    response, topic, partition = (
+        kio_class(FETCH, version, "response", n) for n in ("FetchResponse", "FetchableTopicResponse", "PartitionData")
+    )
 
-    def one(index: int, error: int, high_watermark: int, last_stable_offset: int, log_start_offset: int, records: bytes):
-        fields = {"partition_index": index, "error_code": ErrorCode(error), "high_watermark": high_watermark, "last_stable_offset": last_stable_offset}
+    def one(
+        index: int, error: int, high_watermark: int, last_stable_offset: int, log_start_offset: int, records: bytes
+    ):
+        fields = {
+            "partition_index": index,
+            "error_code": ErrorCode(error),
+            "high_watermark": high_watermark,
+            "last_stable_offset": last_stable_offset,
+        }
         fields |= {"aborted_transactions": None, "records": Records(records)}
         if version >= 5:
             fields["log_start_offset"] = log_start_offset
@@ -518,19 +743,27 @@ def kio_fetch_response(version: int, v: dict):
             fields["preferred_read_replica"] = -1
         return partition(**fields)
 
-    topics = (topic(partitions=tuple(one(*p) for p in partitions), **kio_topic(FETCH, version, name, topic_id, "topic")) for name, topic_id, partitions in v["topics"])
+    topics = (
+        topic(partitions=tuple(one(*p) for p in partitions), **kio_topic(FETCH, version, name, topic_id, "topic"))
+        for name, topic_id, partitions in v["topics"]
+    )
     top = {"error_code": ErrorCode(v["error"]), "session_id": v["session_id"]} if version >= 7 else {}
     return response(responses=tuple(topics), throttle_time=milliseconds(v["throttle_ms"]), **top)
 
 
 def kio_list_offsets_response(version: int, v: dict):
-    response, topic, partition = (kio_class(LIST_OFFSETS, version, "response", n) for n in ("ListOffsetsResponse", "ListOffsetsTopicResponse", "ListOffsetsPartitionResponse"))
+    response, topic, partition = (
+        kio_class(LIST_OFFSETS, version, "response", n)
+        for n in ("ListOffsetsResponse", "ListOffsetsTopicResponse", "ListOffsetsPartitionResponse")
+    )
 
     def one(index: int, error: int, timestamp: int, offset: int, epoch: int):
         fields = {"partition_index": index, "error_code": ErrorCode(error), "timestamp": timestamp, "offset": offset}
         return partition(**fields, **({"leader_epoch": epoch} if version >= 4 else {}))
 
-    topics = tuple(topic(name=name, partitions=tuple(one(*p) for p in partitions)) for name, _, partitions in v["topics"])
+    topics = tuple(
+        topic(name=name, partitions=tuple(one(*p) for p in partitions)) for name, _, partitions in v["topics"]
+    )
     return response(topics=topics, **({"throttle_time": milliseconds(v["throttle_ms"])} if version >= 2 else {}))
 
 
@@ -545,14 +778,19 @@ def test_responses_are_what_kio_writes(dump: Dump, api: int, version: int) -> No
         accepted, (frame,) = dump.ask("response", api, version, correlation, *response_tokens(api, version, values))
         tags = b"\0" if version >= FLEXIBLE_FROM[api] else b""
         body = kio_bytes(KIO_RESPONSE[api](version, values))
-        assert accepted and bytes.fromhex(frame) == struct.pack(">ii", 4 + len(tags) + len(body), correlation) + tags + body
+        assert (
+            accepted
+            and bytes.fromhex(frame) == struct.pack(">ii", 4 + len(tags) + len(body), correlation) + tags + body
+        )
 
     check()
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_old_produce_responses(dump: Dump, version: int) -> None:
-    """v0: topics; v1 adds the throttle time behind them, v2 the append time (the protocol guide of Kafka 3)."""
+    """v0: topics; v1 adds the throttle time behind them, v2 the append time (the protocol guide of
+    Kafka 3).
+    """
     values = {"throttle_ms": 5, "topics": [("a", uuid.UUID(int=0), [(3, 43, -1, -1, -1, None)])]}
     _, (frame,) = dump.ask("response", PRODUCE, version, 9, *response_tokens(PRODUCE, version, values))
     expected = struct.pack(">iihc", 9, 1, 1, b"a") + struct.pack(">iihq", 1, 3, 43, -1)

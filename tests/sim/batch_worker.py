@@ -1,12 +1,18 @@
-"""What an owner of partitions does with whole batches of bytes: those of transactional producers, of coordinators, and markers; and what it gives to readers of committed records.
+"""What an owner of partitions does with whole batches of bytes: those of transactional producers,
+of coordinators, and markers; and what it gives to readers of committed records.
 
-Before a transaction begins in a partition its coordinator is asked, by way of the host's acceptor (CHECK, native/server/check.c). Producers' tables are the broker's own: native_producers.py.
+Before a transaction begins in a partition its coordinator is asked, by way of the host's acceptor
+(CHECK, native/server/check.c). Producers' tables are the broker's own: native_producers.py.
 
 Invariants
-    W6  a batch that begins a transaction is appended only with the guard that its coordinator's answer brought
-    W7  who reads committed records gets none at or above the last stable offset of the replica that it asks
-    W8  a marker that the log has already is refused when all that the log holds then is below the high watermark: whoever hears it takes the transaction for ended there
-Names of rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable offset is the high watermark), `fence` and `verify` (native_producers.py).
+    W6  a batch that begins a transaction is appended only with the guard that its coordinator's
+        answer brought
+    W7  who reads committed records gets none at or above the last stable offset of the replica that
+        it asks
+    W8  a marker that the log has already is refused when all that the log holds then is below the
+        high watermark: whoever hears it takes the transaction for ended there
+Names of rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable
+offset is the high watermark), `fence` and `verify` (native_producers.py).
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ class BatchWorker(ModelWorker):
             place.producers = ProducerState(place.log)
         return place.producers
 
-    # -- appending ---------------------------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------------------
 
     def on_batch(self, partition: Any, data: bytes, flags: int, leader_epoch: int, caller: Caller) -> None:
         """From a coordinator of this host; acks=all. leader_epoch -1: whichever is in force."""
@@ -40,7 +46,12 @@ class BatchWorker(ModelWorker):
             return self._answer(caller, NOT_LEADER, -1)
         bumped = bool(flags & PRODUCE_MARKER_BUMPED)
         verdict = self._stage(place, data, bool(flags & PRODUCE_CONTROL), bumped, 0)
-        if bumped and verdict.error == INVALID_EPOCH and place.log.end > place.core.high_watermark and "M4" not in self.off:
+        if (
+            bumped
+            and verdict.error == INVALID_EPOCH
+            and place.log.end > place.core.high_watermark
+            and "M4" not in self.off
+        ):
             place.refused.append((place.log.end, caller))  # W8
         else:
             self._carry_out_verdict(place, data, verdict, caller)
@@ -90,7 +101,10 @@ class BatchWorker(ModelWorker):
         super()._moved(place, changed)
         if place.refused:
             high = place.core.high_watermark
-            due, place.refused = [caller for end, caller in place.refused if end <= high], [each for each in place.refused if each[0] > high]
+            due, place.refused = (
+                [caller for end, caller in place.refused if end <= high],
+                [each for each in place.refused if each[0] > high],
+            )
             for caller in due:
                 self._answer(caller, INVALID_EPOCH, -1)
 
@@ -100,17 +114,23 @@ class BatchWorker(ModelWorker):
         for _, caller in refused:
             self._answer(caller, error, -1)
 
-    # -- reading -----------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def on_read_committed(self, partition: Any, offset: int, caller: Caller) -> None:
-        """Answers with the records below the last stable offset, and the aborted transactions among them."""
+        """Answers with the records below the last stable offset, and the aborted transactions among
+        them.
+        """
         place = self.places.get(partition)
         if place is None or not (place.core.leading or place.core.following):
             return self._answer(caller, NOT_LEADER, offset, (), ())
         if self.failed:
             return self._answer(caller, STORAGE_ERROR, offset, (), ())
         producers = self.producers_of(place)
-        stable = producers.last_stable_offset(place.core.high_watermark) if "LSO" not in self.off else place.core.high_watermark
+        stable = (
+            producers.last_stable_offset(place.core.high_watermark)
+            if "LSO" not in self.off
+            else place.core.high_watermark
+        )
         producers.sync()
         entries = place.log.read(offset, min(stable, offset + READ_MAX))
         self.history.served(partition, offset, entries)

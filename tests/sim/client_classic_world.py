@@ -1,10 +1,12 @@
-"""The client's classic membership core against the broker's own classic group core; as client_group_world.py, with what the classic protocol promises.
+"""The client's classic membership core against the broker's own classic group core; as
+client_group_world.py, with what the classic protocol promises.
 
 What is held against every step
     both cores' invariants (check())
     W1  no two members of the generation in force work on one partition
 and when faults have stopped
-    W2  the group is Stable, every partition of every topic that somebody wants has one member that works on it
+    W2  the group is Stable, every partition of every topic that somebody wants has one member that
+        works on it
     W3  then nothing is sent but a heartbeat in each interval
 """
 
@@ -28,7 +30,9 @@ class ClassicConsumer(Consumer):
 
     def __init__(self, world: ClassicWorld, member_id: str, instance_id: str | None) -> None:
         super().__init__(world, member_id, instance_id)
-        settings = ClassicSettings("g", instance_id, SESSION_MS, INTERVAL_MS, MAX_POLL_MS, world.assignors, metadata_interval_ms=1_000)
+        settings = ClassicSettings(
+            "g", instance_id, SESSION_MS, INTERVAL_MS, MAX_POLL_MS, world.assignors, metadata_interval_ms=1_000
+        )
         self.core = ClassicCore(settings)
 
     def identity(self) -> set[tuple[bytes, int]]:
@@ -42,7 +46,11 @@ class ClassicConsumer(Consumer):
         super().step()
 
     def break_connection(self) -> None:
-        numbers = {send.number for _, send in self.requests} | {number for _, number, _ in self.answers} | self.world.forget(self)
+        numbers = (
+            {send.number for _, send in self.requests}
+            | {number for _, number, _ in self.answers}
+            | self.world.forget(self)
+        )
         for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
             self.world.ask(None, send)
         self.requests.clear()
@@ -54,13 +62,19 @@ class ClassicConsumer(Consumer):
 class ClassicWorld(World):
     consumer_type = ClassicConsumer
     more_settling = 3  # members that died while they joined are waited for, one rebalance after the other
-    fatal_codes = frozenset({82})  # a coordinator that comes back without the last generation knows an instance by its former member id: FENCED_INSTANCE_ID, as in Kafka
+    # a coordinator that comes back without the last generation knows an instance by its former
+    # member id: FENCED_INSTANCE_ID, as in Kafka
+    fatal_codes = frozenset({82})
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.assignors = self.rng.choice((COOPERATIVE, EAGER))
         self.cluster = FixedCluster({name: self.rng.randrange(1, 7) for name in TOPICS})
-        self.settings = GroupSettings(initial_rebalance_delay_ms=self.rng.choice((0, 300)), pending_timeout_ms=1_500, new_member_join_timeout_ms=3_000)
+        self.settings = GroupSettings(
+            initial_rebalance_delay_ms=self.rng.choice((0, 300)),
+            pending_timeout_ms=1_500,
+            new_member_join_timeout_ms=3_000,
+        )
         self.group = ClassicGroup("g", self.settings)
         self.asked: dict[int, tuple[ClassicConsumer | None, int]] = {}
 
@@ -105,7 +119,9 @@ class ClassicWorld(World):
     def forget(self, consumer: ClassicConsumer) -> set[int]:
         """Its connection has ended: what it has asked will be answered to nobody."""
         found = {number for asker, number in self.asked.values() if asker is consumer}
-        self.asked = {request: (None if asker is consumer else asker, number) for request, (asker, number) in self.asked.items()}
+        self.asked = {
+            request: (None if asker is consumer else asker, number) for request, (asker, number) in self.asked.items()
+        }
         return found
 
     def _restart(self) -> None:
@@ -123,7 +139,11 @@ class ClassicWorld(World):
         owners: dict[tuple[bytes, int], str] = {}
         for consumer in self.consumers:
             core = consumer.core
-            if core.state is not State.STABLE or core.epoch != self.group.generation or core.member_id not in self.group.members.by_id:
+            if (
+                core.state is not State.STABLE
+                or core.epoch != self.group.generation
+                or core.member_id not in self.group.members.by_id
+            ):
                 continue
             for place in consumer.works_on:
                 if owners.setdefault(place, core.member_id) != core.member_id:
@@ -133,12 +153,20 @@ class ClassicWorld(World):
         if not self.consumers:
             return
         if self.group.state is not GroupState.STABLE:
-            raise Violation(f"W2: the group is {self.group.state}, its members {[one.core.state for one in self.consumers]}")
+            raise Violation(
+                f"W2: the group is {self.group.state}, its members {[one.core.state for one in self.consumers]}"
+            )
         wanted = {topic for one in self.consumers for topic in one.core._topics()}
-        expected = sorted((topic.encode(), index) for topic in wanted if (known := self.cluster.topic(topic)) is not None for index in range(known.partition_count))
+        expected = sorted(
+            (topic.encode(), index)
+            for topic in wanted
+            if (known := self.cluster.topic(topic)) is not None
+            for index in range(known.partition_count)
+        )
         found = sorted(place for one in self.consumers for place in one.works_on)
         if found != expected:
             raise Violation(f"W2: worked on is {found}, not {expected}")
+
 
 def run(seed: int, steps: int = 400) -> ClassicWorld:
     world = ClassicWorld(seed)

@@ -1,9 +1,12 @@
-"""The client's group membership core (KIP-848) against the broker's own group core: requests and answers travel one connection in order, connections break before or after a
-request was heard, members die, applications do not poll, subscriptions and topics change, the coordinator is loaded anew. One seed, one history.
+"""The client's group membership core (KIP-848) against the broker's own group core: requests and
+answers travel one connection in order, connections break before or after a request was heard,
+members die, applications do not poll, subscriptions and topics change, the coordinator is loaded
+anew. One seed, one history.
 
 What is held against every step
     both cores' invariants (check())
-    W1  what a member works on is its in the coordinator's books: so no two members work on one partition
+    W1  what a member works on is its in the coordinator's books: so no two members work on one
+        partition
 and when faults have stopped
     W2  the group is Stable, and every member works on exactly its target
     W3  then nothing is sent but a heartbeat in each interval
@@ -18,7 +21,24 @@ from collections import deque
 import pytest
 
 from mqd.client.group.consumer_protocol import GroupCore, Settings, State
-from mqd.client.group.events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.group.events import (
+    Answered,
+    Assign,
+    Done,
+    Leave,
+    Left,
+    Lost,
+    Partition,
+    Polled,
+    Problem,
+    Resolve,
+    Revoke,
+    Send,
+    Subscribe,
+    Tick,
+    TopicsKnown,
+    Unanswered,
+)
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.coordinator.group.consumer.core import ConsumerGroup
 from mqd.coordinator.group.consumer.cluster import FixedCluster
@@ -27,7 +47,13 @@ from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.coordinator.group.settings import ConsumerSettings
 
 TOPICS = ("alpha", "beta", "gamma")
-SUBSCRIPTIONS = (Subscribe(("alpha",)), Subscribe(("alpha", "beta")), Subscribe(TOPICS), Subscribe((), "alpha.*|beta"), Subscribe(("gamma", "no-such-topic")))
+SUBSCRIPTIONS = (
+    Subscribe(("alpha",)),
+    Subscribe(("alpha", "beta")),
+    Subscribe(TOPICS),
+    Subscribe((), "alpha.*|beta"),
+    Subscribe(("gamma", "no-such-topic")),
+)
 SESSION_MS, INTERVAL_MS, MAX_POLL_MS = 3_000, 300, 2_000
 
 
@@ -36,7 +62,9 @@ class Violation(AssertionError):
 
 
 class Consumer:
-    """A core and what surrounds it: the connection, and an application that carries things out after a while."""
+    """A core and what surrounds it: the connection, and an application that carries things out
+    after a while.
+    """
 
     def __init__(self, world: World, member_id: str, instance_id: str | None) -> None:
         self.world, self.rng = world, world.rng
@@ -66,9 +94,16 @@ class Consumer:
                     self.callback = now_ms + self.rng.randrange(150), action
                 case Resolve(topic_ids):
                     cluster = self.world.cluster
-                    known = {topic_id: name for topic_id in topic_ids if (name := cluster.topic_name(topic_id)) is not None}
+                    known = {
+                        topic_id: name for topic_id in topic_ids if (name := cluster.topic_name(topic_id)) is not None
+                    }
                     counts = {name: topic.partition_count for name, topic in cluster.topics.items()}
-                    self.names.append((now_ms + self.world.delay_ms() + self.rng.choice((0, 0, 0, 600, 900)), TopicsKnown(known, counts)))
+                    self.names.append(
+                        (
+                            now_ms + self.world.delay_ms() + self.rng.choice((0, 0, 0, 600, 900)),
+                            TopicsKnown(known, counts),
+                        )
+                    )
                 case Problem(code, _, is_fatal):
                     self.problems.append(code)
                     if is_fatal and code in self.world.fatal_codes:
@@ -138,7 +173,10 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_ms = 1_000_000
-        self.cluster = FixedCluster({name: self.rng.randrange(1, 7) for name in TOPICS}, ConsumerSettings(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=INTERVAL_MS))
+        self.cluster = FixedCluster(
+            {name: self.rng.randrange(1, 7) for name in TOPICS},
+            ConsumerSettings(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=INTERVAL_MS),
+        )
         self.group = ConsumerGroup("g", self.cluster)
         self.log: dict[bytes, bytes | None] = {}
         self.timers: dict[str, int] = {}
@@ -150,7 +188,7 @@ class World:
     def delay_ms(self) -> int:
         return self.rng.randrange(1, 40)
 
-    # -- the coordinator -------------------------------------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------
 
     def _carry_out(self, actions: list) -> object:
         response = None
@@ -172,7 +210,9 @@ class World:
         problem = problem_of(message, 1, ("uniform", "range"))
         if problem is not None:
             raise Violation(f"a request that is refused: {problem[1]}")
-        response = self._carry_out(self.group.handle(ConsumerHeartbeat(self.number, consumer.core.member_id, "/h", message), self.now_ms))
+        response = self._carry_out(
+            self.group.handle(ConsumerHeartbeat(self.number, consumer.core.member_id, "/h", message), self.now_ms)
+        )
         self.heard.add(response.error_code)
         return response
 
@@ -192,7 +232,7 @@ class World:
         for consumer in self.consumers:
             consumer.break_connection()
 
-    # -- time ------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def step(self) -> None:
         self.now_ms += self.rng.randrange(1, 30)
@@ -241,7 +281,9 @@ class World:
         consumer.give(self.rng.choice(SUBSCRIPTIONS))
 
     def _check(self) -> None:
-        """W1. Who is silent, or was put out and does not know yet, works on by itself: its commits are refused."""
+        """W1. Who is silent, or was put out and does not know yet, works on by itself: its commits
+        are refused.
+        """
         owners: dict[tuple[bytes, int], str] = {}
         for consumer in self.consumers:
             member = self.group.members.get(consumer.core.member_id)
@@ -249,11 +291,14 @@ class World:
                 continue
             for topic_id, index in consumer.works_on:
                 if index not in member.assigned.get(topic_id, ()) and index not in member.revoking.get(topic_id, ()):
-                    raise Violation(f"W1: {member.member_id} works on {topic_id.hex()}-{index}, which is {self.group.owners.get(topic_id, index)}'s")
+                    raise Violation(
+                        f"W1: {member.member_id} works on {topic_id.hex()}-{index}, which is"
+                        f" {self.group.owners.get(topic_id, index)}'s"
+                    )
                 if owners.setdefault((topic_id, index), member.member_id) != member.member_id:
                     raise Violation("W1: two work on one partition")
 
-    # -- the end ---------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         self.has_faults = False
@@ -284,9 +329,16 @@ class World:
         if self.consumers and self.group.state_name != "Stable":
             raise Violation(f"W2: the group is {self.group.state_name}")
         for consumer in self.consumers:
-            target = {(topic_id, index) for topic_id, indexes in self.group.target.get(consumer.core.member_id, {}).items() for index in indexes}
+            target = {
+                (topic_id, index)
+                for topic_id, indexes in self.group.target.get(consumer.core.member_id, {}).items()
+                for index in indexes
+            }
             if consumer.works_on != target or consumer.core.state is not State.MEMBER:
-                raise Violation(f"W2: {consumer.core.member_id} ({consumer.core.state}) works on {consumer.works_on}, not on {target}")
+                raise Violation(
+                    f"W2: {consumer.core.member_id} ({consumer.core.state}) works on {consumer.works_on}, not on"
+                    f" {target}"
+                )
 
 
 def run(seed: int, steps: int = 400) -> World:
@@ -298,7 +350,9 @@ def run(seed: int, steps: int = 400) -> World:
 
 
 def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
-    """A planted bug: the member tells the coordinator that partitions are free while the application still has them."""
+    """A planted bug: the member tells the coordinator that partitions are free while the
+    application still has them.
+    """
 
     def handle(self, event, now_ms, _before=GroupCore.handle):
         actions = _before(self, event, now_ms)

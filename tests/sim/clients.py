@@ -1,7 +1,9 @@
-"""Simulated clients of a cluster: producers that try again, consumers, askers of the latest offset. They know hosts and what hosts say of leaders, nothing else.
+"""Simulated clients of a cluster: producers that try again, consumers, askers of the latest offset.
+They know hosts and what hosts say of leaders, nothing else.
 
 Invariants
-    C1/C2  an idempotent producer with acks=all and one request under way is never told that its sequence is out of order
+    C1/C2  an idempotent producer with acks=all and one request under way is never told that its
+           sequence is out of order
     C4     a consumer's offsets rise by what it read
 """
 
@@ -71,7 +73,9 @@ class Client:
         worker = world.worker_of(node, partition) if node >= 0 else None
         if worker is not None:
             caller = (world.client_node, self.process, self.answered, self.token)
-            world.network.send(world.client_node, node, worker.process, getattr(worker, method), partition, *arguments, caller)
+            world.network.send(
+                world.client_node, node, worker.process, getattr(worker, method), partition, *arguments, caller
+            )
 
     def answered(self, token: int, *what: Any) -> None:
         if token == self.token:
@@ -82,9 +86,19 @@ class Client:
 
 
 class Producer(Client):
-    """One batch of up to `batch_max` records at a time, in turn into its partitions; idempotent unless acks=1 is asked for without it."""
+    """One batch of up to `batch_max` records at a time, in turn into its partitions; idempotent
+    unless acks=1 is asked for without it.
+    """
 
-    def __init__(self, world: ClusterView, partitions: list[Any], pause: int, all_acks: bool = True, idempotent: bool = True, batch_max: int = 1) -> None:
+    def __init__(
+        self,
+        world: ClusterView,
+        partitions: list[Any],
+        pause: int,
+        all_acks: bool = True,
+        idempotent: bool = True,
+        batch_max: int = 1,
+    ) -> None:
         self.batch_max = batch_max
         self.all_acks = all_acks
         self.idempotent = idempotent
@@ -121,7 +135,9 @@ class Producer(Client):
             self.again(self.pause)
         elif error == OUT_OF_ORDER:
             if self.all_acks:
-                raise Violation("C2", f"{partition}: producer {self.id} is out of order at sequence {self.next[partition]}")
+                raise Violation(
+                    "C2", f"{partition}: producer {self.id} is out of order at sequence {self.next[partition]}"
+                )
             self.sent = None
             self._renew()  # acks=1 lost something: a new producer
             self.again(self.pause)

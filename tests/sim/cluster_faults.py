@@ -1,6 +1,8 @@
-"""What goes wrong in a cluster, and when: each run draws kinds of faults and their rates from its seed (swarm), then the world is put right.
+"""What goes wrong in a cluster, and when: each run draws kinds of faults and their rates from its
+seed (swarm), then the world is put right.
 
-Bounds that keep a run meaningful: a majority of the voters keeps its disks; a wiped host comes back as another one; at most one host is wiped at a time until everything is replicated again.
+Bounds that keep a run meaningful: a majority of the voters keeps its disks; a wiped host comes back
+as another one; at most one host is wiped at a time until everything is replicated again.
 """
 
 from __future__ import annotations
@@ -18,17 +20,47 @@ if TYPE_CHECKING:
 
 # kind -> weight before the swarm's own factor
 KINDS = {
-    "link": 20, "isolate": 8, "split": 4, "mend": 22, "pause": 8, "pause_part": 5, "restart": 10, "power": 6, "many_down": 2, "clean": 5, "wipe": 1.5, "worker": 7, "acceptor": 3,
-    "controller": 7, "data_plane": 3, "leaders": 9, "reassign": 4, "min_in_sync": 2, "voters": 3, "transfer": 3, "topics": 2, "slow_disk": 3, "drift": 1, "drain": 1,
-    "full_disk": 3, "bad_disk": 1.5, "bits": 3, "processes": 6, "freeze": 4,
-}  # fmt: skip
+    "link": 20,
+    "isolate": 8,
+    "split": 4,
+    "mend": 22,
+    "pause": 8,
+    "pause_part": 5,
+    "restart": 10,
+    "power": 6,
+    "many_down": 2,
+    "clean": 5,
+    "wipe": 1.5,
+    "worker": 7,
+    "acceptor": 3,
+    "controller": 7,
+    "data_plane": 3,
+    "leaders": 9,
+    "reassign": 4,
+    "min_in_sync": 2,
+    "voters": 3,
+    "transfer": 3,
+    "topics": 2,
+    "slow_disk": 3,
+    "drift": 1,
+    "drain": 1,
+    "full_disk": 3,
+    "bad_disk": 1.5,
+    "bits": 3,
+    "processes": 6,
+    "freeze": 4,
+}
 
 
 class Faults:
     def __init__(self, world: ClusterWorld, quiet: bool) -> None:
         self.world, self.kernel = world, world.kernel
         random = world.kernel.random
-        self.weights = {} if quiet else {kind: random.random() ** 2 * weight for kind, weight in KINDS.items() if random.random() < 0.7}
+        self.weights = (
+            {}
+            if quiet
+            else {kind: random.random() ** 2 * weight for kind, weight in KINDS.items() if random.random() < 0.7}
+        )
         self.gap = random.choice((100, 300, 800, 2_000)) * MILLISECOND
         if world.plan.drift_is_bounded:
             self.weights.pop("freeze", None)  # a clock that stands still is beyond every bound
@@ -102,7 +134,7 @@ class Faults:
     def _later(self, random: Any, host: ClusterHost, longest: int = 4_000) -> None:
         self.kernel.after(random.randrange(20, longest) * MILLISECOND, None, self._start, host)
 
-    # -- the network -------------------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def _link(self, random: Any) -> None:
         network = self.world.network
@@ -135,7 +167,7 @@ class Faults:
     def _mend(self, random: Any) -> None:
         self.world.network.heal()
 
-    # -- processes ---------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def _pause(self, random: Any) -> None:
         self._any(random).pause(random.randrange(50, 4_000) * MILLISECOND, "host")
@@ -172,7 +204,9 @@ class Faults:
             return
         voters = active.quorum.voters
         late = self.kernel.now - self.voters_asked < 10_000 * MILLISECOND
-        if any(voter.key == host.key for voter in voters) and (late or len(voters) < 3 or not all(other.up for other in world.hosts)):
+        if any(voter.key == host.key for voter in voters) and (
+            late or len(voters) < 3 or not all(other.up for other in world.hosts)
+        ):
             return
         self.wiped += 1
         host.stop("wipe")
@@ -196,7 +230,7 @@ class Faults:
     def _processes(self, random: Any) -> None:
         self._any(random).kill_processes()
 
-    # -- machines ----------------------------------------------------------------------------------------------------------
+    # -- machines ----------------------------------------------------------------------------------
 
     def _slow_disk(self, random: Any) -> None:
         node = self._any(random).node
@@ -212,12 +246,20 @@ class Faults:
             self.kernel.after(random.randrange(20, 4_000) * MILLISECOND, None, setattr, host, "full", False)
 
     def _bad_disk(self, random: Any) -> None:
-        """Some flush of the next few fails; the host is started again a while later, by somebody who has read its log. One host at a time."""
+        """Some flush of the next few fails; the host is started again a while later, by somebody
+        who has read its log. One host at a time.
+        """
         host = self._any(random)
         if any(other.failing for other in self.world.hosts):
             return
         host.failing = random.choice((0.1, 0.5, 1.0))
-        self.kernel.after(random.randrange(100, 6_000) * MILLISECOND, None, self._another_disk, host, random.choice(("kill", "kill", "power")))
+        self.kernel.after(
+            random.randrange(100, 6_000) * MILLISECOND,
+            None,
+            self._another_disk,
+            host,
+            random.choice(("kill", "kill", "power")),
+        )
 
     def _another_disk(self, host: ClusterHost, how: str) -> None:
         host.failing = 0.0
@@ -231,8 +273,16 @@ class Faults:
         log = random.choice(world.hosts).logs.get(partition)
         if log is None or log.on_disk < 2:
             return
-        offset = log.whole(random.randrange(log.on_disk - 1) if random.random() < 0.5 else max(0, log.on_disk - 1 - random.randrange(1, 6)))
-        others = [other for other in world.logs(partition) if other is not log and other.on_disk > offset and other.entries[offset] == log.entries[offset]]
+        offset = log.whole(
+            random.randrange(log.on_disk - 1)
+            if random.random() < 0.5
+            else max(0, log.on_disk - 1 - random.randrange(1, 6))
+        )
+        others = [
+            other
+            for other in world.logs(partition)
+            if other is not log and other.on_disk > offset and other.entries[offset] == log.entries[offset]
+        ]
         if len(others) >= 2 and not any(other.damaged or other.shortened for other in world.logs(partition)):
             log.flip(offset)
             self.kernel.tell("bit", partition[1], offset)
@@ -249,12 +299,14 @@ class Faults:
         if not host.clock.rate:
             return
         host.clock.set_drift(self.world.new_drift())
-        host.clock.wall_offset_ms += random.randrange(-10**7, 10**7)
+        host.clock.wall_offset_ms += random.randrange(-(10**7), 10**7)
 
-    # -- operators ---------------------------------------------------------------------------------------------------------
+    # -- operators ---------------------------------------------------------------------------------
 
     def _leaders(self, random: Any) -> None:
-        """Bursts of moves within milliseconds: ElectLeaders after another preferred leader was set, through a reassignment of the same replicas in another order."""
+        """Bursts of moves within milliseconds: ElectLeaders after another preferred leader was set,
+        through a reassignment of the same replicas in another order.
+        """
         world = self.world
         partition = random.choice(world.partitions())
         for _ in range(random.randrange(1, 4)):
@@ -266,12 +318,21 @@ class Faults:
         """Straight at the active controller."""
         world, active = self.world, self.world.active()
         view = world.view(partition)
-        if active is None or not active.metadata.active or view is None or world.moving(partition) or active.process.stopped:
+        if (
+            active is None
+            or not active.metadata.active
+            or view is None
+            or world.moving(partition)
+            or active.process.stopped
+        ):
             return
         name = world.state.topics_by_id[partition[0]]
         order = list(view.replicas)
         first = order.pop(number % len(order))
-        for change in (messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], [first, *order])]), messages.ElectLeaders(0, [(name, partition[1])])):
+        for change in (
+            messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], [first, *order])]),
+            messages.ElectLeaders(0, [(name, partition[1])]),
+        ):
             active.on_metadata(metadata_core.ChangeRequested(-1, messages.Request(number, change)))
 
     def _reassign(self, random: Any) -> None:
@@ -280,7 +341,9 @@ class Faults:
         name = world.state.topics_by_id[partition[0]]
         nodes = [node for node in world.state.brokers]
         target = random.sample(nodes, min(len(nodes), random.choice((2, 3, 3))))
-        world.admin.wanted.append(messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], target)]))
+        world.admin.wanted.append(
+            messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], target)])
+        )
         if random.random() < 0.4:
             self.kernel.after(random.randrange(1_000) * MILLISECOND, None, self._cancel, name, partition[1])
 
@@ -290,7 +353,9 @@ class Faults:
     def _min_in_sync(self, random: Any) -> None:
         name = random.choice(("flushed", "cached"))
         value = random.choice(("1", "2", "2"))
-        self.world.admin.wanted.append(messages.AlterConfig(2, name, [messages.ConfigOperation("min.insync.replicas", "set", value)], False))
+        self.world.admin.wanted.append(
+            messages.AlterConfig(2, name, [messages.ConfigOperation("min.insync.replicas", "set", value)], False)
+        )
 
     def _topics(self, random: Any) -> None:
         world = self.world
@@ -321,4 +386,3 @@ class Faults:
         active = self.world.active()
         if active is not None:
             active.on_quorum(events.TransferLeadership(None))
-

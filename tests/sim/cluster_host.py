@@ -1,8 +1,10 @@
 """A simulated host: clock, disks, control segment, and the processes that come and go on it.
 
 Invariants
-    H1  what outlives a process is here (disks, control segment, the keeper's knowledge); what outlives the host is on its disks
-    H2  every process of the host can die alone: each worker, the acceptor, the controller; with the keeper they all do; each is started again, whichever of the others is not there
+    H1  what outlives a process is here (disks, control segment, the keeper's knowledge); what
+        outlives the host is on its disks
+    H2  every process of the host can die alone: each worker, the acceptor, the controller; with the
+        keeper they all do; each is started again, whichever of the others is not there
 """
 
 from __future__ import annotations
@@ -113,7 +115,11 @@ class ClusterWorker(BatchWorker, Subscriber):
         match message:
             case Image():
                 if message.version < self._version and self.cluster_host.world.off.isdisjoint(("PAST", "R10")):
-                    raise Violation("OLDER", f"node {self.cluster_host.node}: worker {self.index} has version {self._version} in force and is told {message.version}")
+                    raise Violation(
+                        "OLDER",
+                        f"node {self.cluster_host.node}: worker {self.index} has version {self._version} in force and"
+                        f" is told {message.version}",
+                    )
                 if not self._told:  # strays are set aside
                     self._told = True
                     self._set_aside({topic.topic_id for topic in message.topics})
@@ -123,7 +129,9 @@ class ClusterWorker(BatchWorker, Subscriber):
                 self._carry_out(self.catalog.on_several(message.parts))
                 self._applied(message.version)
             case InSyncAnswer():
-                self.on_answered((message.topic_id, message.index), message.sequence, message.leader_epoch, message.error)
+                self.on_answered(
+                    (message.topic_id, message.index), message.sequence, message.leader_epoch, message.error
+                )
             case _ if hasattr(message, "version"):
                 self._carry_out(self.catalog.on_message(message))
                 self._applied(message.version)
@@ -138,7 +146,9 @@ class ClusterWorker(BatchWorker, Subscriber):
         owned = self.catalog.owned.values()
         return {each.slot: "" for each in owned if self.failed or each.key in self._refused}
 
-    def _while_shortened(self, log: PartitionLog, partition: Partition, assignment: WorkerAssignment) -> WorkerAssignment:
+    def _while_shortened(
+        self, log: PartitionLog, partition: Partition, assignment: WorkerAssignment
+    ) -> WorkerAssignment:
         """As PartitionSet does it."""
         given, is_whole = self._catching_up.setdefault(partition, Shortened()).take(assignment)
         self._refused.discard(partition)
@@ -179,28 +189,63 @@ class ClusterWorker(BatchWorker, Subscriber):
     def _alone(self, owned: Owned) -> WorkerAssignment:
         catalog = self.catalog
         topic = catalog.topic_of(owned)
-        return assignment_of(topic, topic.partitions[owned.index], catalog.cluster, settings_of(topic, catalog.cluster, self.cluster_host.world.worker_config))
+        return assignment_of(
+            topic,
+            topic.partitions[owned.index],
+            catalog.cluster,
+            settings_of(topic, catalog.cluster, self.cluster_host.world.worker_config),
+        )
 
     def _give(self, owned: Owned, assignment: WorkerAssignment) -> None:
         host = self.cluster_host
-        epoch = host.broker_epoch if host.ready or "R10" in self.off else -1  # R10: a core leads and follows only as the registration that its metadata show
+        # R10: a core leads and follows only as the registration that its metadata show
+        epoch = host.broker_epoch if host.ready or "R10" in self.off else -1
         if "R10" in self.off and epoch < 0:
             epoch = assignment.broker_epoch
         log = host.logs.get(owned.key)
         if log is not None and log.shortened and "shortened" not in self.off:
             assignment = self._while_shortened(log, owned.key, assignment)
-        members = tuple([Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch) for member in assignment.members])
-        given = Assignment(host.node, epoch, assignment.leader, assignment.leader_epoch, assignment.partition_epoch, assignment.min_insync, members)
+        members = tuple(
+            [
+                Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch)
+                for member in assignment.members
+            ]
+        )
+        given = Assignment(
+            host.node,
+            epoch,
+            assignment.leader,
+            assignment.leader_epoch,
+            assignment.partition_epoch,
+            assignment.min_insync,
+            members,
+        )
         place = self.places.get(owned.key)
         core = place.core if place is not None else None
         if core is not None:
-            core.flush_on_ack, core.lag_ms_max, core.lag_records_max = assignment.flush_on_ack, assignment.lag_ms_max, assignment.lag_records_max
-        if given.leader == host.node and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led and (place is None or place.refused_epoch >= given.leader_epoch >= place.core.leader_epoch):
-            raise Violation("W2", f"node {host.node}: a new worker is to lead {owned.name} in epoch {given.leader_epoch}, which its predecessor led")
+            core.flush_on_ack, core.lag_ms_max, core.lag_records_max = (
+                assignment.flush_on_ack,
+                assignment.lag_ms_max,
+                assignment.lag_records_max,
+            )
+        if (
+            given.leader == host.node
+            and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led
+            and (place is None or place.refused_epoch >= given.leader_epoch >= place.core.leader_epoch)
+        ):
+            raise Violation(
+                "W2",
+                f"node {host.node}: a new worker is to lead {owned.name} in epoch {given.leader_epoch}, which its"
+                " predecessor led",
+            )
         self.assign(owned.key, given)
         place = self.places[owned.key]
         if core is None:
-            place.core.flush_on_ack, place.core.lag_ms_max, place.core.lag_records_max = assignment.flush_on_ack, assignment.lag_ms_max, assignment.lag_records_max
+            place.core.flush_on_ack, place.core.lag_ms_max, place.core.lag_records_max = (
+                assignment.flush_on_ack,
+                assignment.lag_ms_max,
+                assignment.lag_records_max,
+            )
             self.assign(owned.key, given)
 
     def on_broker_changed(self) -> None:
@@ -286,7 +331,7 @@ class ClusterHost:
         self.failing = 0.0  # share of its flushes that fail
         self._new_control()
 
-    # -- what outlives processes -------------------------------------------------------------------------------------------
+    # -- what outlives processes -------------------------------------------------------------------
 
     def new_disks(self) -> None:
         number = self.world.new_number()
@@ -330,7 +375,15 @@ class ClusterHost:
     def slots_seen(self) -> tuple[SlotSeen, ...]:
         return tuple(
             [
-                SlotSeen(slot, topic_id, index, epoch, owner, owner < len(self.workers) and generation != self.generation_of(owner), 0)
+                SlotSeen(
+                    slot,
+                    topic_id,
+                    index,
+                    epoch,
+                    owner,
+                    owner < len(self.workers) and generation != self.generation_of(owner),
+                    0,
+                )
                 for slot, (topic_id, index, epoch, owner, generation) in sorted(self.slots.items())
             ]
         )
@@ -352,7 +405,7 @@ class ClusterHost:
         self._generation += 1
         return self._generation
 
-    # -- what its processes ask --------------------------------------------------------------------------------------------
+    # -- what its processes ask --------------------------------------------------------------------
 
     def clock_ns(self) -> int:
         return self.clock.now()
@@ -369,7 +422,10 @@ class ClusterHost:
     def propose(self, worker: ModelWorker, partition: Partition, proposal: Proposal) -> None:
         topic_id, index = partition
         members = list(proposal.in_sync)
-        worker.say(self, ProposeInSync(topic_id, index, proposal.leader_epoch, proposal.partition_epoch, members, proposal.sequence))  # type: ignore[attr-defined]
+        worker.say(
+            self,
+            ProposeInSync(topic_id, index, proposal.leader_epoch, proposal.partition_epoch, members, proposal.sequence),
+        )  # type: ignore[attr-defined]
 
     def directory(self) -> Directory:
         return Directory(self.log_directory, f"/data/{self.log_directory}", 1 << 40, True)
@@ -377,19 +433,40 @@ class ClusterHost:
     def registration(self) -> RegisterBroker:
         report = broker_messages.DirectoryReport(self.log_directory, f"/data/{self.log_directory}", 1 << 40, True)
         return RegisterBroker(
-            self.node, self.key.directory_id.hex(), self.incarnation, f"host{self.node}", 9092, self.rack, f"host{self.node}", 9093, f"host{self.node}", 9094, len(self.workers), [report],
-            self.clean_epoch, {}, True,
-        )  # fmt: skip
+            self.node,
+            self.key.directory_id.hex(),
+            self.incarnation,
+            f"host{self.node}",
+            9092,
+            self.rack,
+            f"host{self.node}",
+            9093,
+            f"host{self.node}",
+            9094,
+            len(self.workers),
+            [report],
+            self.clean_epoch,
+            {},
+            True,
+        )
 
-    # -- life --------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     @property
     def up(self) -> bool:
-        return self.acceptor is not None or self.controller is not None or any(worker is not None for worker in self.workers)
+        return (
+            self.acceptor is not None
+            or self.controller is not None
+            or any(worker is not None for worker in self.workers)
+        )
 
     @property
     def complete(self) -> bool:
-        return self.acceptor is not None and self.controller is not None and all(worker is not None for worker in self.workers)
+        return (
+            self.acceptor is not None
+            and self.controller is not None
+            and all(worker is not None for worker in self.workers)
+        )
 
     def processes(self) -> list[Process]:
         found = [worker.process for worker in self.workers if worker is not None]
@@ -484,7 +561,13 @@ class ClusterHost:
             self.kernel.after(100, self.acceptor.process, self.acceptor.transactions.on_worker_death, index)
         controller = self.controller
         if controller is not None:
-            self.kernel.after(self.kernel.random.randrange(100, 2_000), controller.process, controller.on_worker_death, index, worker.generation)
+            self.kernel.after(
+                self.kernel.random.randrange(100, 2_000),
+                controller.process,
+                controller.on_worker_death,
+                index,
+                worker.generation,
+            )
 
     def _gone(self, subscriber: Any) -> None:
         subscriber.process.die()
@@ -493,7 +576,9 @@ class ClusterHost:
             self.kernel.after(50, controller.process, controller.disconnect, subscriber.client)
 
     def kill_data_plane(self) -> None:
-        """Workers and acceptor; the keeper has the proof and tells the controller, and again when they are back."""
+        """Workers and acceptor; the keeper has the proof and tells the controller, and again when
+        they are back.
+        """
         if self.acceptor is None or self.controller is None:
             return
         self.excused = True
@@ -507,10 +592,18 @@ class ClusterHost:
         self.acceptor = None
         self.workers = [None] * len(self.workers)
         self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(True))
-        self.kernel.after(self.kernel.random.randrange(5, 1_500) * MILLISECOND, None, self._if_alive, self.keeper, self.start_data_plane)
+        self.kernel.after(
+            self.kernel.random.randrange(5, 1_500) * MILLISECOND,
+            None,
+            self._if_alive,
+            self.keeper,
+            self.start_data_plane,
+        )
 
     def start_data_plane(self) -> None:
-        """supervisord's work, whether there is a controller or not; one that has been started meanwhile has not heard that they were gone."""
+        """supervisord's work, whether there is a controller or not; one that has been started
+        meanwhile has not heard that they were gone.
+        """
         self._start_acceptor()
         for index in range(len(self.workers)):
             self._start_worker(index)  # one that is back already has no twin
@@ -520,7 +613,9 @@ class ClusterHost:
         self.excused = False
 
     def kill_processes(self) -> None:
-        """All but the keeper, who takes the lease back and tells the others; each is started again, in its own time."""
+        """All but the keeper, who takes the lease back and tells the others; each is started again,
+        in its own time.
+        """
         if self.controller is None or self.acceptor is None or self.keeper is None:
             return
         random, keeper = self.kernel.random, self.keeper
@@ -531,7 +626,11 @@ class ClusterHost:
         self.disk.crash(random, 0.7)
         self._lease_until_ns = 0
         self._prove(all_ended=True)
-        for start in (self._start_controller, self._start_acceptor, *[partial(self._start_worker, index) for index in range(len(self.workers))]):
+        for start in (
+            self._start_controller,
+            self._start_acceptor,
+            *[partial(self._start_worker, index) for index in range(len(self.workers))],
+        ):
             self.kernel.after(random.randrange(200, 3_000) * MILLISECOND, None, self._if_alive, keeper, start)
 
     def _if_alive(self, keeper: object, do: Callable[[], None]) -> None:
@@ -551,9 +650,13 @@ class ClusterHost:
         orders = self.orders
         if orders is None or (orders.broker_epoch != self.broker_epoch if all_ended else not orders.led):
             return
-        notice = msgspec.structs.replace(orders, broker_epoch=orders.broker_epoch if all_ended else -1, sent_ms=self.clock.now() // 1_000_000)
+        notice = msgspec.structs.replace(
+            orders, broker_epoch=orders.broker_epoch if all_ended else -1, sent_ms=self.clock.now() // 1_000_000
+        )
         for wait_ms in REPEATS_MS:
-            self.kernel.after(wait_ms * MILLISECOND, None, self._if_alive, self.keeper, partial(self._tell_others, notice))
+            self.kernel.after(
+                wait_ms * MILLISECOND, None, self._if_alive, self.keeper, partial(self._tell_others, notice)
+            )
 
     def _tell_others(self, notice: Notice) -> None:
         for other in self.world.hosts:

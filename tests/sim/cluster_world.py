@@ -1,12 +1,16 @@
-"""Whole clusters of the real cores: quorum, metadata, host and broker cores in each host's controller, the replication core in C in each worker, and around them time, networks, disks,
-clocks, processes and clients from one seed. Chaos, then healing. `python -m tests.sim.replay SEED` runs a seed again and tells it.
+"""Whole clusters of the real cores: quorum, metadata, host and broker cores in each host's
+controller, the replication core in C in each worker, and around them time, networks, disks, clocks,
+processes and clients from one seed. Chaos, then healing. `python -m tests.sim.replay SEED` runs a
+seed again and tells it.
 
 Checked at each step, beside what each core asserts of itself (names as in the design page)
-    I1 one leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never regresses (quorum_disk); I5 nothing before it is committed; I6 epochs only rise
-    L1 one valid lease at a time; L2 whoever is fenced has no lease any more; L4 nothing is taken without a lease
-    P1..P10, C1..C4, R11, R12: history.py
-    W2 a worker never leads in an epoch that its predecessor led
-and at the end, when everything has been put right: every partition is led, complete and moving, everybody knows the same metadata, what was acknowledged is there (LIVE, C1)
+    I1 one leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never
+    regresses (quorum_disk); I5 nothing before it is committed; I6 epochs only rise L1 one valid
+    lease at a time; L2 whoever is fenced has no lease any more; L4 nothing is taken without a lease
+    P1..P10, C1..C4, R11, R12: history.py W2 a worker never leads in an epoch that its predecessor
+    led
+and at the end, when everything has been put right: every partition is led, complete and moving,
+everybody knows the same metadata, what was acknowledged is there (LIVE, C1)
 """
 
 from __future__ import annotations
@@ -63,11 +67,19 @@ class Admin(Client):
         self.again(2 * SECOND)
         acceptor: Acceptor | None = host.acceptor
         if acceptor is not None:
-            world.network.send(world.client_node, host.node, acceptor.process, acceptor.on_request, self.change, (world.client_node, self.process, self.answered, self.token))
+            world.network.send(
+                world.client_node,
+                host.node,
+                acceptor.process,
+                acceptor.on_request,
+                self.change,
+                (world.client_node, self.process, self.answered, self.token),
+            )
 
     def on_answer(self, answer: messages.Answer) -> None:
         self.answers.append(answer)
-        if answer.error in (6, 7, 41, 56):  # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: again
+        # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: again
+        if answer.error in (6, 7, 41, 56):
             self.again(100 * MILLISECOND)
             return
         self.kernel.tell("change", type(self.change).__name__, answer.error)
@@ -94,8 +106,11 @@ class Plan(msgspec.Struct, frozen=True):
     members: int = 0  # groups with members: group_members.py
     retire: int = 0  # partitions of a topic that gets fewer: retirement.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
-    last_markers: float = 0.0  # share of requests with markers after which their acceptor dies; they arrive seconds later
-    boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
+    # share of requests with markers after which their acceptor dies; they arrive seconds later
+    last_markers: float = 0.0
+    # a host that was killed and whose kernel went on knows that nothing written was lost, and says
+    # so
+    boot_id: bool = False
 
     @property
     def has_coordinators(self) -> bool:
@@ -124,7 +139,14 @@ def draw_plan(random: Any) -> Plan:
 class ClusterWorld:
     transactions: Any = None  # transaction_cluster.py's
 
-    def __init__(self, seed: int, off: frozenset[str] = frozenset(), plan: Plan | None = None, quorum_class: type[QuorumCore] = QuorumCore, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        off: frozenset[str] = frozenset(),
+        plan: Plan | None = None,
+        quorum_class: type[QuorumCore] = QuorumCore,
+        quiet: bool = False,
+    ) -> None:
         self.seed = seed
         kernel = self.kernel = Kernel(f"cluster {seed}")
         random = kernel.random
@@ -134,13 +156,26 @@ class ClusterWorld:
         self.client_node = plan.hosts
         self.network = Network(kernel, plan.hosts + 1)
         self.options = ControllerOptions(
-            session_ms=plan.session_ms, heartbeat_ms=plan.session_ms // 5, replication_delay_ms=random.choice((-1, 5_000, 60_000)), balance_check_ms=random.choice((3_000, 300_000)),
-            balance_stable_ms=1_000, shutdown_wait_ms=5_000, retire_barrier_ms=retirement.BARRIER_MS, retire_grace_ms=retirement.GRACE_MS, mutants=frozenset([CONTROLLER_MUTANTS.get(rule, rule) for rule in off]),
-        )  # fmt: skip
-        self.quorum_settings = QuorumSettings(promise_ns=plan.promise_ms * 1_000_000, log_bytes_max=random.choice((3_000, 20_000, 1 << 20)), retained_bytes=random.choice((500, 5_000, 1 << 20)))
+            session_ms=plan.session_ms,
+            heartbeat_ms=plan.session_ms // 5,
+            replication_delay_ms=random.choice((-1, 5_000, 60_000)),
+            balance_check_ms=random.choice((3_000, 300_000)),
+            balance_stable_ms=1_000,
+            shutdown_wait_ms=5_000,
+            retire_barrier_ms=retirement.BARRIER_MS,
+            retire_grace_ms=retirement.GRACE_MS,
+            mutants=frozenset([CONTROLLER_MUTANTS.get(rule, rule) for rule in off]),
+        )
+        self.quorum_settings = QuorumSettings(
+            promise_ns=plan.promise_ms * 1_000_000,
+            log_bytes_max=random.choice((3_000, 20_000, 1 << 20)),
+            retained_bytes=random.choice((500, 5_000, 1 << 20)),
+        )
         self.quorum_class = quorum_class
         self.controller_class = ControllerProcess
-        self.config_rules = ConfigRules({"inter.broker.listener": "127.0.0.1:9093", "controller.listener": "127.0.0.1:9094"})
+        self.config_rules = ConfigRules(
+            {"inter.broker.listener": "127.0.0.1:9093", "controller.listener": "127.0.0.1:9094"}
+        )
         self.worker_config = {"replica.lag.time.max.ms": "1500"}
         self.tick_ms = 200
         self.fetch_max = plan.fetch_max
@@ -161,7 +196,7 @@ class ClusterWorld:
         for host in self.hosts:
             host.start()
 
-    # -- making ------------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------
 
     def _ghost(self) -> None:
         """The metadata as far as anybody has been told that it is committed."""
@@ -182,12 +217,20 @@ class ClusterWorld:
     def _create_topics(self, plan: Plan) -> None:
         replicas = min(3, plan.hosts)
         for name, flush in (("flushed", "true"), ("cached", "false")):
-            self.admin.wanted.append(messages.CreateTopic(name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}))
+            self.admin.wanted.append(
+                messages.CreateTopic(
+                    name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}
+                )
+            )
 
         if plan.retire:
-            self.admin.wanted.append(messages.CreateTopic(retirement.TOPIC, plan.retire, replicas, {}, {"min.insync.replicas": "2"}))
+            self.admin.wanted.append(
+                messages.CreateTopic(retirement.TOPIC, plan.retire, replicas, {}, {"min.insync.replicas": "2"})
+            )
         if plan.has_coordinators:
-            self.admin.wanted.append(messages.CreateTopic(coordinators.TOPIC, 2, replicas, {}, {"cleanup.policy": "compact"}))
+            self.admin.wanted.append(
+                messages.CreateTopic(coordinators.TOPIC, 2, replicas, {}, {"cleanup.policy": "compact"})
+            )
 
     def coordinated(self) -> list[Partition]:
         topic = self.state.topics.get(coordinators.TOPIC)
@@ -203,7 +246,7 @@ class ClusterWorld:
     def new_drift(self) -> float:
         return self.kernel.random.uniform(-self.plan.drift_max, self.plan.drift_max)
 
-    # -- what others ask ---------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------
 
     def flush_delay(self, host: ClusterHost) -> int:
         return self.faults.flush_delay(host)
@@ -237,7 +280,15 @@ class ClusterWorld:
         found = topic.partitions[partition[1]]
         wanted = wanted_min_in_sync(topic.config, state.broker_configs.get("", {}))
         minimum = effective_min_in_sync(wanted, len(found.replicas), len(found.adding_replicas))
-        return PartitionView(found.leader, found.leader_epoch, found.partition_epoch, found.replicas, found.in_sync_replicas, found.eligible_leader_replicas, minimum)
+        return PartitionView(
+            found.leader,
+            found.leader_epoch,
+            found.partition_epoch,
+            found.replicas,
+            found.in_sync_replicas,
+            found.eligible_leader_replicas,
+            minimum,
+        )
 
     def flush_on_ack(self, partition: Partition) -> bool:
         name = self.state.topics_by_id.get(partition[0])
@@ -255,7 +306,9 @@ class ClusterWorld:
         return [host.logs[partition] for host in self.hosts if partition in host.logs]
 
     def partitions(self) -> list[Partition]:
-        return [(topic.topic_id, partition.index) for topic in self.state.topics.values() for partition in topic.partitions]
+        return [
+            (topic.topic_id, partition.index) for topic in self.state.topics.values() for partition in topic.partitions
+        ]
 
     def leader_hint(self, partition: Partition) -> tuple[int, int]:
         acceptor = self.hosts[self.kernel.random.randrange(self.host_count)].acceptor
@@ -267,10 +320,12 @@ class ClusterWorld:
 
     def active(self) -> ControllerProcess | None:
         """Whose quorum epoch is the highest of those that are active."""
-        found = [host.controller for host in self.hosts if host.controller is not None and host.controller.quorum.is_active]
+        found = [
+            host.controller for host in self.hosts if host.controller is not None and host.controller.quorum.is_active
+        ]
         return max(found, key=lambda controller: controller.quorum.epoch, default=None)
 
-    # -- what is checked ---------------------------------------------------------------------------------------------------
+    # -- what is checked ---------------------------------------------------------------------------
 
     def after_quorum(self, controller: ControllerProcess) -> None:
         quorum = controller.quorum
@@ -297,10 +352,15 @@ class ClusterWorld:
         if batch.base_offset < state.version:
             known = self.committed.get(batch.base_offset)
             if known is not None and known != batch:
-                raise Violation("I2", f"node {node} is told {batch} at offset {batch.base_offset}; committed is {known}")
+                raise Violation(
+                    "I2", f"node {node} is told {batch} at offset {batch.base_offset}; committed is {known}"
+                )
             return
         if batch.base_offset != state.version:
-            raise Violation("I2", f"node {node} is told offset {batch.base_offset} as committed; the last one known is {state.version}")
+            raise Violation(
+                "I2",
+                f"node {node} is told offset {batch.base_offset} as committed; the last one known is {state.version}",
+            )
         self.committed[batch.base_offset] = batch
         if batch.kind == DATA:
             for value in batch.values:
@@ -320,7 +380,11 @@ class ClusterWorld:
                 continue
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.index)
-                was = old.partitions[partition.index] if old is not None and old.topic_id == topic.topic_id and partition.index < len(old.partitions) else None
+                was = (
+                    old.partitions[partition.index]
+                    if old is not None and old.topic_id == topic.topic_id and partition.index < len(old.partitions)
+                    else None
+                )
                 if was is None or was.leader_epoch != partition.leader_epoch:
                     history.chosen(key, partition.leader_epoch)
                 history.dirty[key] = None
@@ -330,13 +394,22 @@ class ClusterWorld:
             history.dirty.update(dict.fromkeys(self.partitions()))
 
     def _check_fencing(self, record: BrokerChanged) -> None:
-        """L2. A host that has ended, or whose data plane has died, has no lease that anybody could use."""
+        """L2. A host that has ended, or whose data plane has died, has no lease that anybody could
+        use.
+        """
         host = self.hosts[record.node_id]
-        if not self.plan.drift_is_bounded or host.broker_epoch != record.epoch or host.excused or self.state.brokers[record.node_id].in_controlled_shutdown:
+        if (
+            not self.plan.drift_is_bounded
+            or host.broker_epoch != record.epoch
+            or host.excused
+            or self.state.brokers[record.node_id].in_controlled_shutdown
+        ):
             return
         now = host.clock.now()
         if now < host.lease_deadline_ns and any(worker is not None for worker in host.workers):
-            raise Violation("L2", f"node {host.node} is fenced with {(host.lease_deadline_ns - now) / 1e9:.3f} s of its lease left")
+            raise Violation(
+                "L2", f"node {host.node} is fenced with {(host.lease_deadline_ns - now) / 1e9:.3f} s of its lease left"
+            )
 
     def _after_each(self) -> None:
         if self.history.dirty:
@@ -344,13 +417,15 @@ class ClusterWorld:
         for part in self._more:
             part.check()
 
-    # -- the run -----------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Until there are topics."""
         kernel = self.kernel
         last = kernel.now + 30 * SECOND
-        while kernel.now < last and sum([not broker.fenced for broker in self.state.brokers.values()]) < self.host_count:
+        while (
+            kernel.now < last and sum([not broker.fenced for broker in self.state.brokers.values()]) < self.host_count
+        ):
             kernel.run(until=kernel.now + 20 * MILLISECOND)
         self._create_topics(self.plan)
         while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
@@ -359,15 +434,34 @@ class ClusterWorld:
             raise Violation("LIVE", "no topics in 30 s")
         random = kernel.random
         coordinated = self.coordinated()
-        others = {state.topic_id for name in (coordinators.TOPIC, retirement.TOPIC) if (state := self.state.topics.get(name)) is not None}
-        partitions = [partition for partition in self.partitions() if partition[0] not in others and partition not in coordinated]
+        others = {
+            state.topic_id
+            for name in (coordinators.TOPIC, retirement.TOPIC)
+            if (state := self.state.topics.get(name)) is not None
+        }
+        partitions = [
+            partition for partition in self.partitions() if partition[0] not in others and partition not in coordinated
+        ]
         for number in range(self.plan.groups):
-            self.clients.append(coordinators.GroupClient(self, number, coordinated[number % len(coordinated)], random.choice((20, 60)) * MILLISECOND))
+            self.clients.append(
+                coordinators.GroupClient(
+                    self, number, coordinated[number % len(coordinated)], random.choice((20, 60)) * MILLISECOND
+                )
+            )
         for part in self._more:
             part.begin()
         for number in range(self.plan.producers):
             all_acks = number == 0 or random.random() < 0.7
-            self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2, random.choice((1, 3, 6))))
+            self.clients.append(
+                Producer(
+                    self,
+                    partitions,
+                    random.choice((5, 10, 20, 40)) * MILLISECOND,
+                    all_acks,
+                    number < 2,
+                    random.choice((1, 3, 6)),
+                )
+            )
         self.clients.append(Consumer(self, partitions, 60 * MILLISECOND))
         self.clients.append(Consumer(self, partitions, 80 * MILLISECOND, nearest=True))
         self.clients.append(Asker(self, partitions, 100 * MILLISECOND))
@@ -398,14 +492,26 @@ class ClusterWorld:
         """Its leader has nothing left to do."""
         view = self.view(partition)
         place = self.running(view.leader, partition) if view.leader >= 0 else None
-        return self.stuck(partition) or (place is not None and place.core.leading and place.core.high_watermark == place.log.end and not place.waiting)
+        return self.stuck(partition) or (
+            place is not None
+            and place.core.leading
+            and place.core.high_watermark == place.log.end
+            and not place.waiting
+        )
 
     def healed(self) -> bool:
         if self.admin.wanted or self.admin.change is not None or self.active() is None:
             return False
         for host in self.hosts:
             broker = self.state.brokers.get(host.node)
-            if host.leaving or not host.complete or broker is None or broker.fenced or broker.epoch != host.broker_epoch or broker.in_controlled_shutdown:
+            if (
+                host.leaving
+                or not host.complete
+                or broker is None
+                or broker.fenced
+                or broker.epoch != host.broker_epoch
+                or broker.in_controlled_shutdown
+            ):
                 return False
         versions = {host.controller.metadata.committed.version for host in self.hosts if host.controller is not None}
         return len(versions) == 1 and all(map(self.whole, self.partitions()))
@@ -416,7 +522,9 @@ class ClusterWorld:
         return view.leader < 0 and not view.in_sync and not view.eligible or self.shortened(view, partition)
 
     def shortened(self, view: PartitionView, partition: Partition) -> bool:
-        """The only one that may lead does not, for its log was cut (the file `shortened`; seed 106608)."""
+        """The only one that may lead does not, for its log was cut (the file `shortened`; seed
+        106608).
+        """
         if len(view.in_sync) != 1 or view.leader not in (-1, *view.in_sync) or view.eligible:
             return False
         log = self.hosts[view.in_sync[0]].logs.get(partition)
@@ -439,7 +547,11 @@ class ClusterWorld:
             raise Violation("LIVE", "no active controller: " + self.story_of_quorum())
         for host in self.hosts:
             if not host.complete:
-                raise Violation("H2", f"node {host.node} has processes that nobody has started again: acceptor {host.acceptor}, controller {host.controller}, workers {host.workers}")
+                raise Violation(
+                    "H2",
+                    f"node {host.node} has processes that nobody has started again: acceptor {host.acceptor},"
+                    f" controller {host.controller}, workers {host.workers}",
+                )
             broker = self.state.brokers.get(host.node)
             if broker is None or broker.fenced or broker.epoch != host.broker_epoch:
                 raise Violation("LIVE", f"node {host.node} is not back: {broker}, its own epoch is {host.broker_epoch}")
@@ -447,7 +559,9 @@ class ClusterWorld:
             view = self.view(partition)
             if self.stuck(partition):
                 if self.flush_on_ack(partition) and not self.faults.wiped and not self.shortened(view, partition):
-                    raise Violation("STUCK", f"{self.name(partition)}: nobody may lead although nothing durable was lost; {view}")
+                    raise Violation(
+                        "STUCK", f"{self.name(partition)}: nobody may lead although nothing durable was lost; {view}"
+                    )
                 self.stuck_count += 1
                 continue
             if not self.whole(partition):
@@ -472,8 +586,19 @@ class ClusterWorld:
                 parts.append(f"{host.node}: down")
             else:
                 quorum = controller.quorum
-                parts.append(f"{host.node}: epoch {quorum.epoch} leader {quorum.leader} voter {quorum.is_voter} log {quorum.log.end_offset} applied {quorum.applied_offset}")
+                parts.append(
+                    f"{host.node}: epoch {quorum.epoch} leader {quorum.leader} voter {quorum.is_voter} log"
+                    f" {quorum.log.end_offset} applied {quorum.applied_offset}"
+                )
         return "; ".join(parts)
 
 
-CONTROLLER_MUTANTS = {"proof": "PROOF_BROKER", "proof of any epoch": "PROOF_CONTROLLER", "R8": "R8_ELR", "903": "KIP903", "R13": "UNCLEAN", "L2": "L2_SESSION"}  # our name -> the controller's
+# our name -> the controller's
+CONTROLLER_MUTANTS = {
+    "proof": "PROOF_BROKER",
+    "proof of any epoch": "PROOF_CONTROLLER",
+    "R8": "R8_ELR",
+    "903": "KIP903",
+    "R13": "UNCLEAN",
+    "L2": "L2_SESSION",
+}

@@ -1,8 +1,11 @@
-"""The controller process of a simulated host: the real cores of quorum, metadata, host and broker, and between them what the shell does: carry out one core's actions as another's events.
+"""The controller process of a simulated host: the real cores of quorum, metadata, host and broker,
+and between them what the shell does: carry out one core's actions as another's events.
 
 Invariants
-    S1  an action is carried out before the next event is handled; what a core says to itself goes round through here
-    S2  everything that this process knows after its death is on the host's disk or in its control segment
+    S1  an action is carried out before the next event is handled; what a core says to itself goes
+        round through here
+    S2  everything that this process knows after its death is on the host's disk or in its control
+        segment
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ from mqd.cluster.host import events as host_events
 from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.raft import events
 from mqd.cluster.broker.core import BrokerCore
-from mqd.cluster.host.messages import Applied, DeleteRecords, MoveReplica, PartitionEmptied, ProposeInSync, Request, Subscribe
+from mqd.cluster.host.messages import (
+    Applied,
+    DeleteRecords,
+    MoveReplica,
+    PartitionEmptied,
+    ProposeInSync,
+    Request,
+    Subscribe,
+)
 from mqd.cluster.membership.death_notice import Notice
 from mqd.cluster.membership.death_proofs import DeathProofs, last_words
 from mqd.cluster.host.core import HostCore
@@ -55,8 +66,12 @@ class ControllerProcess:
         stored = host.disk.stored()
         state = decode_state(host.disk.snapshot[1]) if host.disk.snapshot is not None else MetadataState()
         options = world.options
-        self.quorum: QuorumCore = world.quorum_class(host.key, stored, world.quorum_settings, Random(self.kernel.random.getrandbits(64)))
-        self.metadata = MetadataCore(state, host.node, world.config_rules, world.new_topic_id, 10_000, active=False, options=options)
+        self.quorum: QuorumCore = world.quorum_class(
+            host.key, stored, world.quorum_settings, Random(self.kernel.random.getrandbits(64))
+        )
+        self.metadata = MetadataCore(
+            state, host.node, world.config_rules, world.new_topic_id, 10_000, active=False, options=options
+        )
         self.broker = BrokerCore(host.node, state, options)
         self.host_core = HostCore(host.node, -1, len(host.workers), SLOTS, {host.log_directory: 0})
         self.active_epoch = -1
@@ -73,7 +88,9 @@ class ControllerProcess:
     def start(self) -> None:
         host = self.host
         self.on_metadata(metadata_core.DirectoriesSeen((host.directory(),)))
-        self.on_broker(broker_core.Started(host.registration(), host.clock.now(), host.broker_epoch, host.lease_until_ms))
+        self.on_broker(
+            broker_core.Started(host.registration(), host.clock.now(), host.broker_epoch, host.lease_until_ms)
+        )
         self.on_quorum(events.Start())
         self.on_quorum(events.PeersKnown(tuple(other for other in range(self.world.host_count) if other != host.node)))
         self._tell_controller()
@@ -82,22 +99,33 @@ class ControllerProcess:
         self._broker_tick()
 
     def _maybe_start_host(self) -> None:
-        """Only what is of the present is told to this host's processes: metadata that know this life of the host, and nothing older than what its workers have in force. By older ones
-        a worker would set files aside whose topics it does not find there. What one worker alone has in force is not in the control segment, but in the log (OLDER)."""
+        """Only what is of the present is told to this host's processes: metadata that know this
+        life of the host, and nothing older than what its workers have in force. By older ones a
+        worker would set files aside whose topics it does not find there. What one worker alone has
+        in force is not in the control segment, but in the log (OLDER).
+        """
         host, state = self.host, self.metadata.committed
         self._logged = 0 if "OLDER" in self.world.off else min(self._logged, self.quorum.log.end_offset)
         own = state.brokers.get(host.node)
-        registered = own is not None and (own.incarnation, own.directory_id) == (host.incarnation, host.key.directory_id.hex())
-        if self._started or not ((registered and state.version >= max(host.metadata_version, self._logged)) or not self.world.off.isdisjoint(("PAST", "R10"))):
+        registered = own is not None and (own.incarnation, own.directory_id) == (
+            host.incarnation,
+            host.key.directory_id.hex(),
+        )
+        if self._started or not (
+            (registered and state.version >= max(host.metadata_version, self._logged))
+            or not self.world.off.isdisjoint(("PAST", "R10"))
+        ):
             return
         self._started = True
-        alive = {worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive}
+        alive = {
+            worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive
+        }
         self.on_host(host_events.Started(state, host.slots_seen(), (), alive))
         self.on_host(host_events.ControllerChanged(self.quorum.leader))
         self.on_broker(broker_core.MetadataCommitted(state.version, self.host_core.version))
         host.accepts()
 
-    # -- time --------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
         return self.host.clock.now() // 1_000_000
@@ -111,20 +139,27 @@ class ControllerProcess:
     def _broker_tick(self) -> None:
         self.on_broker(broker_core.Tick())
         self._leave_orders()
-        self.kernel.after(self.host.clock.true_delay(self.world.options.heartbeat_ms * 250_000), self.process, self._broker_tick)
+        self.kernel.after(
+            self.host.clock.true_delay(self.world.options.heartbeat_ms * 250_000), self.process, self._broker_tick
+        )
 
     def _schedule(self) -> None:
         deadline = self.quorum.next_deadline_ns
         if deadline < self._tick_at:
             self._tick_at = deadline
-            self.kernel.after(self.host.clock.true_delay(max(0, deadline - self.host.clock.now())), self.process, self._quorum_tick, deadline)
+            self.kernel.after(
+                self.host.clock.true_delay(max(0, deadline - self.host.clock.now())),
+                self.process,
+                self._quorum_tick,
+                deadline,
+            )
 
     def _quorum_tick(self, deadline: int) -> None:
         if deadline == self._tick_at:
             self._tick_at = NO_DEADLINE
             self.on_quorum(events.Tick())
 
-    # -- the quorum --------------------------------------------------------------------------------------------------------
+    # -- the quorum --------------------------------------------------------------------------------
 
     def on_quorum(self, event: events.Event) -> None:
         quorum = self.quorum
@@ -186,9 +221,15 @@ class ControllerProcess:
             records = tuple([decode_record(value) for value in batch.values]) if batch.kind == DATA else ()
             self.on_metadata(metadata_core.Committed(records, batch.next_offset))
             if self.metadata.committed.version != batch.next_offset:
-                raise Violation("I5", f"node {self.host.node}: state at {self.metadata.committed.version} after the commit up to {batch.next_offset}")
+                raise Violation(
+                    "I5",
+                    f"node {self.host.node}: state at {self.metadata.committed.version} after the commit up to"
+                    f" {batch.next_offset}",
+                )
         if self.kernel.random.random() < 0.2:
-            self.host.disk.committed_offset = max(self.host.disk.committed_offset, min(effect.next_offset, self.host.disk.end_offset))
+            self.host.disk.committed_offset = max(
+                self.host.disk.committed_offset, min(effect.next_offset, self.host.disk.end_offset)
+            )
         if self._started:
             self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core.version))
         self._maybe_start_host()
@@ -223,7 +264,9 @@ class ControllerProcess:
         self._leave_orders()
 
     def _leave_orders(self) -> None:
-        self._last_words = self.host.orders = last_words(self.quorum, self.metadata.committed, self.host.incarnation, self._last_words)
+        self._last_words = self.host.orders = last_words(
+            self.quorum, self.metadata.committed, self.host.incarnation, self._last_words
+        )
 
     def on_notice(self, notice: Notice) -> None:
         """Of another host's keeper: what HostGossip makes of it."""
@@ -246,7 +289,10 @@ class ControllerProcess:
 
     def _read_snapshot(self, effect: events.ReadSnapshot) -> None:
         snapshot = self.host.disk.snapshot
-        here = snapshot is not None and (snapshot[0].offset, snapshot[0].epoch) == (effect.snapshot_offset, effect.snapshot_epoch)
+        here = snapshot is not None and (snapshot[0].offset, snapshot[0].epoch) == (
+            effect.snapshot_offset,
+            effect.snapshot_epoch,
+        )
         data = snapshot[1][effect.position : effect.position + effect.size_bytes] if here else b""
         self.kernel.after(300, self.process, self.on_quorum, events.SnapshotRead(effect, data))
 
@@ -256,7 +302,7 @@ class ControllerProcess:
     def _nothing(self, effect: Any) -> None:
         pass
 
-    # -- metadata ----------------------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def on_metadata(self, event: metadata_core.Event) -> None:
         for action in self.metadata.handle(event, self.now_ms()):
@@ -276,13 +322,19 @@ class ControllerProcess:
                 case metadata_core.Reply():
                     self._reply(action.client, action.answer)
 
-    # -- this host ---------------------------------------------------------------------------------------------------------
+    # -- this host ---------------------------------------------------------------------------------
 
     def on_host(self, event: host_events.Event) -> None:
         for action in self.host_core.handle(event, self.now_ms()):
             match action:
                 case host_core.AssignSlot():
-                    self.host.slots[action.slot] = (action.topic_id, action.index, action.leader_epoch, action.owner, self.host.generation_of(action.owner))
+                    self.host.slots[action.slot] = (
+                        action.topic_id,
+                        action.index,
+                        action.leader_epoch,
+                        action.owner,
+                        self.host.generation_of(action.owner),
+                    )
                 case host_core.ClearSlot():
                     self.host.slots.pop(action.slot, None)
                 case host_core.Send():
@@ -316,7 +368,7 @@ class ControllerProcess:
                 case broker_core.Refused():
                     raise Violation("REFUSED", f"node {self.host.node}: {action.message}")
 
-    # -- messages ----------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def on_peer(self, sender: int, message: msgspec.Struct) -> None:
         kind = type(message)

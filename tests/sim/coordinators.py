@@ -1,13 +1,18 @@
-"""Group coordinators of simulated hosts: the real shard and the real cores of groups on partitions of __consumer_offsets, and around them what mqd/coordinator/runtime.py does: load, write, unload.
+"""Group coordinators of simulated hosts: the real shard and the real cores of groups on partitions
+of __consumer_offsets, and around them what mqd/coordinator/runtime.py does: load, write, unload.
 
-A coordinator lives in its host's acceptor. It is one as long as its host leads the partition; whoever leads it next loads what the log says. Clients are groups of one: they commit rising offsets, each over one
-connection at a time, and ask what is committed. Groups with members are in group_members.py.
+A coordinator lives in its host's acceptor. It is one as long as its host leads the partition;
+whoever leads it next loads what the log says. Clients are groups of one: they commit rising
+offsets, each over one connection at a time, and ask what is committed. Groups with members are in
+group_members.py.
 
 Checked
-    C5  what a coordinator tells of a group is at least what was acknowledged or told by it or by any before it, at most what was tried
+    C5  what a coordinator tells of a group is at least what was acknowledged or told by it or by
+        any before it, at most what was tried
     L5  no coordinator answers without its host's lease
-Names of rules that can be off: `R4c` (a coordinator is active before what it has loaded is below the high watermark), `held` (replies do not wait for the writes on which they rest), `L5`,
-`timers` (those of cores are not armed).
+Names of rules that can be off: `R4c` (a coordinator is active before what it has loaded is below
+the high watermark), `held` (replies do not wait for the writes on which they rest), `L5`, `timers`
+(those of cores are not armed).
 """
 
 from __future__ import annotations
@@ -18,7 +23,14 @@ from mqd.coordinator.actions import TimerFired
 from mqd.coordinator.shard import Loaded, Shard, Unit
 from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
-from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched, OffsetsSettings
+from mqd.coordinator.group.offsets import (
+    CommitOffsets,
+    CommittedOffset,
+    FetchOffsets,
+    OffsetsCommitted,
+    OffsetsFetched,
+    OffsetsSettings,
+)
 from mqd.coordinator.group.settings import ClassicSettings
 from tests.sim.clients import Client
 from tests.sim.kernel import MILLISECOND, Process, Violation
@@ -50,7 +62,8 @@ class Place:
         self.alarm_ms: int | None = None
         self.write = 0  # number of the write under way, of this shard or of one that was thrown away
         self.writer = -1  # the worker's generation that was told of it
-        self.requests: dict[int, tuple[Any, int, bool]] = {}  # number -> who asked, in which leader epoch, with the lease
+        # number -> who asked, in which leader epoch, with the lease
+        self.requests: dict[int, tuple[Any, int, bool]] = {}
 
 
 class Coordinator:
@@ -63,9 +76,14 @@ class Coordinator:
         self.process: Process = acceptor.process
         self._acceptor = acceptor
         members = self.world.members
-        self._cores = GroupCores(members.core_maker(self.host) if members is not None else lambda name: Group(name, ClassicSettings(), OffsetsSettings()))
+        self._cores = GroupCores(
+            members.core_maker(self.host)
+            if members is not None
+            else lambda name: Group(name, ClassicSettings(), OffsetsSettings())
+        )
         self._has_timers = members is not None and "timers" not in self.world.off
-        self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()  # as mqd/acceptor/coordinators.py: the wall's time when the process began, counted on
+        # as mqd/acceptor/coordinators.py: the wall's time when the process began, counted on
+        self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()
         self._places: dict[Partition, Place] = {}
         self._number = 0
         self.kernel.after(LOOK, self.process, self._look_again)
@@ -76,13 +94,18 @@ class Coordinator:
     def _may_lead(self) -> bool:
         return self.host.clock_ns() < self.host.lease_deadline_ns
 
-    # -- which partitions --------------------------------------------------------------------------------------------------
+    # -- which partitions --------------------------------------------------------------------------
 
     def _source(self, partition: Partition) -> Source | None:
         """As the control segment and the metadata show it."""
         worker = self.host.worker_of(self.host.node, partition)
         place = worker.places.get(partition) if worker is not None and not worker.failed else None
-        if place is None or not place.core.leading or self._acceptor.leaders.get(partition, (-1, -1))[0] != self.host.node or not self._may_lead():
+        if (
+            place is None
+            or not place.core.leading
+            or self._acceptor.leaders.get(partition, (-1, -1))[0] != self.host.node
+            or not self._may_lead()
+        ):
             return None
         return Source(place.core.leader_epoch, worker.generation, place.log.end, place.core.high_watermark)
 
@@ -92,7 +115,10 @@ class Coordinator:
 
     def _look_again(self) -> None:
         self.look()
-        waiting = any(place.shard is None and self._acceptor.leaders.get(partition, (-1, -1))[0] == self.host.node for partition, place in self._places.items())
+        waiting = any(
+            place.shard is None and self._acceptor.leaders.get(partition, (-1, -1))[0] == self.host.node
+            for partition, place in self._places.items()
+        )
         self.kernel.after(LOOK if waiting else LOOK_IDLE, self.process, self._look_again)
 
     def _look_at(self, partition: Partition, place: Place) -> None:
@@ -101,7 +127,12 @@ class Coordinator:
             if source is None or source[:2] != place.source[:2]:
                 self._unload(place)
             return
-        if source is not None and place.write and place.writer == source.owner_generation and "R6c" not in self.world.off:
+        if (
+            source is not None
+            and place.write
+            and place.writer == source.owner_generation
+            and "R6c" not in self.world.off
+        ):
             return  # it may be written yet
         if source is None or self.kernel.now < place.not_before:
             place.loaded = None
@@ -131,9 +162,14 @@ class Coordinator:
         epoch = place.source.leader_epoch
         self.kernel.tell("coordinator", self.host.node, partition[1], epoch)
         place.shard = Shard(
-            self._cores, place.loaded, epoch, lambda number, response: self._reply(place, number, response), self._no_effect,
-            lambda: self.kernel.after(0, self.process, self._turn, partition, place), lambda at_ms: self._armed(place, at_ms),
-        )  # fmt: skip
+            self._cores,
+            place.loaded,
+            epoch,
+            lambda number, response: self._reply(place, number, response),
+            self._no_effect,
+            lambda: self.kernel.after(0, self.process, self._turn, partition, place),
+            lambda at_ms: self._armed(place, at_ms),
+        )
         place.loaded = None
         place.shard.on_loaded(self._now_ms())
 
@@ -149,12 +185,19 @@ class Coordinator:
         for caller, *_ in requests.values():
             self._answer(caller, NOT_COORDINATOR, None, -1)
 
-    # -- timers ------------------------------------------------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------
 
     def _armed(self, place: Place, at_ms: int) -> None:
         if self._has_timers and (place.alarm_ms is None or at_ms < place.alarm_ms):
             place.alarm_ms = at_ms
-            self.kernel.after(self.host.clock.true_delay(max(0, at_ms - self._now_ms()) * 1_000_000), self.process, self._on_alarm, place, place.shard, at_ms)
+            self.kernel.after(
+                self.host.clock.true_delay(max(0, at_ms - self._now_ms()) * 1_000_000),
+                self.process,
+                self._on_alarm,
+                place,
+                place.shard,
+                at_ms,
+            )
 
     def _on_alarm(self, place: Place, shard: Shard | None, at_ms: int) -> None:
         """As mqd/coordinator/runtime.py does it: whether this host has its lease is not asked."""
@@ -169,12 +212,17 @@ class Coordinator:
         if place.shard is shard and next_ms is not None:
             self._armed(place, next_ms)
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def on_request(self, partition: Partition, group: str, make: Any, caller: Any, connection: Any) -> None:
         """connection: still open? A client that has given up has closed it."""
         place = self._places.get(partition)
-        if place is None or place.shard is None or not connection() or (not self._may_lead() and "L5" not in self.world.off):
+        if (
+            place is None
+            or place.shard is None
+            or not connection()
+            or (not self._may_lead() and "L5" not in self.world.off)
+        ):
             return self._answer(caller, NOT_COORDINATOR, None, -1)
         self._number += 1
         place.requests[self._number] = (caller, place.shard.leader_epoch, self._may_lead())
@@ -186,16 +234,22 @@ class Coordinator:
     def _reply(self, place: Place, number: int, response: Any) -> None:
         entry = place.requests.pop(number, None)
         if entry is not None:
-            caller, epoch, could_lead = entry  # when it was asked: an answer that waits for what it shows to be replicated is true of that moment, whoever leads by now
+            # when it was asked: an answer that waits for what it shows to be replicated is true of
+            # that moment, whoever leads by now
+            caller, epoch, could_lead = entry
             if isinstance(response, OffsetsFetched) and not could_lead:
-                raise Violation("L5", f"node {self.host.node} tells what a group has committed, as the coordinator of epoch {epoch}, without a lease")
+                raise Violation(
+                    "L5",
+                    f"node {self.host.node} tells what a group has committed, as the coordinator of epoch {epoch},"
+                    " without a lease",
+                )
             self._answer(caller, 0, response, epoch)
 
     def _answer(self, caller: Any, *what: Any) -> None:
         node, process, do, token = caller
         self.host.network.send(self.host.node, node, process, do, token, *what)
 
-    # -- writing -----------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _turn(self, partition: Partition, place: Place) -> None:
         shard = place.shard
@@ -211,7 +265,15 @@ class Coordinator:
             shard.written()
             place.write = 0
         if worker is not None and worker.generation == place.source.owner_generation:
-            self.kernel.after(20, worker.process, worker.on_append, partition, shard.leader_epoch, tuple(batch.records), (self.host.node, self.process, self._written, (partition, place, shard, unit, number)))
+            self.kernel.after(
+                20,
+                worker.process,
+                worker.on_append,
+                partition,
+                shard.leader_epoch,
+                tuple(batch.records),
+                (self.host.node, self.process, self._written, (partition, place, shard, unit, number)),
+            )
         self.kernel.after(WRITE_TIMEOUT, self.process, self._late, place, number)
 
     def _late(self, place: Place, number: int) -> None:
@@ -268,7 +330,17 @@ class GroupClient(Client):
         caller = (world.client_node, self.process, self.answered, token)
         link = world.network.links[world.client_node][node]
         double, link.double = link.double, 0.0  # one connection: a request arrives once, or never
-        world.network.send(world.client_node, node, acceptor.process, acceptor.coordinator.on_request, self.partition, group, make, caller, lambda: self.token == token)
+        world.network.send(
+            world.client_node,
+            node,
+            acceptor.process,
+            acceptor.coordinator.on_request,
+            self.partition,
+            group,
+            make,
+            caller,
+            lambda: self.token == token,
+        )
         link.double = double
 
     def on_answer(self, error: int, response: Any, epoch: int) -> None:
@@ -291,4 +363,8 @@ class GroupClient(Client):
         """Of an epoch that is over, what was acknowledged in later ones may be unknown there."""
         floor = max([acked for since, acked in self.acked if since <= epoch], default=-1)
         if not floor <= offset <= self.tried:
-            raise Violation("C5", f"{self.group}: the coordinator of epoch {epoch} says {offset}; {floor} was acknowledged, {self.tried} is the last that was tried")
+            raise Violation(
+                "C5",
+                f"{self.group}: the coordinator of epoch {epoch} says {offset}; {floor} was acknowledged, {self.tried}"
+                " is the last that was tried",
+            )

@@ -1,12 +1,16 @@
 """Disks of simulated hosts: what was written, what of it is durable, what a power cut leaves.
 
-PartitionLog is a model of a partition's files at the grain that replication sees: one entry is one record; records of one batch (`left` more follow in it) come, go and are read together.
-The bytes on the platter are the durable prefix, plus whatever a power cut happens to have kept of the rest; a truncation that was not flushed may come undone (the old tail is back). A flush
-that fails leaves pages that the kernel calls clean and no disk has: from `dropped` on, what is read may be gone at any start, whatever later flushes say. A flipped bit makes a batch unreadable: whoever
-computes its checksum notices.
+PartitionLog is a model of a partition's files at the grain that replication sees: one entry is one
+record; records of one batch (`left` more follow in it) come, go and are read together. The bytes on
+the platter are the durable prefix, plus whatever a power cut happens to have kept of the rest; a
+truncation that was not flushed may come undone (the old tail is back). A flush that fails leaves
+pages that the kernel calls clean and no disk has: from `dropped` on, what is read may be gone at
+any start, whatever later flushes say. A flipped bit makes a batch unreadable: whoever computes its
+checksum notices.
 
 Invariants
-    D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was truncated meanwhile; what really is on the platter is on_disk <= durable
+    D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was
+        truncated meanwhile; what really is on the platter is on_disk <= durable
     D2  epochs lists (epoch, start offset), both rising strictly, and agrees with the entries
     D3  producers[id] lists the offsets of that producer's sequences 0, 1, 2, ...
     D4  a log begins and ends with whole batches
@@ -30,7 +34,19 @@ class Entry(NamedTuple):
 
 
 class PartitionLog:
-    __slots__ = ("entries", "durable", "epochs", "producers", "flushing", "undone", "verified", "changes", "dropped", "damaged", "shortened")
+    __slots__ = (
+        "entries",
+        "durable",
+        "epochs",
+        "producers",
+        "flushing",
+        "undone",
+        "verified",
+        "changes",
+        "dropped",
+        "damaged",
+        "shortened",
+    )
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -38,7 +54,9 @@ class PartitionLog:
         self.epochs: list[tuple[int, int]] = []
         self.producers: dict[int, list[int]] = {}
         self.flushing = 0  # what the flush under way will have made durable
-        self.undone: tuple[int, list[Entry]] | None = None  # (offset, old tail that was durable): may come back when power is lost before the next flush
+        # (offset, old tail that was durable): may come back when power is lost before the next
+        # flush
+        self.undone: tuple[int, list[Entry]] | None = None
         self.verified = 0  # the checker's: entries below were compared with what was committed
         self.changes = 0  # truncations, for the checker
         self.dropped = -1  # offset from which on a failed flush has left pages that no disk has; -1 = none
@@ -63,7 +81,9 @@ class PartitionLog:
         return offset
 
     def read(self, start: int, end: int) -> list[Entry]:
-        """Whole batches from the one that holds `start` to the one that holds end - 1, as far as their checksums are right."""
+        """Whole batches from the one that holds `start` to the one that holds end - 1, as far as
+        their checksums are right.
+        """
         entries = self.entries
         start, end = self.whole(start), min(end, len(entries))
         while 0 < end < len(entries) and entries[end - 1].left:
@@ -111,7 +131,9 @@ class PartitionLog:
                 offsets.pop()
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(the highest epoch <= `epoch` that is here, the offset after its last entry); (-1, 0) if there is none."""
+        """(the highest epoch <= `epoch` that is here, the offset after its last entry); (-1, 0) if
+        there is none.
+        """
         place = bisect_right(self.epochs, (epoch, 1 << 62))
         if place == 0:
             return -1, 0
@@ -160,8 +182,11 @@ class PartitionLog:
         self.undone, self.dropped = None, -1
 
     def reopen(self, random: Random, checks: bool) -> None:
-        """A host starts: pages of a failed flush may be gone; where every checksum behind the recovery point is computed, the log ends before the first wrong one (with `checks` off, a recovery that
-        believes what it finds). That is like a torn write, and told from it by the sound batches behind it: what is cut off there had perhaps counted."""
+        """A host starts: pages of a failed flush may be gone; where every checksum behind the
+        recovery point is computed, the log ends before the first wrong one (with `checks` off, a
+        recovery that believes what it finds). That is like a torn write, and told from it by the
+        sound batches behind it: what is cut off there had perhaps counted.
+        """
         if self.dropped >= 0:
             self._rebuild(self.entries[: random.randrange(self.dropped, len(self.entries) + 1)])
             self.rewrite()
@@ -173,7 +198,8 @@ class PartitionLog:
             return
         end = bad + 1 + self.entries[bad].left
         if end == len(self.entries):
-            self.damaged.discard(bad)  # the last batch of all: nothing tells it from a torn write, so no disk does that here
+            # the last batch of all: nothing tells it from a torn write, so no disk does that here
+            self.damaged.discard(bad)
         elif checks:
             self._rebuild(self.entries[:bad])
             self.durable = len(self.entries)

@@ -1,7 +1,9 @@
-"""asyncio on simulated time: the broker's own coroutines run in a simulated process, and nothing of them knows.
+"""asyncio on simulated time: the broker's own coroutines run in a simulated process, and nothing of
+them knows.
 
 Invariants
-    E1  what is ready runs within the event that made it ready, in order; a loop has no time of its own
+    E1  what is ready runs within the event that made it ready, in order; a loop has no time of its
+        own
     E2  with the process everything ends that was under way in it, silently, as with kill -9
     E3  an exception that nobody expects ends the run: it is no log line here
 """
@@ -47,7 +49,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._is_due = False
 
     def enter(self, callback: Callable[..., object], *arguments: object) -> None:
-        """An event of the simulation that the process handles: `callback`, and all that becomes ready by it."""
+        """An event of the simulation that the process handles: `callback`, and all that becomes
+        ready by it.
+        """
         self._ready.append(Handle(callback, arguments, None))
         self._run()
 
@@ -67,7 +71,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(before)
             self._is_running = False
 
-    # -- asyncio's interface, as far as the broker uses it -----------------------------------------------------------------
+    # -- asyncio's interface, as far as the broker uses it -----------------------------------------
 
     def time(self) -> float:
         return self._kernel.now / SECOND
@@ -89,12 +93,16 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._kernel.after(0, self._process, self._run)
         return handle
 
-    def call_later(self, delay: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None
+    ) -> Handle:  # type: ignore[override]
         handle = Handle(callback, arguments, context)
         handle.timer = self._kernel.timer(max(0, int(delay * SECOND)), self._process, self._fire, handle)
         return handle
 
-    def call_at(self, when: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
+    def call_at(
+        self, when: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None
+    ) -> Handle:  # type: ignore[override]
         return self.call_later(when - self.time(), callback, *arguments, context=context)
 
     def _fire(self, handle: Handle) -> None:
@@ -104,7 +112,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coroutine: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:  # type: ignore[override]
+    def create_task(
+        self, coroutine: Any, *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:  # type: ignore[override]
         task = asyncio.Task(coroutine, loop=self, name=name, context=context)
         task.add_done_callback(self._look)
         return task
@@ -115,4 +125,6 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise error
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Called for what was under way when the process died, and for expected errors that nobody waits for any more."""
+        """Called for what was under way when the process died, and for expected errors that nobody
+        waits for any more.
+        """

@@ -1,13 +1,19 @@
-"""Hosts that gossip over a network which loses, delays, repeats and reorders, cuts links in one direction, with hosts that pause, crash, come back, and clocks that drift.
+"""Hosts that gossip over a network which loses, delays, repeats and reorders, cuts links in one
+direction, with hosts that pause, crash, come back, and clocks that drift.
 
-One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` goes on by chance; `calm()` ends every fault, after which everybody must come to the truth.
+One seed, one run: virtual milliseconds, one queue. `World.run(until_ms)` goes on by chance;
+`calm()` ends every fault, after which everybody must come to the truth.
 
 What is checked (beside the cores' own check() after every event)
-    S1  nobody is declared dead without a cause: some host was down, paused or cut off within `bound_ms` before (a tenth of all datagrams lost, or delays, are no cause)
-    S2  after calm, all agree on who lives, under the newest incarnations, within SETTLE_MS; and on the active controller of the highest epoch
-    S3  the incarnation a host has of another never falls; its own never falls, not even over crashes and restores from an old copy
+    S1  nobody is declared dead without a cause: some host was down, paused or cut off within
+        `bound_ms` before (a tenth of all datagrams lost, or delays, are no cause)
+    S2  after calm, all agree on who lives, under the newest incarnations, within SETTLE_MS; and on
+        the active controller of the highest epoch
+    S3  the incarnation a host has of another never falls; its own never falls, not even over
+        crashes and restores from an old copy
     S4  no host sends more than datagrams_per_s_max in any second
-    S5  a datagram that was repeated, misdirected, damaged, invented or sealed by another cluster's key changes nothing in a host; at most it answers a ping of a stranger
+    S5  a datagram that was repeated, misdirected, damaged, invented or sealed by another cluster's
+        key changes nothing in a host; at most it answers a ping of a stranger
     S6  tables, queues and probes stay within their bounds (check())
 """
 
@@ -20,7 +26,20 @@ from dataclasses import dataclass, field
 
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
-from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, LeaveDone, MemberChanged, ProbeStream, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_events import (
+    ALIVE,
+    DEAD,
+    LEFT,
+    SUSPECT,
+    KeepLife,
+    LeaveDone,
+    MemberChanged,
+    ProbeStream,
+    Profile,
+    PushPull,
+    SendDatagram,
+    Settings,
+)
 from mqd.cluster.membership.gossip_messages import Seal, StreamPing, decode_stream, encode
 
 BUFFER_DATAGRAMS_MAX = 300  # a socket's, while its process stands still
@@ -76,7 +95,13 @@ class Host:
 
 class World:
     def __init__(
-        self, seed: int, count: int, settings: Settings | None = None, make: Callable[..., GossipCore] = GossipCore, seal: Callable[[], Seal] | None = None, drift: float = 0.02
+        self,
+        seed: int,
+        count: int,
+        settings: Settings | None = None,
+        make: Callable[..., GossipCore] = GossipCore,
+        seal: Callable[[], Seal] | None = None,
+        drift: float = 0.02,
     ) -> None:
         self.rng = random.Random(seed)
         self.settings = settings or Settings()
@@ -87,7 +112,8 @@ class World:
         self.cut: dict[tuple[int, int], int] = {}  # (from, to) -> how many faults hold it
         self.captured: list[tuple[int, bytes]] = []
         self.trace: list[tuple] = []
-        self.changes: list[tuple[int, int, str | None, str, tuple[int, bytes]]] = []  # (when, observer, before, after, member)
+        # (when, observer, before, after, member)
+        self.changes: list[tuple[int, int, str | None, str, tuple[int, bytes]]] = []
         self.deaths: list[tuple[int, int, tuple[int, bytes]]] = []
         self._queue: list[tuple[int, int, Callable, tuple]] = []
         self._count = 0
@@ -104,7 +130,7 @@ class World:
     def _directory(self) -> bytes:
         return self.rng.getrandbits(128).to_bytes(16, "big")
 
-    # -- the queue ---------------------------------------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------
 
     def at(self, when: int, run: Callable, *arguments: object) -> None:
         self._count += 1
@@ -116,7 +142,7 @@ class World:
             run(*arguments)
         self.now = until
 
-    # -- lives of hosts -------------------------------------------------------------------------------------------------------------
+    # -- lives of hosts ----------------------------------------------------------------------------
 
     def start(self, host: Host) -> None:
         assert host.core is None
@@ -125,7 +151,9 @@ class World:
         host.paused_until = 0
         host.waiting.clear()
         profile = Profile(host.node_id, host.directory_id, *host.address, rack=f"rack-{host.number % 3}", version="1")
-        core = self.make(profile, self.seal(), self.settings, random.Random(self.rng.getrandbits(64)), host.life, self.seeds)
+        core = self.make(
+            profile, self.seal(), self.settings, random.Random(self.rng.getrandbits(64)), host.life, self.seeds
+        )
         host.core = core
         self.by_identity[(host.node_id, host.directory_id)] = host
         self.disturb(host)
@@ -173,7 +201,7 @@ class World:
     def disturb(self, host: Host, until: int | None = None) -> None:
         host.disturbed_until = max(host.disturbed_until, self.now if until is None else until)
 
-    # -- the network ------------------------------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def cut_links(self, links: list[tuple[int, int]], until: int) -> None:
         for link in links:
@@ -216,7 +244,11 @@ class World:
             self.captured[self.rng.randrange(CAPTURED_MAX)] = (host.number, data)
 
     def connected(self, a: Host, b: Host) -> bool:
-        return (a.number, b.number) not in self.cut and (b.number, a.number) not in self.cut and self.rng.random() >= self.weather.tcp_loss
+        return (
+            (a.number, b.number) not in self.cut
+            and (b.number, a.number) not in self.cut
+            and self.rng.random() >= self.weather.tcp_loss
+        )
 
     def _exchange(self, host: Host, core: GossipCore, effect: PushPull) -> None:
         target = self.of_address.get((effect.host, effect.port))
@@ -239,12 +271,18 @@ class World:
 
     def _probe_stream(self, host: Host, core: GossipCore, effect: ProbeStream) -> None:
         target = self.of_address.get((effect.host, effect.port))
-        if host.core is core and target is not None and self.runs(target) and self.runs(host) and self.connected(host, target):
+        if (
+            host.core is core
+            and target is not None
+            and self.runs(target)
+            and self.runs(host)
+            and self.connected(host, target)
+        ):
             ping = decode_stream(encode(StreamPing(effect.node_id, effect.directory_id)))
             if target.core.is_me(ping) and not target.leaving:
                 self.give(host, events.StreamAnswered(effect.probe_id))
 
-    # -- a core and its effects -----------------------------------------------------------------------------------------------------------
+    # -- a core and its effects --------------------------------------------------------------------
 
     def give(self, host: Host, event: events.Event) -> list:
         core = host.core
@@ -291,15 +329,19 @@ class World:
     def _on_changed(self, host: Host, effect: MemberChanged) -> None:
         identity = (effect.member.node_id, effect.member.directory_id)
         self.changes.append((self.now, host.number, effect.before, effect.member.state, identity))
-        self.trace.append((self.now, host.number, effect.before, effect.member.state, identity[0], effect.member.incarnation))
+        self.trace.append(
+            (self.now, host.number, effect.before, effect.member.state, identity[0], effect.member.incarnation)
+        )
         if effect.member.state == DEAD:
             self._judge_death(host, identity)
 
-    # -- judging -------------------------------------------------------------------------------------------------------------------------------
+    # -- judging -----------------------------------------------------------------------------------
 
     @property
     def bound_ms(self) -> int:
-        """From a cause to the last death it may bring: a probe, made as slow as health allows, and the longest suspicion; a word about it may travel as long again."""
+        """From a cause to the last death it may bring: a probe, made as slow as health allows, and
+        the longest suspicion; a word about it may travel as long again.
+        """
         s = self.settings
         probe = 2 * s.probe_interval_ms * (s.health_max + 1)
         return int((probe + s.suspicion_multiplier * s.suspicion_factor_max * s.probe_interval_ms) * 1.2) + 2_000
@@ -312,7 +354,10 @@ class World:
         if self.weather.loss > 0.1:
             return
         if max(host.disturbed_until for host in self.hosts) + self.bound_ms < self.now:
-            raise Broken(f"S1: at {self.now} host {observer.number} declares {target.number} dead; nothing happened for {self.bound_ms} ms")
+            raise Broken(
+                f"S1: at {self.now} host {observer.number} declares {target.number} dead; nothing happened for"
+                f" {self.bound_ms} ms"
+            )
 
     def false_deaths(self) -> list[tuple[int, int, tuple[int, bytes]]]:
         return [death for death in self.deaths if self.by_identity[death[2]].core is not None]
@@ -333,7 +378,9 @@ class World:
         for host in self.hosts:
             for second, count in host.sent.items():
                 if count > most and second * 1000 >= since:
-                    raise Broken(f"S4: host {host.number} sent {count} datagrams in second {second}; at most {most} are allowed")
+                    raise Broken(
+                        f"S4: host {host.number} sent {count} datagrams in second {second}; at most {most} are allowed"
+                    )
 
     def disagreement(self) -> str:
         """Why not everybody who lives has the truth; empty when all have."""
@@ -347,7 +394,10 @@ class World:
                 member = core.membership.members.get(identity)
                 if member is None or member.state != ALIVE:
                     return f"host {host.number} has {other.number} as {member.state if member else None}"
-                if member.incarnation != other.core.membership.incarnation or member.profile.incarnation != member.incarnation:
+                if (
+                    member.incarnation != other.core.membership.incarnation
+                    or member.profile.incarnation != member.incarnation
+                ):
                     return f"host {host.number} has {other.number} under an old incarnation"
             for identity, member in core.membership.members.items():
                 if identity not in living and member.state in (ALIVE, SUSPECT):
@@ -374,7 +424,7 @@ class World:
             self.run(self.now + 100)
         return self.now - began
 
-    # -- hostility ----------------------------------------------------------------------------------------------------------------------------------
+    # -- hostility ---------------------------------------------------------------------------------
 
     def attack(self, host: Host) -> None:
         """One datagram of somebody who has listened to all and has no key."""
@@ -384,7 +434,8 @@ class World:
         rng, core = self.rng, host.core
         if core is None:
             return
-        data = rng.choice(self.captured)[1]  # as it is: a repetition, or meant for another host or an earlier life of this one
+        # as it is: a repetition, or meant for another host or an earlier life of this one
+        data = rng.choice(self.captured)[1]
         match rng.randrange(6):
             case 0:
                 data = self._damaged(data)
@@ -410,13 +461,34 @@ class World:
 
 
 def digest(core: GossipCore) -> tuple:
-    """Everything of a host that may not change by a stranger's hand: all but its counters, its clock and its buckets."""
+    """Everything of a host that may not change by a stranger's hand: all but its counters, its
+    clock and its buckets.
+    """
     membership = core.membership
     return (
-        membership.incarnation, core.health.score, core.controller, tuple(core._updates._level_of.items()), tuple(core._loads._level_of.items()), len(core.prober.probes), len(core.prober._relays),
-        tuple((identity, m.state, m.incarnation, m.since_ms, m.profile, m.load, m.suspicion and tuple(m.suspicion.confirmers)) for identity, m in membership.members.items()),
-        core._timer_count, core._seed_is, core._joined,
-    )  # fmt: skip
+        membership.incarnation,
+        core.health.score,
+        core.controller,
+        tuple(core._updates._level_of.items()),
+        tuple(core._loads._level_of.items()),
+        len(core.prober.probes),
+        len(core.prober._relays),
+        tuple(
+            (
+                identity,
+                m.state,
+                m.incarnation,
+                m.since_ms,
+                m.profile,
+                m.load,
+                m.suspicion and tuple(m.suspicion.confirmers),
+            )
+            for identity, m in membership.members.items()
+        ),
+        core._timer_count,
+        core._seed_is,
+        core._joined,
+    )
 
 
 __all__ = ["LEFT", "Broken", "Host", "Weather", "World"]

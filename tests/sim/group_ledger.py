@@ -1,10 +1,14 @@
-"""What the log of __consumer_offsets says of groups with members, record by record as it is committed: the ghost that coordinators, members and commits are held against.
+"""What the log of __consumer_offsets says of groups with members, record by record as it is
+committed: the ghost that coordinators, members and commits are held against.
 
-Whatever coordinator wrote a record, and whatever became of it: the order of the log is the truth. A commit names in its metadata who made it ("MEMBER GENERATION").
+Whatever coordinator wrote a record, and whatever became of it: the order of the log is the truth. A
+commit names in its metadata who made it ("MEMBER GENERATION").
 
 Checked at each record, or at the end of its batch
-    C5  a committed offset never moves back; whoever committed it is a member at that place of the log, at that member epoch or in that generation (classic: or one that is not written yet)
-    C6  no two members of a group hold a partition, assigned or not yet let go of; a group's epoch, generation and each member's epoch never fall
+    C5  a committed offset never moves back; whoever committed it is a member at that place of the
+        log, at that member epoch or in that generation (classic: or one that is not written yet)
+    C6  no two members of a group hold a partition, assigned or not yet let go of; a group's epoch,
+        generation and each member's epoch never fall
 """
 
 from __future__ import annotations
@@ -13,7 +17,15 @@ from mqd.client.group.assignors import decode_assignment
 from mqd.coordinator.group.consumer import records as consumer_records
 from mqd.coordinator.group.classic.records import GroupRecord, decode_value
 from mqd.coordinator.group.consumer.records import Current
-from mqd.coordinator.group.records import CONSUMER_GROUP_TYPES, GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, decode_offset_value, group_of_key, key_type_of
+from mqd.coordinator.group.records import (
+    CONSUMER_GROUP_TYPES,
+    GROUP_METADATA,
+    OFFSET_COMMIT,
+    decode_offset_key,
+    decode_offset_value,
+    group_of_key,
+    key_type_of,
+)
 from tests.sim.disks import Entry
 from tests.sim.kernel import Violation
 
@@ -33,7 +45,7 @@ class Ledger:
         self.offsets: dict[tuple[str, int], int] = {}
         self.commits = 0
 
-    # -- one record ----------------------------------------------------------------------------------------------------------
+    # -- one record --------------------------------------------------------------------------------
 
     def take(self, key: bytes, value: bytes | None) -> None:
         kind = key_type_of(key)
@@ -53,18 +65,32 @@ class Ledger:
         self._check_committer(member_id, int(generation), f"{topic}-{index} was committed as {found.offset}")
         before = self.offsets.get((topic, index), 0)
         if found.offset < before:
-            raise Violation("C5", f"{self.name}: {topic}-{index} was committed as {before}, and then as {found.offset} by {member_id} at {generation}")
+            raise Violation(
+                "C5",
+                f"{self.name}: {topic}-{index} was committed as {before}, and then as {found.offset} by {member_id} at"
+                f" {generation}",
+            )
         self.offsets[topic, index] = found.offset
         self.commits += 1
 
     def _check_committer(self, member_id: str, generation: int, what: str) -> None:
-        """A classic generation is written when its leader has given out the partitions, its members commit before: what they keep."""
+        """A classic generation is written when its leader has given out the partitions, its members
+        commit before: what they keep.
+        """
         if self.kind == "consumer":
             member = self.members.get(member_id)
             if member is None or member.epoch != generation:
-                raise Violation("C5", f"{self.name}: {what} by {member_id} at epoch {generation}, who is {'no member' if member is None else f'at {member.epoch}'} there")
+                raise Violation(
+                    "C5",
+                    f"{self.name}: {what} by {member_id} at epoch {generation}, who is"
+                    f" {'no member' if member is None else f'at {member.epoch}'} there",
+                )
         elif generation < self.generation or (generation == self.generation and member_id not in self.member_ids()):
-            raise Violation("C5", f"{self.name}: {what} by {member_id} in generation {generation}; in force is {self.generation} of {sorted(self.member_ids())}")
+            raise Violation(
+                "C5",
+                f"{self.name}: {what} by {member_id} in generation {generation}; in force is {self.generation} of"
+                f" {sorted(self.member_ids())}",
+            )
 
     def _take_generation(self, value: bytes | None) -> None:
         self.classic = decode_value(value) if value is not None else None
@@ -78,7 +104,11 @@ class Ledger:
         for member in self.classic.members:
             for place in decode_assignment(member.assignment):
                 if owners.setdefault(place, member.member_id) != member.member_id:
-                    raise Violation("C6", f"{self.name}: generation {self.generation} gives {place} to {owners[place]} and to {member.member_id}")
+                    raise Violation(
+                        "C6",
+                        f"{self.name}: generation {self.generation} gives {place} to {owners[place]} and to"
+                        f" {member.member_id}",
+                    )
 
     def _take_member(self, key: bytes, value: bytes | None) -> None:
         kind, member_id = consumer_records.decode_key(key)
@@ -97,7 +127,7 @@ class Ledger:
             self.members[member_id] = found
             self._highest[member_id] = max(found.epoch, self._highest.get(member_id, 0))
 
-    # -- what it adds up to --------------------------------------------------------------------------------------------------
+    # -- what it adds up to ------------------------------------------------------------------------
 
     def highest(self, member_id: str) -> int:
         """Of its epochs, so far."""
@@ -109,7 +139,12 @@ class Ledger:
     def holds(self, member_id: str) -> set[Place]:
         """Assigned, and not let go of."""
         if self.classic is not None:
-            return {(topic.encode(), index) for member in self.classic.members if member.member_id == member_id for topic, index in decode_assignment(member.assignment)}
+            return {
+                (topic.encode(), index)
+                for member in self.classic.members
+                if member.member_id == member_id
+                for topic, index in decode_assignment(member.assignment)
+            }
         member = self.members.get(member_id)
         return _places(member.assigned) | _places(member.revoking) if member is not None else set()
 
@@ -119,7 +154,10 @@ class Ledger:
         for member_id, member in self.members.items():
             for place in (*_places(member.assigned), *_places(member.revoking)):
                 if owners.setdefault(place, member_id) != member_id:
-                    raise Violation("C6", f"{self.name}: {place[0].hex()[-4:]}-{place[1]} is {owners[place]}'s and {member_id}'s at once")
+                    raise Violation(
+                        "C6",
+                        f"{self.name}: {place[0].hex()[-4:]}-{place[1]} is {owners[place]}'s and {member_id}'s at once",
+                    )
 
 
 def _places(partitions: dict[bytes, tuple[int, ...]]) -> set[Place]:

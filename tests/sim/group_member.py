@@ -1,10 +1,14 @@
-"""One simulated member of a group: the client's real membership core, its connection with the coordinator over the simulated network, and an application that works on partitions and
-commits how far it has come, as mqd/client does (runner.py, committing.py, rebalancing.py).
+"""One simulated member of a group: the client's real membership core, its connection with the
+coordinator over the simulated network, and an application that works on partitions and commits how
+far it has come, as mqd/client does (runner.py, committing.py, rebalancing.py).
 
 Invariants
-    N1  a connection delivers in order, once or not at all, and not at all once it is closed; what was asked over it and not answered ends as Unanswered
-    N2  one commit is under way at a time; one that failed is tried again, with what is worked on then. Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost.
-        Off (`again`): it is tried again as it was, as mqd/client did once: under an epoch that counts, for what is another's by then
+    N1  a connection delivers in order, once or not at all, and not at all once it is closed; what
+        was asked over it and not answered ends as Unanswered
+    N2  one commit is under way at a time; one that failed is tried again, with what is worked on
+        then. Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after
+        Lost. Off (`again`): it is tried again as it was, as mqd/client did once: under an epoch
+        that counts, for what is another's by then
     N3  work on a partition begins at what is committed for it, asked for after it was assigned
 """
 
@@ -22,9 +26,17 @@ from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets, OffsetsCommitted, OffsetsFetched
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse,
-    SyncGroupRequest, SyncGroupResponse,
-)  # fmt: skip
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from tests.sim.client_group_world import INTERVAL_MS, MAX_POLL_MS, SESSION_MS, Consumer, places
 from tests.sim.kernel import MILLISECOND, Process, Timer, Violation
 
@@ -34,7 +46,9 @@ if TYPE_CHECKING:
 
 POLL_MS, AGAIN_MS, REQUEST_MS, COMMIT_MAX_MS = 150, 100, 1_000, 1_500
 COMMIT_VERSION = 9
-_AWAY = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+_AWAY = frozenset(
+    (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+)
 
 
 class Connection:
@@ -66,7 +80,9 @@ class Member(Consumer):
         self.kernel = group.kernel
         self.process = Process(f"member {member_id}")
         self.connection: Connection | None = None
-        self.under_way: dict[int, tuple[int, Any]] = {}  # number -> when it is given up, what it is: a Send, a commit (offsets), a question (what is the least it is to say)
+        # number -> when it is given up, what it is: a Send, a commit (offsets), a question (what is
+        # the least it is to say)
+        self.under_way: dict[int, tuple[int, Any]] = {}
         self.failed: list[tuple[int, int]] = []  # when, number of a Send that went nowhere
         self.positions: dict[Place, int] = {}  # of what it works on and knows where
         self._committed: dict[Place, int] = {}
@@ -79,7 +95,7 @@ class Member(Consumer):
         self._number = 1 << 20  # of what is not the core's
         self._timer: Timer | None = None
 
-    # -- time ----------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def wake(self, delay_ms: int = 0) -> None:
         if self._timer is not None:
@@ -94,14 +110,21 @@ class Member(Consumer):
             self.process.die()
             return
         now_ms = self.group.now_ms
-        times = [now_ms + POLL_MS, *[one[0] for one in self.failed], *[one[0] for one in self.under_way.values()], *[one[0] for one in self.names]]
+        times = [
+            now_ms + POLL_MS,
+            *[one[0] for one in self.failed],
+            *[one[0] for one in self.under_way.values()],
+            *[one[0] for one in self.names],
+        ]
         if self.core.next_ms is not None:
             times.append(self.core.next_ms)
         self.wake(max(1, min(times) - now_ms))
 
     def step(self) -> None:
         now_ms = self.group.now_ms
-        if self.connection is not None and (not self.connection.acceptor.process.alive or any(until <= now_ms for until, _ in self.under_way.values())):
+        if self.connection is not None and (
+            not self.connection.acceptor.process.alive or any(until <= now_ms for until, _ in self.under_way.values())
+        ):
             self.break_connection()
         for one in [one for one in self.failed if one[0] <= now_ms]:
             self.failed.remove(one)
@@ -109,14 +132,16 @@ class Member(Consumer):
         while self.requests:
             _, send = self.requests.popleft()
             timeout_s = self.core.timeout_s(send)
-            if not self._send(send.number, send, self._event(send), REQUEST_MS if timeout_s is None else int(1_000 * timeout_s)):
+            if not self._send(
+                send.number, send, self._event(send), REQUEST_MS if timeout_s is None else int(1_000 * timeout_s)
+            ):
                 self.failed.append((now_ms + AGAIN_MS, send.number))
         works_on = set(self.works_on)
         super().step()
         if works_on != self.works_on:
             self.group.groups.dirty = True
 
-    # -- the network ---------------------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def _send(self, number: int, what: Any, make: Any, timeout_ms: int) -> bool:
         group = self.group
@@ -132,7 +157,17 @@ class Member(Consumer):
         caller = (world.client_node, self.process, self._on_reply, (connection, number))
         link = world.network.links[world.client_node][connection.node]
         double, link.double = link.double, 0.0
-        world.network.send(world.client_node, connection.node, connection.acceptor.process, connection.arrive, connection.sent, group.partition, group.name, make, caller)
+        world.network.send(
+            world.client_node,
+            connection.node,
+            connection.acceptor.process,
+            connection.arrive,
+            connection.sent,
+            group.partition,
+            group.name,
+            make,
+            caller,
+        )
         link.double = double
         connection.sent += 1
         return True
@@ -171,7 +206,7 @@ class Member(Consumer):
             self.break_connection()
         self.wake()
 
-    # -- the application -----------------------------------------------------------------------------------------------------
+    # -- the application ---------------------------------------------------------------------------
 
     def _poll(self) -> None:
         """Works, and does what the core wants done in its time; commits, asks where to begin."""
@@ -200,7 +235,9 @@ class Member(Consumer):
                 known.pop(place, None)
 
     def _waits_for_commit(self, going: set[Place]) -> bool:
-        if self.group.groups.is_over or all(self._committed.get(place) == position for place, position in self.positions.items() if place in going):
+        if self.group.groups.is_over or all(
+            self._committed.get(place) == position for place, position in self.positions.items() if place in going
+        ):
             return False
         if self._revoke_until_ms < 0:
             self._revoke_until_ms = self.group.now_ms + COMMIT_MAX_MS
@@ -215,13 +252,32 @@ class Member(Consumer):
 
     def _commit(self) -> None:
         core = self.core
-        offsets = self._again or {place: position for place, position in self.positions.items() if self._committed.get(place) != position}
-        if self._committing is not None or self.group.now_ms < self._again_ms or not offsets or core.has_lost or core.generation < 0 or self.group.groups.is_over:
+        offsets = self._again or {
+            place: position for place, position in self.positions.items() if self._committed.get(place) != position
+        }
+        if (
+            self._committing is not None
+            or self.group.now_ms < self._again_ms
+            or not offsets
+            or core.has_lost
+            or core.generation < 0
+            or self.group.groups.is_over
+        ):
             return
         member_id, generation = core.member_id, core.generation
-        said = tuple([CommittedOffset(self._topic(place), place[1], position, -1, f"{member_id} {generation}") for place, position in offsets.items()])
+        said = tuple(
+            [
+                CommittedOffset(self._topic(place), place[1], position, -1, f"{member_id} {generation}")
+                for place, position in offsets.items()
+            ]
+        )
         self._number += 1
-        if self._send(self._number, offsets, lambda number: CommitOffsets(number, COMMIT_VERSION, member_id, None, generation, said), REQUEST_MS):
+        if self._send(
+            self._number,
+            offsets,
+            lambda number: CommitOffsets(number, COMMIT_VERSION, member_id, None, generation, said),
+            REQUEST_MS,
+        ):
             self._committing = offsets
 
     def _on_committed(self, response: OffsetsCommitted) -> None:
@@ -244,7 +300,9 @@ class Member(Consumer):
         member_id, epoch = self._identity()
         self._number += 1
         floor = [(place, self.group.acked.get((self._topic(place), place[1]), -1)) for place in wanted]
-        if self._send(self._number, floor, lambda number: FetchOffsets(number, topics, False, member_id, epoch), REQUEST_MS):
+        if self._send(
+            self._number, floor, lambda number: FetchOffsets(number, topics, False, member_id, epoch), REQUEST_MS
+        ):
             self._asking.update(dict.fromkeys(wanted, self._number))
 
     def _on_fetched(self, number: int, floor: list[tuple[Place, int]], response: OffsetsFetched) -> None:
@@ -252,7 +310,11 @@ class Member(Consumer):
         for place, least in floor:
             offset = found[self._topic(place), place[1]]
             if offset < least:
-                raise Violation("C5", f"{self.group.name}: {self._topic(place)}-{place[1]} is told to {self.core.member_id} as {offset}; {least} was acknowledged before it asked")
+                raise Violation(
+                    "C5",
+                    f"{self.group.name}: {self._topic(place)}-{place[1]} is told to {self.core.member_id} as {offset};"
+                    f" {least} was acknowledged before it asked",
+                )
             if self._asking.get(place) == number:
                 del self._asking[place]
                 self.positions[place] = max(0, offset)
@@ -271,9 +333,13 @@ class Member(Consumer):
         wanted = self.core.subscription
         if wanted is None:
             return set()
-        return {topic for topic in known if topic in wanted.topics or (wanted.regex is not None and re.fullmatch(wanted.regex, topic))}
+        return {
+            topic
+            for topic in known
+            if topic in wanted.topics or (wanted.regex is not None and re.fullmatch(wanted.regex, topic))
+        }
 
-    # -- the protocol --------------------------------------------------------------------------------------------------------
+    # -- the protocol ------------------------------------------------------------------------------
 
     def _event(self, send: Send) -> Any:
         raise NotImplementedError
@@ -315,7 +381,11 @@ class ClassicMember(Member):
 
     def __init__(self, group: MemberGroup, member_id: str) -> None:
         super().__init__(group, member_id)
-        self.core = ClassicCore(MemberSettings(group.name, None, SESSION_MS, INTERVAL_MS, MAX_POLL_MS, group.assignors, metadata_interval_ms=1_000))
+        self.core = ClassicCore(
+            MemberSettings(
+                group.name, None, SESSION_MS, INTERVAL_MS, MAX_POLL_MS, group.assignors, metadata_interval_ms=1_000
+            )
+        )
 
     def identity(self) -> set[Place]:
         return {(topic.encode(), index) for topic, index in self.core.owned}

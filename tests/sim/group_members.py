@@ -1,15 +1,21 @@
-"""Members of groups on a simulated cluster: the client's real membership cores (KIP-848, and the classic protocol with cooperative and eager assignors) against the real cores of groups
-in the coordinators of simulated hosts. What members do with partitions, and commit, is here too; what happens to members is drawn from a random stream of its own.
+"""Members of groups on a simulated cluster: the client's real membership cores (KIP-848, and the
+classic protocol with cooperative and eager assignors) against the real cores of groups in the
+coordinators of simulated hosts. What members do with partitions, and commit, is here too; what
+happens to members is drawn from a random stream of its own.
 
 Checked at each step, beside what both kinds of cores assert of themselves
     C5, C6  in the log of __consumer_offsets: group_ledger.py
-    C5      what a member is told of a committed offset is at least what anybody was told before it asked
-    C6      whoever the log says is a member works on nothing that the log does not say is its (KIP-848); no two members of the generation in force work on one partition (classic)
+    C5      what a member is told of a committed offset is at least what anybody was told before it
+            asked
+    C6      whoever the log says is a member works on nothing that the log does not say is its
+            (KIP-848); no two members of the generation in force work on one partition (classic)
     C6      nobody is told an epoch or a generation that is not in the log
 and when everything has been put right
-    LIVE    every group is as its living members want it: every partition of theirs is worked on by exactly one
-Names of rules that can be off: `commit` (whoever commits is not asked for its epoch), `unreleased` (partitions are given on before their owner has let go of them); those of coordinators.py;
-`again` (group_member.py).
+    LIVE    every group is as its living members want it: every partition of theirs is worked on by
+            exactly one
+Names of rules that can be off: `commit` (whoever commits is not asked for its epoch), `unreleased`
+(partitions are given on before their owner has let go of them); those of coordinators.py; `again`
+(group_member.py).
 """
 
 from __future__ import annotations
@@ -103,7 +109,7 @@ class MemberGroup:
         member.give(self.rng.choice(SUBSCRIPTIONS))
         member.wake()
 
-    # -- what is checked -----------------------------------------------------------------------------------------------------
+    # -- what is checked ---------------------------------------------------------------------------
 
     def told(self, member_id: str, epoch: int) -> None:
         """A coordinator has answered a member as one of this epoch or generation."""
@@ -124,7 +130,11 @@ class MemberGroup:
                 continue
             foreign = member.works_on - ledger.holds(core.member_id)
             if foreign and ledger.members[core.member_id].epoch >= core.epoch:
-                raise Violation("C6", f"{self.name}: {core.member_id} at epoch {core.epoch} works on {_named(foreign)}, which the log does not give it ({ledger.members[core.member_id]})")
+                raise Violation(
+                    "C6",
+                    f"{self.name}: {core.member_id} at epoch {core.epoch} works on {_named(foreign)}, which the log"
+                    f" does not give it ({ledger.members[core.member_id]})",
+                )
 
     def _check_classic(self) -> None:
         ledger, owners = self.ledger, {}
@@ -135,9 +145,13 @@ class MemberGroup:
                 continue
             for place in member.works_on:
                 if owners.setdefault(place, core.member_id) != core.member_id:
-                    raise Violation("C6", f"{self.name}: {owners[place]} and {core.member_id} both work on {place} in generation {ledger.generation}")
+                    raise Violation(
+                        "C6",
+                        f"{self.name}: {owners[place]} and {core.member_id} both work on {place} in generation"
+                        f" {ledger.generation}",
+                    )
 
-    # -- the end -------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         for member in self.members:
@@ -168,7 +182,10 @@ class MemberGroup:
             if member.core.state is not stable:
                 return f"{member.core.member_id} is {member.core.state}"
             if self.kind == "consumer" and member.works_on != ledger.holds(member.core.member_id):
-                return f"{member.core.member_id} works on {_named(member.works_on)}; the log gives it {_named(ledger.holds(member.core.member_id))}"
+                return (
+                    f"{member.core.member_id} works on {_named(member.works_on)}; the log gives it"
+                    f" {_named(ledger.holds(member.core.member_id))}"
+                )
         return ""
 
 
@@ -187,7 +204,8 @@ class MemberGroups:
         self.world = world
         self.random = Random(f"members {world.seed}")
         self.cluster = self._new_cluster({topic: self.random.randrange(1, 5) for topic in TOPICS})
-        self.counts = [(topic, found.partition_count) for topic, found in self.cluster.topics.items()]  # in the order in which they were set
+        # in the order in which they were set
+        self.counts = [(topic, found.partition_count) for topic, found in self.cluster.topics.items()]
         self.groups: list[MemberGroup] = []
         self.ledgers: dict[Any, Ledgers] = {}
         self.heard: set[int] = set()  # error codes that members got
@@ -214,7 +232,12 @@ class MemberGroups:
         for topic, count in self.counts:
             cluster.set(topic, count)
         self._clusters.append(cluster)
-        settings = ClassicSettings(initial_rebalance_delay_ms=300, min_session_timeout_ms=100, pending_timeout_ms=1_500, new_member_join_timeout_ms=3_000)
+        settings = ClassicSettings(
+            initial_rebalance_delay_ms=300,
+            min_session_timeout_ms=100,
+            pending_timeout_ms=1_500,
+            new_member_join_timeout_ms=3_000,
+        )
 
         def make(name: str) -> Group:
             group = _Group(name, settings, OffsetsSettings(), cluster)
@@ -223,14 +246,16 @@ class MemberGroups:
 
         return make
 
-    # -- the run -------------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         coordinated = self.world.coordinated()
         kinds = {f"group-{number}": KINDS[number % len(KINDS)] for number in range(self.world.plan.members)}
         self.ledgers = {partition: Ledgers(kinds) for partition in coordinated}
         for number in range(self.world.plan.members):
-            group = MemberGroup(self, f"group-{number}", KINDS[number % len(KINDS)], coordinated[number % len(coordinated)])
+            group = MemberGroup(
+                self, f"group-{number}", KINDS[number % len(KINDS)], coordinated[number % len(coordinated)]
+            )
             self.groups.append(group)
             for _ in range(self.random.randrange(1, 4)):
                 group.join()
@@ -260,13 +285,15 @@ class MemberGroups:
                 group.check()
 
     def check_end(self) -> None:
-        """Coordinators have moved since, for the balance of leaders: members may be about to join again."""
+        """Coordinators have moved since, for the balance of leaders: members may be about to join
+        again.
+        """
         self._wait()
         for group in self.groups:
             if problem := group.unsettled():
                 raise Violation("LIVE", f"{group.name} ({group.kind}) has not settled: {problem}")
 
-    # -- what happens to members ---------------------------------------------------------------------------------------------
+    # -- what happens to members -------------------------------------------------------------------
 
     def _fault(self) -> None:
         if not self._has_faults:
@@ -301,7 +328,12 @@ class MemberGroups:
         if member is not None and not member.process.stopped:
             member.process.stopped = True
             kernel = self.world.kernel
-            kernel.after(random.choice((200, 1_000, SESSION_MS, 2 * SESSION_MS)) * MILLISECOND + random.randrange(SECOND), None, kernel.go_on, member.process)
+            kernel.after(
+                random.choice((200, 1_000, SESSION_MS, 2 * SESSION_MS)) * MILLISECOND + random.randrange(SECOND),
+                None,
+                kernel.go_on,
+                member.process,
+            )
 
     def _busy(self, random: Random, group: MemberGroup, member: Member | None) -> None:
         if member is not None:

@@ -1,9 +1,12 @@
-"""What must hold of partitions whatever happens, checked while it happens. Names of invariants are those of the design page (section 7).
+"""What must hold of partitions whatever happens, checked while it happens. Names of invariants are
+those of the design page (section 7).
 
-`committed` is a ghost: for each partition everything that was ever below any replica's high watermark, in order. What is in it stays: another entry at the same
-offset is P5, a leader without it is P3, and a consumer that saw something else is C3.
+`committed` is a ghost: for each partition everything that was ever below any replica's high
+watermark, in order. What is in it stays: another entry at the same offset is P5, a leader without
+it is P3, and a consumer that saw something else is C3.
 
-What an unclean election may lose is forgiven: forget() cuts the ghost to the new leader's log (the operator was told).
+What an unclean election may lose is forgiven: forget() cuts the ghost to the new leader's log (the
+operator was told).
 """
 
 from __future__ import annotations
@@ -28,9 +31,17 @@ class PartitionView(NamedTuple):
 
 
 class History:
-    def __init__(self, view: Callable[[Any], PartitionView | None], running: Callable[[int, Any], Any], logs: Callable[[Any], Iterable[PartitionLog]], flush_on_ack: Callable[[Any], bool]) -> None:
-        """view: the partition as committed by the controller. running: the Place of a node whose processes run under the broker epoch that the controller knows, else None.
-        logs: of every host, running or not."""
+    def __init__(
+        self,
+        view: Callable[[Any], PartitionView | None],
+        running: Callable[[int, Any], Any],
+        logs: Callable[[Any], Iterable[PartitionLog]],
+        flush_on_ack: Callable[[Any], bool],
+    ) -> None:
+        """view: the partition as committed by the controller. running: the Place of a node whose
+        processes run under the broker epoch that the controller knows, else None. logs: of every
+        host, running or not.
+        """
         self._view = view
         self._running = running
         self._logs = logs
@@ -38,14 +49,16 @@ class History:
         self.committed: dict[Any, list[Entry]] = {}
         self.sequences: dict[tuple[Any, int], int] = {}  # of idempotent producers, as committed
         self.acked: dict[Any, dict[int, Entry]] = {}
-        self.began: dict[tuple[Any, int], int] = {}  # (partition, leader epoch) -> committed entries when the controller chose it
+        # (partition, leader epoch) -> committed entries when the controller chose it
+        self.began: dict[tuple[Any, int], int] = {}
         self.epochs: dict[Any, tuple[int, int]] = {}
         self.dirty: dict[Any, None] = {}
         self.counts = {"acked": 0, "committed": 0, "elections": 0, "reads": 0, "refused": 0, "truncated": 0}
         self.aware = True  # false while a scenario breaks things by hand
-        self.lost_logs: dict[Any, list[list[Entry]]] = {}  # what was durable, and is gone with its disk or behind a flipped bit
+        # what was durable, and is gone with its disk or behind a flipped bit
+        self.lost_logs: dict[Any, list[list[Entry]]] = {}
 
-    # -- what happened -----------------------------------------------------------------------------------------------------
+    # -- what happened -----------------------------------------------------------------------------
 
     def touched(self, worker: Any, place: Any) -> None:
         self.dirty[place.partition] = None
@@ -55,9 +68,13 @@ class History:
         partition, log, high = place.partition, place.log, place.core.high_watermark
         self.dirty[partition] = None
         if high > log.end:
-            raise Violation("A1", f"{partition}: node {worker.host.node} has high watermark {high} and only {log.end} entries")
+            raise Violation(
+                "A1", f"{partition}: node {worker.host.node} has high watermark {high} and only {log.end} entries"
+            )
         if high and log.entries[high - 1].left:
-            raise Violation("BATCH", f"{partition}: high watermark {high} of node {worker.host.node} lies within a batch")
+            raise Violation(
+                "BATCH", f"{partition}: high watermark {high} of node {worker.host.node} lies within a batch"
+            )
         committed = self.committed.setdefault(partition, [])
         self._compare(partition, log, min(high, len(committed)), worker.host.node, "P5")
         for entry in log.entries[len(committed) : high]:
@@ -65,7 +82,11 @@ class History:
                 key = (partition, entry.producer)
                 expected = self.sequences.get(key, 0)
                 if entry.sequence != expected:
-                    raise Violation("C2", f"{partition}: producer {entry.producer} has sequence {entry.sequence} after {expected - 1} in the log of node {worker.host.node}")
+                    raise Violation(
+                        "C2",
+                        f"{partition}: producer {entry.producer} has sequence {entry.sequence} after {expected - 1} in"
+                        f" the log of node {worker.host.node}",
+                    )
                 self.sequences[key] = expected + 1
             committed.append(entry)
             self.counts["committed"] += 1
@@ -75,9 +96,15 @@ class History:
         if end > start:
             committed = self.committed[partition]
             if log.entries[start:end] != committed[start:end]:
-                offset = next(offset for offset in range(start, end) if offset >= log.end or log.entries[offset] != committed[offset])
+                offset = next(
+                    offset
+                    for offset in range(start, end)
+                    if offset >= log.end or log.entries[offset] != committed[offset]
+                )
                 has = log.entries[offset] if offset < log.end else "nothing"
-                raise Violation(name, f"{partition}: offset {offset} was committed as {committed[offset]}, node {node} has {has}")
+                raise Violation(
+                    name, f"{partition}: offset {offset} was committed as {committed[offset]}, node {node} has {has}"
+                )
             log.verified = end
 
     def chosen(self, partition: Any, leader_epoch: int) -> None:
@@ -94,7 +121,11 @@ class History:
             return  # of an epoch that is over: it can do nothing
         committed = self.committed.get(partition, ())
         if log.end < len(committed):
-            raise Violation("P3", f"{partition}: node {worker.host.node} leads epoch {view.leader_epoch} with {log.end} entries, {len(committed)} are committed")
+            raise Violation(
+                "P3",
+                f"{partition}: node {worker.host.node} leads epoch {view.leader_epoch} with {log.end} entries,"
+                f" {len(committed)} are committed",
+            )
         self._compare(partition, log, len(committed), worker.host.node, "P3")
         self.dirty[partition] = None
 
@@ -102,7 +133,9 @@ class History:
         """R11 before the append, and the lease."""
         core = place.core
         if all_acks and core.in_sync_count < core.min_in_sync:
-            raise Violation("R11", f"{place.partition}: acks=all taken with {core.in_sync_count} in sync, {core.min_in_sync} needed")
+            raise Violation(
+                "R11", f"{place.partition}: acks=all taken with {core.in_sync_count} in sync, {core.min_in_sync} needed"
+            )
         if worker.host.clock_ns() >= worker.host.lease_deadline_ns:
             raise Violation("L4", f"{place.partition}: node {worker.host.node} took a record after its lease")
 
@@ -112,11 +145,15 @@ class History:
         view = self._view(partition)
         self.counts["acked"] += len(entries)
         if self._flush_on_ack(partition):
-            copies = sum(1 for log in self._logs(partition) if log.on_disk >= end and log.entries[offset:end] == entries)
+            copies = sum(
+                1 for log in self._logs(partition) if log.on_disk >= end and log.entries[offset:end] == entries
+            )
             copies += sum(1 for held in self.lost_logs.get(partition, ()) if held[offset:end] == entries)
             needed = min(view.min_in_sync, len(view.replicas)) if view is not None else 1
             if copies < needed:
-                raise Violation("P9", f"{partition}: offset {offset} is acknowledged and durable on {copies} hosts only")
+                raise Violation(
+                    "P9", f"{partition}: offset {offset} is acknowledged and durable on {copies} hosts only"
+                )
         acked = self.acked.setdefault(partition, {})
         acked.update(zip(range(offset, end), entries))
         committed = self.committed.get(partition, ())
@@ -124,7 +161,9 @@ class History:
             raise Violation("C1", f"{partition}: offset {offset} is acknowledged and was never committed")
 
     def lost(self, partition: Any, entries: list[Entry]) -> None:
-        """A log that was durable and is gone, or is cut off where a bit has flipped: it has counted, perhaps, when it was told, and the leader may acknowledge by it yet."""
+        """A log that was durable and is gone, or is cut off where a bit has flipped: it has
+        counted, perhaps, when it was told, and the leader may acknowledge by it yet.
+        """
         self.lost_logs.setdefault(partition, []).append(entries)
 
     def served(self, partition: Any, offset: int, entries: list[Entry]) -> None:
@@ -132,13 +171,20 @@ class History:
         self.counts["reads"] += len(entries)
         committed = self.committed.get(partition, [])
         if entries and committed[offset : offset + len(entries)] != entries:
-            raise Violation("C3", f"{partition}: a reader at {offset} got {entries[:3]}, committed is {committed[offset : offset + 3]}")
+            raise Violation(
+                "C3",
+                f"{partition}: a reader at {offset} got {entries[:3]}, committed is {committed[offset : offset + 3]}",
+            )
 
     def told_latest(self, place: Any) -> None:
         """R12: the end that is told is not below what was committed before this leader was chosen."""
         began = self.began.get((place.partition, place.core.leader_epoch), 0)
         if place.core.high_watermark < began:
-            raise Violation("R12", f"{place.partition}: the end is told as {place.core.high_watermark}, {began} entries were committed when epoch {place.core.leader_epoch} began")
+            raise Violation(
+                "R12",
+                f"{place.partition}: the end is told as {place.core.high_watermark}, {began} entries were committed"
+                f" when epoch {place.core.leader_epoch} began",
+            )
 
     def forget(self, partition: Any, log: PartitionLog) -> None:
         """An unclean election made this log the truth."""
@@ -147,7 +193,9 @@ class History:
         while same < min(len(committed), log.end) and committed[same] == log.entries[same]:
             same += 1
         del committed[same:]
-        self.acked[partition] = {offset: entry for offset, entry in self.acked.get(partition, {}).items() if offset < same}
+        self.acked[partition] = {
+            offset: entry for offset, entry in self.acked.get(partition, {}).items() if offset < same
+        }
         counts: dict[tuple[Any, int], int] = {}
         for entry in committed:
             if entry.producer >= 0:
@@ -158,7 +206,7 @@ class History:
         for each in self._logs(partition):
             each.verified = min(each.verified, same)
 
-    # -- after every event -------------------------------------------------------------------------------------------------
+    # -- after every event -------------------------------------------------------------------------
 
     def check(self) -> None:
         if self.dirty and self.aware:
@@ -182,32 +230,54 @@ class History:
             if log.shortened:
                 continue  # it leads nothing until it has everything
             if log.end < count or (durable and log.on_disk < count):
-                raise Violation("P2", f"{partition}: node {node} of the in-sync or eligible set has {log.end} entries ({log.on_disk} durable), {count} are committed; {view}")
+                raise Violation(
+                    "P2",
+                    f"{partition}: node {node} of the in-sync or eligible set has {log.end} entries ({log.on_disk}"
+                    f" durable), {count} are committed; {view}",
+                )
             if log.verified < count:
                 self._compare(partition, log, count, node, "P2")
         place = self._running(view.leader, partition) if view.leader >= 0 else None
         if place is not None and place.core.leading and place.core.leader_epoch == view.leader_epoch:
             core = place.core
             if core.in_sync_count >= core.min_in_sync:
-                missing = [node for node in view.in_sync + view.eligible if node not in core.maximal and node != view.leader]
+                missing = [
+                    node for node in view.in_sync + view.eligible if node not in core.maximal and node != view.leader
+                ]
                 if missing:
-                    raise Violation("P1", f"{partition}: leader {view.leader} does not count {missing}; {sorted(core.maximal)} against {view}")
+                    raise Violation(
+                        "P1",
+                        f"{partition}: leader {view.leader} does not count {missing}; {sorted(core.maximal)} against"
+                        f" {view}",
+                    )
 
     def _check_view(self, partition: Any, view: PartitionView) -> None:
         leader_epoch, partition_epoch = self.epochs.get(partition, (-1, -1))
         if view.leader_epoch < leader_epoch or view.partition_epoch < partition_epoch:
-            raise Violation("I6", f"{partition}: {view} after leader epoch {leader_epoch}, partition epoch {partition_epoch}")
+            raise Violation(
+                "I6", f"{partition}: {view} after leader epoch {leader_epoch}, partition epoch {partition_epoch}"
+            )
         self.epochs[partition] = (view.leader_epoch, view.partition_epoch)
-        if not set(view.in_sync) <= set(view.replicas) or (view.leader >= 0 and view.leader not in view.in_sync) or set(view.in_sync) & set(view.eligible):
+        if (
+            not set(view.in_sync) <= set(view.replicas)
+            or (view.leader >= 0 and view.leader not in view.in_sync)
+            or set(view.in_sync) & set(view.eligible)
+        ):
             raise Violation("P7", f"{partition}: {view}")
 
-    # -- at the end --------------------------------------------------------------------------------------------------------
+    # -- at the end --------------------------------------------------------------------------------
 
     def check_end(self, partition: Any, place: Any) -> None:
         """C1, when everything has healed: `place` is the leader's."""
         log = place.log
         for offset, entry in self.acked.get(partition, {}).items():
             if offset >= log.end or log.entries[offset] != entry:
-                raise Violation("C1", f"{partition}: acknowledged {entry} is not at offset {offset} of the healed leader")
+                raise Violation(
+                    "C1", f"{partition}: acknowledged {entry} is not at offset {offset} of the healed leader"
+                )
         if place.core.high_watermark < len(self.committed.get(partition, ())):
-            raise Violation("P6", f"{partition}: high watermark {place.core.high_watermark} of the healed leader is below {len(self.committed[partition])}")
+            raise Violation(
+                "P6",
+                f"{partition}: high watermark {place.core.high_watermark} of the healed leader is below"
+                f" {len(self.committed[partition])}",
+            )

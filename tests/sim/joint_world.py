@@ -1,18 +1,23 @@
-"""A simulated world around the core of a joint transaction: drivers that carry out batches by tasks, die anywhere, go on as zombies beside their successors; task attempts that die,
-are repeated and raced; the coordinator's log and its crashes; partitions with Kafka's rules for producers; a network that loses, delays and repeats.
+"""A simulated world around the core of a joint transaction: drivers that carry out batches by
+tasks, die anywhere, go on as zombies beside their successors; task attempts that die, are repeated
+and raced; the coordinator's log and its crashes; partitions with Kafka's rules for producers; a
+network that loses, delays and repeats.
 
 Nothing runs by itself: `step()` takes one thing that can happen, by chance. Same seed, same run.
 
 What is checked (beside the core's own check() after every event)
-    W1  of a batch that was committed every record is visible once, of any other none: whatever died, whoever wrote it twice
+    W1  of a batch that was committed every record is visible once, of any other none: whatever
+        died, whoever wrote it twice
     W2  a commit that was confirmed is in force; a driver that is told so may forget the batch
     W3  when all is quiet no partition has an open transaction
     W4  a request is answered at most once, and once when the coordinator has not crashed since
     W5  a replay of the log, in any order, gives the state that persisted it
-    W6  markers are written for decisions that are in the log, and Complete follows the markers of all partitions
+    W6  markers are written for decisions that are in the log, and Complete follows the markers of
+        all partitions
     W7  a producer id and epoch is given to one attempt
     W8  a driver alone, without deaths and pauses, is never refused anything (`peaceful`)
-    W9  once a run's abort is answered none of its tasks that live on begins a transaction: nobody would end it but its time-out
+    W9  once a run's abort is answered none of its tasks that live on begins a transaction: nobody
+        would end it but its time-out
 """
 
 from __future__ import annotations
@@ -69,7 +74,9 @@ class Actor:
 
 
 class Attempt(Actor):
-    """One task attempt: enlists, writes its share of the batch, reports. `result`: None, "replayed", "failed", or its (producer id, epoch)."""
+    """One task attempt: enlists, writes its share of the batch, reports. `result`: None,
+    "replayed", "failed", or its (producer id, epoch).
+    """
 
     def __init__(self, world: JointWorld, batch: int, run: str, task: int) -> None:
         world.attempts += 1
@@ -96,7 +103,9 @@ class Attempt(Actor):
                 if answer.error or answer.producer_id < 0:
                     self.result = "failed"
                     return
-            error = yield from self.again("produce", *mine, rng.randrange(len(PARTITIONS)), (self.batch, record, self.number))
+            error = yield from self.again(
+                "produce", *mine, rng.randrange(len(PARTITIONS)), (self.batch, record, self.number)
+            )
             if error:
                 world.refused("produce", error)
                 self.result = "failed"
@@ -141,11 +150,19 @@ class Driver(Actor):
             if rng.random() < 0.003 and not world.peaceful:
                 return None
             for own in attempts.values():
-                if own[-1].result == "failed" or not own[-1].alive and own[-1].result is None or (rng.random() < 0.003 and not world.peaceful):
+                if (
+                    own[-1].result == "failed"
+                    or not own[-1].alive
+                    and own[-1].result is None
+                    or (rng.random() < 0.003 and not world.peaceful)
+                ):
                     if len(own) == ATTEMPTS_MAX:
                         return None
                     own.append(self.spawn(batch, own[0].task))  # again, or beside it
-            done = [next((one.result for one in own if one.result not in (None, "failed")), None) for own in attempts.values()]
+            done = [
+                next((one.result for one in own if one.result not in (None, "failed")), None)
+                for own in attempts.values()
+            ]
             if None not in done:
                 winners = [result for result in done if result != "replayed"]
                 return tuple(winners)
@@ -157,7 +174,9 @@ class Driver(Actor):
 
 
 class JointWorld:
-    def __init__(self, seed: int, make: Callable[[str, Settings], JointTransaction] = JointTransaction, peaceful: bool = False) -> None:
+    def __init__(
+        self, seed: int, make: Callable[[str, Settings], JointTransaction] = JointTransaction, peaceful: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         self.make, self.peaceful = make, peaceful
         self.now = 1_000
@@ -178,7 +197,7 @@ class JointWorld:
         self.start()
         self.actors.append(Driver(self))
 
-    # -- what batches hold -------------------------------------------------------------------------------------------------
+    # -- what batches hold -------------------------------------------------------------------------
 
     @staticmethod
     def task_count(batch: int) -> int:
@@ -188,7 +207,7 @@ class JointWorld:
         """Records of a batch, by task; every fifth batch has none."""
         return [task * 10 + index for index in range((batch * 7 + task) % 4 if batch % 5 else 0)]
 
-    # -- the coordinator ---------------------------------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """A life of the coordinator: everything but the log is new."""
@@ -259,7 +278,9 @@ class JointWorld:
             answer(action.response)
         elif isinstance(action, WriteMarkers):
             fresh = self.replayed()
-            if fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT) or (action.committed and fresh.state != State.PREPARE_COMMIT):
+            if fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT) or (
+                action.committed and fresh.state != State.PREPARE_COMMIT
+            ):
                 raise Broken(f"W6: markers without a decision in the log: {fresh.state!r}")
             self.jobs.append((action, list(range(len(action.partitions)))))
 
@@ -275,7 +296,13 @@ class JointWorld:
         job, left = self.rng.choice(self.jobs)
         if left:
             index = left.pop(self.rng.randrange(len(left)))
-            deliver = functools.partial(self.partitions[job.partitions[index][1]].marker, job.producer_id, job.producer_epoch, job.committed, job.is_bumped)
+            deliver = functools.partial(
+                self.partitions[job.partitions[index][1]].marker,
+                job.producer_id,
+                job.producer_epoch,
+                job.committed,
+                job.is_bumped,
+            )
             deliver()
             if self.rng.random() < 0.1:
                 self.late.append(deliver)
@@ -285,7 +312,7 @@ class JointWorld:
             self.jobs.remove((job, left))
             self.tell(events.MarkersWritten(job.attempt))
 
-    # -- the network -------------------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def send(self, actor: Actor) -> None:
         assert actor.request is not None
@@ -311,13 +338,18 @@ class JointWorld:
             self.network.append(arrive)
 
     def told(self, found: JointAnswer, attempt: Attempt) -> None:
-        if found.producer_id >= 0 and self.given.setdefault((found.producer_id, found.producer_epoch), attempt.number) != attempt.number:
+        if (
+            found.producer_id >= 0
+            and self.given.setdefault((found.producer_id, found.producer_epoch), attempt.number) != attempt.number
+        ):
             raise Broken(f"W7: {found} is given to two attempts")
 
     def deliver(self, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
         if kind == "enlist":
             batch, run, producer_id, epoch = arguments
-            self.ask(lambda number, spare: events.Enlist(number, batch, run, TIMEOUT_MS, producer_id, epoch, spare), answer)
+            self.ask(
+                lambda number, spare: events.Enlist(number, batch, run, TIMEOUT_MS, producer_id, epoch, spare), answer
+            )
         elif kind == "end":
             batch, run, committed, winners = arguments
 
@@ -330,7 +362,9 @@ class JointWorld:
         else:
             self.produce(*arguments, answer)
 
-    def produce(self, producer_id: int, epoch: int, index: int, record: tuple, answer: Callable[[object], None]) -> None:
+    def produce(
+        self, producer_id: int, epoch: int, index: int, record: tuple, answer: Callable[[object], None]
+    ) -> None:
         partition = self.partitions[index]
         error, guard = partition.append(producer_id, epoch, record, 0)
         if error >= 0:
@@ -344,9 +378,13 @@ class JointWorld:
 
             self.network.append(begin)
 
-        self.network.append(lambda: self.ask(lambda number, _: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[index],), 2), checked))
+        self.network.append(
+            lambda: self.ask(
+                lambda number, _: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[index],), 2), checked
+            )
+        )
 
-    # -- what is true ------------------------------------------------------------------------------------------------------
+    # -- what is true ------------------------------------------------------------------------------
 
     def confirmed(self, batch: int) -> None:
         self.confirmed_max = max(self.confirmed_max, batch)
@@ -360,7 +398,7 @@ class JointWorld:
     def on_outcome(self, record: tuple, committed: bool) -> None:
         """Asked by the partitions; what counts is looked at in the end."""
 
-    # -- running -----------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def step(self) -> None:
         rng = self.rng
@@ -393,7 +431,9 @@ class JointWorld:
             self.actors.append(Driver(self))
 
     def disturb(self, chance: float) -> bool:
-        """A crash of the coordinator, of a driver with or without its tasks, a pause, an administrator."""
+        """A crash of the coordinator, of a driver with or without its tasks, a pause, an
+        administrator.
+        """
         if chance < 0.001:
             self.start()
         elif chance < 0.0015:

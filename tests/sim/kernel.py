@@ -1,12 +1,17 @@
-"""What every simulated cluster stands on: one seed, one queue of events in true time, processes that die and stall, clocks that drift, links that lose.
+"""What every simulated cluster stands on: one seed, one queue of events in true time, processes
+that die and stall, clocks that drift, links that lose.
 
 Invariants
-    K1  everything random comes from Kernel.random, everything happens in the order (true time, order of scheduling): the same seed is the same run
-    K2  what was meant for a process that has died is never done, nor by its successor; what was meant for one that is stopped is done when it goes on, in order
-    K3  a message is delivered to the process it was sent to (the connection ends with either end), late, twice or never, as its link has it
+    K1  everything random comes from Kernel.random, everything happens in the order (true time,
+        order of scheduling): the same seed is the same run
+    K2  what was meant for a process that has died is never done, nor by its successor; what was
+        meant for one that is stopped is done when it goes on, in order
+    K3  a message is delivered to the process it was sent to (the connection ends with either end),
+        late, twice or never, as its link has it
 
-Times are microseconds of true time, integers; a host sees them through its Clock (nanoseconds, as CLOCK_BOOTTIME). Story: every event leaves one tuple of plain
-values, so that a run can be told and hashed; nothing is formatted until somebody asks.
+Times are microseconds of true time, integers; a host sees them through its Clock (nanoseconds, as
+CLOCK_BOOTTIME). Story: every event leaves one tuple of plain values, so that a run can be told and
+hashed; nothing is formatted until somebody asks.
 """
 
 from __future__ import annotations
@@ -86,7 +91,9 @@ class Kernel:
         heappush(self._queue, (self.now + delay, self._order, process, do, arguments))
 
     def timer(self, delay: int, owner: Process, do: Callable[..., None], *arguments: Any) -> Timer:
-        """As after(), and it can be cancelled. Who cancels one whose owner was stopped when it was due has to look for himself whether it is still wanted."""
+        """As after(), and it can be cancelled. Who cancels one whose owner was stopped when it was
+        due has to look for himself whether it is still wanted.
+        """
         timer = Timer(owner)
         self._order += 1
         heappush(self._queue, (self.now + delay, self._order, timer, do, arguments))
@@ -96,7 +103,9 @@ class Kernel:
         self.story.append((self.now, *what))
 
     def run(self, steps: int = 1 << 60, until: int = 1 << 60) -> None:
-        """At most so many events, none after `until`; the clock stands at `until` if nothing more is due."""
+        """At most so many events, none after `until`; the clock stands at `until` if nothing more
+        is due.
+        """
         queue, check = self._queue, self.after_each
         last = self.steps + steps
         while self.steps < last and queue and queue[0][0] <= until:
@@ -122,7 +131,9 @@ class Kernel:
             heappush(self._queue, (self.now, order, process, do, arguments))
 
     def trace_hash(self) -> str:
-        """Of the whole story. Story tuples hold plain values in fixed order, so no hash seed can change it."""
+        """Of the whole story. Story tuples hold plain values in fixed order, so no hash seed can
+        change it.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for entry in self.story:
             digest.update(repr(entry).encode())
@@ -130,7 +141,9 @@ class Kernel:
 
 
 class Clock:
-    """CLOCK_BOOTTIME of one host: an offset of its own, faster or slower by `drift` (0.001 = 1 ms each second). It never steps; the wall clock does."""
+    """CLOCK_BOOTTIME of one host: an offset of its own, faster or slower by `drift` (0.001 = 1 ms
+    each second). It never steps; the wall clock does.
+    """
 
     __slots__ = ("_kernel", "_base_true", "_base_local", "rate", "wall_offset_ms")
 
@@ -152,7 +165,9 @@ class Clock:
         return self.wall_offset_ms + self._kernel.now // 1_000
 
     def true_delay(self, local_ns: int) -> int:
-        """How many microseconds of true time, rounded up, until this clock has gone on by so many nanoseconds (one that stands still: if it did not)."""
+        """How many microseconds of true time, rounded up, until this clock has gone on by so many
+        nanoseconds (one that stands still: if it did not).
+        """
         return max(0, int(local_ns / (1_000 * (self.rate or 1))) + 1)
 
     def set_drift(self, drift: float) -> None:
@@ -160,7 +175,9 @@ class Clock:
         self.rate = 1 + drift
 
     def stand_still(self, duration: int) -> None:
-        """A virtual machine that is paused with its clock: nobody in it may run meanwhile. It does not catch up."""
+        """A virtual machine that is paused with its clock: nobody in it may run meanwhile. It does
+        not catch up.
+        """
         rate = self.rate
         if rate:
             self.set_drift(-1)

@@ -1,7 +1,9 @@
 """Hours of simulated clusters, in pieces that add up over days:
 
     python -m tests.sim.long --seconds 3600 --first 500000        for an hour, on all cores, the kinds of plans.py in turn; a line of tests/sim/history.jsonl for each piece
-    python -m tests.sim.long --add-up                             what all pieces come to: schedules, events, faults, CPU-hours, what was found
+    python -m tests.sim.long --add-up                             what all pieces come to:
+                                                                  schedules, events, faults,
+                                                                  CPU-hours, what was found
 
 Exit code 1 when an invariant did not hold; the command that runs that seed again is printed.
 """
@@ -57,14 +59,21 @@ def told(lines: Iterable[dict]) -> str:
             sums.setdefault(kind, Counter()).update({name: line[name] for name in SUMS})
         found += [f"{one} ({line['kind'] or 'as drawn'}, at {line['commit']})" for one in line["found"]]
     kinds = [
-        f"{kind:12} {total['schedules']:.0f} schedules, {total['events']:.0f} events, {total['faults']:.0f} faults, {total['elections']:.0f} leader epochs, {total['acked']:.0f} acknowledged; {total['cpu_s'] / 3600:.2f} CPU-hours"
+        f"{kind:12} {total['schedules']:.0f} schedules, {total['events']:.0f} events, {total['faults']:.0f} faults,"
+        f" {total['elections']:.0f} leader epochs, {total['acked']:.0f} acknowledged; {total['cpu_s'] / 3600:.2f}"
+        " CPU-hours"
         for kind, total in sorted(sums.items(), key=lambda item: (item[0] == "all", item[0]))
     ]
     return "\n".join([*kinds, *(f"found: {one}" for one in found)] if kinds else ["no runs"])
 
 
 def _commit() -> str:
-    return subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HISTORY.parent).stdout.strip() or "unknown"
+    return (
+        subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HISTORY.parent
+        ).stdout.strip()
+        or "unknown"
+    )
 
 
 def run(seconds: float, first: int, lanes: int, results: Path, now: Callable[[], float] = time.monotonic) -> bool:
@@ -87,7 +96,9 @@ def run(seconds: float, first: int, lanes: int, results: Path, now: Callable[[],
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim.long", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim.long", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--first", type=int, default=1, help="seed")
     parser.add_argument("--lanes", type=int, default=os.cpu_count(), help="processes")

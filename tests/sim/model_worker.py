@@ -1,14 +1,21 @@
-"""A worker process of a simulated host: what the C reactor does around the replication core, at the grain of batches. It moves bytes and asks the core; it decides nothing.
+"""A worker process of a simulated host: what the C reactor does around the replication core, at the
+grain of batches. It moves bytes and asks the core; it decides nothing.
 
-Leader: gate, append, group commit, acknowledge at the high watermark, answer followers (parked while there is nothing for them), propose in-sync sets.
-Follower: one fetch at a time for each leader host, append or truncate as the core says, flush before the next fetch where the topic says so.
+Leader: gate, append, group commit, acknowledge at the high watermark, answer followers (parked
+while there is nothing for them), propose in-sync sets. Follower: one fetch at a time for each
+leader host, append or truncate as the core says, flush before the next fetch where the topic says
+so.
 
 Invariants
-    W1  an acknowledgement with acks=all leaves only when the high watermark has passed the record, in the leader epoch in which it was appended
-    W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led (Control.led): what that one knew is gone
+    W1  an acknowledgement with acks=all leaves only when the high watermark has passed the record,
+        in the leader epoch in which it was appended
+    W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led
+        (Control.led): what that one knew is gone
     W3  answers to a request that is not the one under way are dropped
-    W4  batches are appended, sent, read and cut as a whole; one whose checksum is wrong is appended by nobody
-    W5  after a flush that failed nothing of the directory is served or counts until the host is started again; a disk without space refuses records and nothing else
+    W4  batches are appended, sent, read and cut as a whole; one whose checksum is wrong is appended
+        by nobody
+    W5  after a flush that failed nothing of the directory is served or counts until the host is
+        started again; a disk without space refuses records and nothing else
 """
 
 from __future__ import annotations
@@ -76,7 +83,20 @@ class HostView(Protocol):
 class Place:
     """A partition in its worker."""
 
-    __slots__ = ("partition", "log", "core", "control", "waiting", "flush_pending", "flushing", "sent", "later", "refused_epoch", "producers", "refused")
+    __slots__ = (
+        "partition",
+        "log",
+        "core",
+        "control",
+        "waiting",
+        "flush_pending",
+        "flushing",
+        "sent",
+        "later",
+        "refused_epoch",
+        "producers",
+        "refused",
+    )
 
     def __init__(self, partition: Any, log: PartitionLog, core: Any, control: Control) -> None:
         self.partition = partition
@@ -103,7 +123,14 @@ class Fetcher:
 
 
 class ModelWorker:
-    def __init__(self, host: HostView, history: Any, make_core: Callable[[PartitionLog], Any], off: frozenset[str], fetch_max: int) -> None:
+    def __init__(
+        self,
+        host: HostView,
+        history: Any,
+        make_core: Callable[[PartitionLog], Any],
+        off: frozenset[str],
+        fetch_max: int,
+    ) -> None:
         self.host = host
         self.kernel = host.kernel
         self.history = history
@@ -121,7 +148,7 @@ class ModelWorker:
     def _now_ms(self) -> int:
         return self.host.clock_ns() // 1_000_000
 
-    # -- metadata ----------------------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def assign(self, partition: Any, given: Assignment) -> None:
         place = self.places.get(partition)
@@ -169,9 +196,11 @@ class ModelWorker:
             self.host.logs.pop(partition, None)
             self.host.controls.pop(partition, None)
 
-    # -- producers ---------------------------------------------------------------------------------------------------------
+    # -- producers ---------------------------------------------------------------------------------
 
-    def on_produce(self, partition: Any, producer: int, sequence: int, values: tuple[int, ...], all_acks: bool, caller: Caller) -> None:
+    def on_produce(
+        self, partition: Any, producer: int, sequence: int, values: tuple[int, ...], all_acks: bool, caller: Caller
+    ) -> None:
         place = self.places.get(partition)
         if place is None:
             return self._answer(caller, NOT_LEADER, -1)
@@ -247,7 +276,7 @@ class ModelWorker:
                     self.history.acknowledged(self, place, offset, end)
                     self._answer(caller, 0, offset)
 
-    # -- consumers ---------------------------------------------------------------------------------------------------------
+    # -- consumers ---------------------------------------------------------------------------------
 
     def on_read(self, partition: Any, offset: int, caller: Caller) -> None:
         place = self.places.get(partition)
@@ -261,13 +290,15 @@ class ModelWorker:
 
     def on_latest(self, partition: Any, caller: Caller) -> None:
         place = self.places.get(partition)
-        error = NOT_LEADER if place is None or self.host.clock_ns() >= self.host.lease_deadline_ns else place.core.latest()
+        error = (
+            NOT_LEADER if place is None or self.host.clock_ns() >= self.host.lease_deadline_ns else place.core.latest()
+        )
         if error:
             return self._answer(caller, error, -1)
         self.history.told_latest(place)
         self._answer(caller, 0, place.core.high_watermark)
 
-    # -- the disk ----------------------------------------------------------------------------------------------------------
+    # -- the disk ----------------------------------------------------------------------------------
 
     def _flush(self, place: Place) -> None:
         if self.failed:
@@ -306,7 +337,9 @@ class ModelWorker:
         parked, self._parked = self._parked, []
         for _, asked, caller, timer in parked:
             timer.cancel()
-            self._send_answers([(partition, fetch, self._look_at(partition, fetch, 0)) for partition, fetch in asked], caller)
+            self._send_answers(
+                [(partition, fetch, self._look_at(partition, fetch, 0)) for partition, fetch in asked], caller
+            )
         self.on_failed()
 
     def on_failed(self) -> None:
@@ -317,7 +350,7 @@ class ModelWorker:
             if not place.core.flush_on_ack:
                 self._flush(place)
 
-    # -- followers of ours -------------------------------------------------------------------------------------------------
+    # -- followers of ours -------------------------------------------------------------------------
 
     def on_fetch(self, asked: list[tuple[Any, Fetch]], caller: Caller) -> None:
         now_ms = self._now_ms()
@@ -326,7 +359,9 @@ class ModelWorker:
             self._send_answers(answers, caller)
         else:
             self._token += 1
-            self._parked.append((self._token, asked, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token)))
+            self._parked.append(
+                (self._token, asked, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token))
+            )
         for partition, fetch, answer in answers:
             place = self.places.get(partition)
             if place is not None and place.core.leading:
@@ -356,7 +391,11 @@ class ModelWorker:
             if not answer.error and answer.diverging_end < 0:
                 place = self.places[partition]
                 log = place.log
-                entries = log.read(fetch.offset, fetch.offset + self.fetch_max) if "batch" not in self.off else log.entries[fetch.offset : fetch.offset + self.fetch_max]
+                entries = (
+                    log.read(fetch.offset, fetch.offset + self.fetch_max)
+                    if "batch" not in self.off
+                    else log.entries[fetch.offset : fetch.offset + self.fetch_max]
+                )
                 if not entries and fetch.offset in log.damaged:  # what it sends has a wrong checksum
                     entries = None if "CRC" not in self.off else [log.entries[fetch.offset]._replace(value=-1)]
                 answer = answer._replace(high_watermark=place.core.high_watermark)
@@ -371,7 +410,13 @@ class ModelWorker:
             _, asked, caller, timer = entry
             for partition, fetch in asked:
                 place = self.places.get(partition)
-                if place is None or not place.core.leading or place.core.leader_epoch != fetch.leader_epoch or place.log.end > fetch.offset or place.core.high_watermark > place.sent.get(fetch.node, -1):
+                if (
+                    place is None
+                    or not place.core.leading
+                    or place.core.leader_epoch != fetch.leader_epoch
+                    or place.log.end > fetch.offset
+                    or place.core.high_watermark > place.sent.get(fetch.node, -1)
+                ):
                     timer.cancel()
                     self._send_parked(asked, caller)
                     break
@@ -385,7 +430,9 @@ class ModelWorker:
                 return self._send_parked(entry[1], entry[2])
 
     def _send_parked(self, asked: list[tuple[Any, Fetch]], caller: Caller) -> None:
-        """What has come of it since counts, too: the high watermark may move when a follower whose life was forgotten meanwhile is looked at (seed 623445)."""
+        """What has come of it since counts, too: the high watermark may move when a follower whose
+        life was forgotten meanwhile is looked at (seed 623445).
+        """
         now_ms = self._now_ms()
         answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in asked]
         self._send_answers(answers, caller)
@@ -394,7 +441,7 @@ class ModelWorker:
             if place is not None and place.core.leading:
                 self._moved(place, answer.changed)
 
-    # -- as a follower -----------------------------------------------------------------------------------------------------
+    # -- as a follower -----------------------------------------------------------------------------
 
     def _fetch(self, leader: int) -> None:
         if self.failed:
@@ -421,14 +468,23 @@ class ModelWorker:
         target = host.worker_of(leader, asked[0][0])
         fetcher.timer = self.kernel.timer(FETCH_TIMEOUT, self.process, self._fetch_late, fetcher, fetcher.token)
         if target is not None:
-            host.network.send(host.node, leader, target.process, target.on_fetch, asked, (host.node, self.process, self._on_fetched, (fetcher, fetcher.token)))
+            host.network.send(
+                host.node,
+                leader,
+                target.process,
+                target.on_fetch,
+                asked,
+                (host.node, self.process, self._on_fetched, (fetcher, fetcher.token)),
+            )
 
     def _fetch_late(self, fetcher: Fetcher, token: int) -> None:
         if fetcher.busy and fetcher.token == token:
             fetcher.busy = False
             self._fetch(fetcher.leader)
 
-    def _on_fetched(self, key: tuple[Fetcher, int], answers: list[tuple[Any, Fetch, Answer, list[Entry] | None]]) -> None:
+    def _on_fetched(
+        self, key: tuple[Fetcher, int], answers: list[tuple[Any, Fetch, Answer, list[Entry] | None]]
+    ) -> None:
         fetcher, token = key
         if not fetcher.busy or fetcher.token != token:
             return  # W3
@@ -471,7 +527,7 @@ class ModelWorker:
         if place.core.following:
             self._fetch(place.core.leader)
 
-    # -- in-sync sets ------------------------------------------------------------------------------------------------------
+    # -- in-sync sets ------------------------------------------------------------------------------
 
     def _propose(self, place: Place) -> None:
         if place.core.leading and not self.failed:

@@ -1,11 +1,15 @@
-"""What a partition's owner knows of producers and their transactions: the broker's own tables (native/log/producers.h, native/log/transactions.h) over a log of the simulator.
+"""What a partition's owner knows of producers and their transactions: the broker's own tables
+(native/log/producers.h, native/log/transactions.h) over a log of the simulator.
 
-The tables are not a part of Python's interface to the core; they are called in the library that is loaded, by the declarations of their headers. What is written down here again is
+The tables are not a part of Python's interface to the core; they are called in the library that is
+loaded, by the declarations of their headers. What is written down here again is
 mqd_partition_stage() alone (native/log/partition.c): what it asks of the tables, in which order.
 
 Invariants
-    N1  the state is what the log's batches below its end add up to; after a truncation it is made anew, as by recovery
-    N2  guards are forgotten with the state, and by the next batch of their producer's transaction or its marker
+    N1  the state is what the log's batches below its end add up to; after a truncation it is made
+        anew, as by recovery
+    N2  guards are forgotten with the state, and by the next batch of their producer's transaction
+        or its marker
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ _base_offset = ffi.new("int64_t *")
 
 
 class Carried(NamedTuple):
-    """The value of a record that lies in a whole batch of bytes: the batch, and which of its records."""
+    """The value of a record that lies in a whole batch of bytes: the batch, and which of its
+    records.
+    """
 
     batch: bytes
     place: int
@@ -77,7 +83,12 @@ def parsed(data: bytes) -> Parsed:
 
 def _fill(info: BatchInfo, base_offset: int) -> Any:
     out = _batch
-    out.base_offset, out.size_bytes, out.attributes, out.record_count = base_offset, info.size_bytes, info.attributes, info.record_count
+    out.base_offset, out.size_bytes, out.attributes, out.record_count = (
+        base_offset,
+        info.size_bytes,
+        info.attributes,
+        info.record_count,
+    )
     out.last_offset_delta = info.last_offset - info.base_offset
     out.producer_id, out.producer_epoch, out.base_sequence = info.producer_id, info.producer_epoch, info.base_sequence
     return out
@@ -134,10 +145,16 @@ class ProducerState:
         if info.transactional:
             lib.mqd_verifications_forget(self._verifications, info.producer_id)
         if one.commit is False and _undo.change == ENDED:
-            self.aborted.append(Aborted(info.producer_id, self._transactions.entries[_undo.transaction - 1].first_offset, offset))
+            self.aborted.append(
+                Aborted(info.producer_id, self._transactions.entries[_undo.transaction - 1].first_offset, offset)
+            )
 
-    def stage(self, data: bytes, coordinator: bool, bumped: bool, guard: int, now_ms: int, off: frozenset[str]) -> Verdict:
-        """As mqd_partition_stage(): whether the batch may be appended. Rules that can be off: `fence`, `verify`."""
+    def stage(
+        self, data: bytes, coordinator: bool, bumped: bool, guard: int, now_ms: int, off: frozenset[str]
+    ) -> Verdict:
+        """As mqd_partition_stage(): whether the batch may be appended. Rules that can be off:
+        `fence`, `verify`.
+        """
         self.sync()
         one = parsed(data)
         info = one.info
@@ -150,13 +167,22 @@ class ProducerState:
             marker = _marker
             marker.commit, marker.coordinator_epoch = one.commit, one.coordinator_epoch
         batch = _fill(info, 0)
-        kind = ffi.new("struct mqd_producer_batch_kind *", {"marker": marker, "coordinator": coordinator, "bumped": bumped, "known": False})
+        kind = ffi.new(
+            "struct mqd_producer_batch_kind *",
+            {"marker": marker, "coordinator": coordinator, "bumped": bumped, "known": False},
+        )
         error = lib.mqd_producers_check(self._producers, batch, kind[0], _duplicate, _base_offset)
         if error == COORDINATOR_FENCED and "fence" in off:
             error = 0
         if not error and _duplicate[0]:
             return Verdict(0, duplicate_of=_base_offset[0])
-        if error or coordinator or not info.transactional or "verify" in off or lib.mqd_producers_ongoing(self._producers, batch):
+        if (
+            error
+            or coordinator
+            or not info.transactional
+            or "verify" in off
+            or lib.mqd_producers_ongoing(self._producers, batch)
+        ):
             return Verdict(error)
         return self._verified(batch, guard, now_ms)
 

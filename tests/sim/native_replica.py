@@ -1,4 +1,6 @@
-"""The broker's own replication core (native/replica/rules.h) behind the interface of partition_replica.py: the worker of the simulator drives it as the reactor does."""
+"""The broker's own replication core (native/replica/rules.h) behind the interface of
+partition_replica.py: the worker of the simulator drives it as the reactor does.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,21 @@ _step = ffi.new("struct mqd_replica_step *")
 
 
 def _fill_fetch(fetch: Fetch) -> Any:
-    _fetch.node_id, _fetch.broker_epoch, _fetch.current_leader_epoch, _fetch.last_fetched_epoch, _fetch.fetch_offset = fetch
+    _fetch.node_id, _fetch.broker_epoch, _fetch.current_leader_epoch, _fetch.last_fetched_epoch, _fetch.fetch_offset = (
+        fetch
+    )
     return _fetch
 
 
 class NativeReplica:
-    def __init__(self, log: PartitionLog, flush_on_ack: bool, off: frozenset[str] = frozenset(), lag_ms_max: int = 10_000, lag_records_max: int = -1) -> None:
+    def __init__(
+        self,
+        log: PartitionLog,
+        flush_on_ack: bool,
+        off: frozenset[str] = frozenset(),
+        lag_ms_max: int = 10_000,
+        lag_records_max: int = -1,
+    ) -> None:
         self.entries = log
         self.flush_on_ack = flush_on_ack
         self.lag_ms_max = lag_ms_max
@@ -58,7 +69,7 @@ class NativeReplica:
             self._epoch_count = len(epochs)
         return self._epochs, self._epoch_count
 
-    # -- metadata and log --------------------------------------------------------------------------------------------------
+    # -- metadata and log --------------------------------------------------------------------------
 
     def assign(self, given: Assignment, now_ms: int) -> int:
         out = _assignment
@@ -81,7 +92,7 @@ class NativeReplica:
     def log_changed(self, now_ms: int) -> int:
         return lib.mqd_replica_log(self.native, 0, len(self.entries.entries), self.entries.durable, now_ms)
 
-    # -- the leader --------------------------------------------------------------------------------------------------------
+    # -- the leader --------------------------------------------------------------------------------
 
     def may_append(self, all_acks: bool, lease_deadline_ns: int, now_ns: int) -> int:
         return lib.mqd_replica_may_append(self.native, all_acks, lease_deadline_ns, now_ns)
@@ -92,7 +103,15 @@ class NativeReplica:
     def fetch(self, asked: Fetch, now_ms: int) -> Answer:
         lib.mqd_replica_fetch(self.native, _fill_fetch(asked), *self._with_epochs(), now_ms, _answer)
         out = _answer
-        return Answer(out.error, out.leader_epoch, out.diverging_epoch, out.diverging_end, out.read_end, out.high_watermark, out.changed)
+        return Answer(
+            out.error,
+            out.leader_epoch,
+            out.diverging_epoch,
+            out.diverging_end,
+            out.read_end,
+            out.high_watermark,
+            out.changed,
+        )
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
         out = _proposal
@@ -104,7 +123,7 @@ class NativeReplica:
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
         return lib.mqd_replica_answered(self.native, sequence, leader_epoch, error, now_ms, again_ms)
 
-    # -- the follower ------------------------------------------------------------------------------------------------------
+    # -- the follower ------------------------------------------------------------------------------
 
     def next_fetch(self) -> Fetch | None:
         out = _fetch
@@ -114,7 +133,15 @@ class NativeReplica:
 
     def step(self, asked: Fetch, answer: Answer) -> tuple[int, int]:
         out = _answer
-        out.error, out.leader_epoch, out.diverging_epoch, out.diverging_end, out.read_end, out.high_watermark, out.changed = answer
+        (
+            out.error,
+            out.leader_epoch,
+            out.diverging_epoch,
+            out.diverging_end,
+            out.read_end,
+            out.high_watermark,
+            out.changed,
+        ) = answer
         out.log_start = 0
         lib.mqd_replica_step(self.native, _fill_fetch(asked), out, *self._with_epochs(), _step)
         return _step.action, _step.offset
@@ -122,7 +149,7 @@ class NativeReplica:
     def followed(self, leader_epoch: int, high_watermark: int) -> int:
         return lib.mqd_replica_followed(self.native, leader_epoch, high_watermark)
 
-    # -- state -------------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def high_watermark(self) -> int:
@@ -164,4 +191,6 @@ class NativeReplica:
     def maximal(self) -> frozenset[int]:
         native = self.native
         followers = [native.followers[place] for place in range(native.follower_count)]
-        return frozenset([each.member.node_id for each in followers if each.member.in_sync or (native.proposing and each.proposed)])
+        return frozenset(
+            [each.member.node_id for each in followers if each.member.in_sync or (native.proposing and each.proposed)]
+        )

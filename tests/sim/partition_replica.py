@@ -1,11 +1,14 @@
-"""The rules of one replica (R1-R7, R10-R12 of the design page) in plain Python, behind the interface of native/replica/rules.h: what stands in the small world, and beside which
-the C core is held. NativeReplica (native_replica.py) is the same interface over the very library.
+"""The rules of one replica (R1-R7, R10-R12 of the design page) in plain Python, behind the
+interface of native/replica/rules.h: what stands in the small world, and beside which the C core is
+held. NativeReplica (native_replica.py) is the same interface over the very library.
 
-A rule named in `off` is broken on purpose, so that the checkers can be seen to find it. Offsets count entries; times are milliseconds of the host's clock.
+A rule named in `off` is broken on purpose, so that the checkers can be seen to find it. Offsets
+count entries; times are milliseconds of the host's clock.
 
 Invariants
     A1  high_watermark never falls while the replica leads, and is <= log end
-    A2  maximal in-sync set = committed ones + those proposed, from before the proposal leaves until a newer partition epoch or a refusal for good
+    A2  maximal in-sync set = committed ones + those proposed, from before the proposal leaves until
+        a newer partition epoch or a refusal for good
     A3  follower states are of this leader epoch only
 """
 
@@ -16,7 +19,17 @@ from typing import NamedTuple
 from tests.sim.disks import PartitionLog
 
 NONE, OUT_OF_RANGE, NOT_LEADER, REPLICA_NOT_AVAILABLE, NOT_ENOUGH, NOT_ENOUGH_AFTER = 0, 1, 6, 9, 19, 20
-NOT_CONTROLLER, OUT_OF_ORDER, NOT_ATTEMPTED, FENCED_EPOCH, UNKNOWN_EPOCH, STALE_BROKER, NOT_AVAILABLE, INVALID_VERSION, INELIGIBLE = 41, 45, 55, 74, 75, 77, 78, 95, 107
+(
+    NOT_CONTROLLER,
+    OUT_OF_ORDER,
+    NOT_ATTEMPTED,
+    FENCED_EPOCH,
+    UNKNOWN_EPOCH,
+    STALE_BROKER,
+    NOT_AVAILABLE,
+    INVALID_VERSION,
+    INELIGIBLE,
+) = (41, 45, 55, 74, 75, 77, 78, 95, 107)
 STORAGE_ERROR = 56
 
 NEW_EPOCH, NEW_ROLE, HIGH_WATERMARK, STALE, BELOW_MIN = 1, 2, 4, 8, 16
@@ -77,7 +90,9 @@ class Follower:
 
 
 class ModelReplica:
-    def __init__(self, log: PartitionLog, flush_on_ack: bool, off: frozenset[str] = frozenset(), lag_ms_max: int = 10_000) -> None:
+    def __init__(
+        self, log: PartitionLog, flush_on_ack: bool, off: frozenset[str] = frozenset(), lag_ms_max: int = 10_000
+    ) -> None:
         self.entries = log
         self.flush_on_ack = flush_on_ack
         self.off = off
@@ -94,7 +109,7 @@ class ModelReplica:
         self._sequence = 0
         self.followers: dict[int, Follower] = {}
 
-    # -- metadata ----------------------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def assign(self, given: Assignment, now_ms: int) -> int:
         if (given.leader_epoch, given.partition_epoch) < (self.leader_epoch, self.partition_epoch):
@@ -127,7 +142,11 @@ class ModelReplica:
 
     @property
     def maximal(self) -> frozenset[int]:
-        return self.committed if self.proposal is None else self.committed.union([node for node, _ in self.proposal.in_sync])
+        return (
+            self.committed
+            if self.proposal is None
+            else self.committed.union([node for node, _ in self.proposal.in_sync])
+        )
 
     @property
     def in_sync_count(self) -> int:
@@ -144,7 +163,7 @@ class ModelReplica:
         self.high_watermark = min(self.high_watermark, self.entries.end)
         return self._advance() if self.leading else 0
 
-    # -- as the leader -----------------------------------------------------------------------------------------------------
+    # -- as the leader -----------------------------------------------------------------------------
 
     def _advance(self) -> int:
         """R4."""
@@ -172,7 +191,9 @@ class ModelReplica:
         if member is None:
             return self._answer(REPLICA_NOT_AVAILABLE)
         follower = self.followers.get(asked.node)
-        if "903" not in self.off and asked.broker_epoch < max(member.broker_epoch, follower.broker_epoch if follower is not None else -1):
+        if "903" not in self.off and asked.broker_epoch < max(
+            member.broker_epoch, follower.broker_epoch if follower is not None else -1
+        ):
             return self._answer(STALE_BROKER)
         log = self.entries
         if "R2" not in self.off and asked.offset > 0:
@@ -192,7 +213,9 @@ class ModelReplica:
         return self._answer(NONE, changed=self._advance())
 
     def _answer(self, error: int, diverging_epoch: int = -1, diverging_end: int = -1, changed: int = 0) -> Answer:
-        return Answer(error, self.leader_epoch, diverging_epoch, diverging_end, self.entries.end, self.high_watermark, changed)
+        return Answer(
+            error, self.leader_epoch, diverging_epoch, diverging_end, self.entries.end, self.high_watermark, changed
+        )
 
     def may_append(self, all_acks: bool, lease_deadline_ns: int, now_ns: int) -> int:
         """R11, before an append."""
@@ -209,7 +232,9 @@ class ModelReplica:
         return NOT_AVAILABLE if self.high_watermark < self.epoch_start and "R12" not in self.off else NONE
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
-        """R7: the in-sync set this leader would have now, if it is another one; from here on the union counts (R5). One in flight, the same again when there is no answer."""
+        """R7: the in-sync set this leader would have now, if it is another one; from here on the
+        union counts (R5). One in flight, the same again when there is no answer.
+        """
         if not self.leading:
             return None
         if self.proposal is None:
@@ -217,7 +242,9 @@ class ModelReplica:
             if {node for node, _ in members} == self.committed:
                 return None
             self._sequence += 1
-            self.proposal = Proposal(self._sequence, self.assignment.broker_epoch, self.leader_epoch, self.partition_epoch, members)
+            self.proposal = Proposal(
+                self._sequence, self.assignment.broker_epoch, self.leader_epoch, self.partition_epoch, members
+            )
         elif now_ms < self._proposal_due_ms:
             return None
         self._proposal_due_ms = now_ms + repeat_ms
@@ -239,7 +266,12 @@ class ModelReplica:
                 caught_up = follower.caught_up_ms if follower is not None else self.epoch_began_ms
                 if now_ms - caught_up <= self.lag_ms_max:
                     wanted.append((member.node, follower.broker_epoch if follower is not None else member.broker_epoch))
-            elif follower is not None and member.eligible and follower.end >= self.high_watermark and (self._caught_up(follower, now_ms) or "R7" in self.off):
+            elif (
+                follower is not None
+                and member.eligible
+                and follower.end >= self.high_watermark
+                and (self._caught_up(follower, now_ms) or "R7" in self.off)
+            ):
                 if follower.broker_epoch == member.broker_epoch or "903" in self.off:
                     wanted.append((member.node, follower.broker_epoch))
         return tuple(wanted)
@@ -255,7 +287,7 @@ class ModelReplica:
         self._proposal_due_ms = again_ms
         return 0
 
-    # -- as a follower -----------------------------------------------------------------------------------------------------
+    # -- as a follower -----------------------------------------------------------------------------
 
     def next_fetch(self) -> Fetch | None:
         log, given = self.entries, self.assignment
@@ -266,7 +298,12 @@ class ModelReplica:
     def step(self, asked: Fetch, answer: Answer) -> tuple[int, int]:
         """(what to do, offset)."""
         log = self.entries
-        if not self.following or asked.leader_epoch != self.leader_epoch or asked.offset != log.end or (answer.leader_epoch != self.leader_epoch and "R1" not in self.off):
+        if (
+            not self.following
+            or asked.leader_epoch != self.leader_epoch
+            or asked.offset != log.end
+            or (answer.leader_epoch != self.leader_epoch and "R1" not in self.off)
+        ):
             return IGNORE, 0
         if answer.error == OUT_OF_RANGE:
             return TRUNCATE, min(answer.read_end, log.end)

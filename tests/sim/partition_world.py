@@ -1,6 +1,8 @@
-"""The small world: partitions on four hosts, real replication rules, an atomic controller behind lossy links. Chaos, then healing.
+"""The small world: partitions on four hosts, real replication rules, an atomic controller behind
+lossy links. Chaos, then healing.
 
-Here the checkers are proven: quickly, and without the cores of quorum and metadata in between. See cluster_world.py for whole clusters.
+Here the checkers are proven: quickly, and without the cores of quorum and metadata in between. See
+cluster_world.py for whole clusters.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class Host:
         if self.kernel.random.random() < 0.7:  # what its disk has is at times older
             self._old_metadata = metadata
 
-    # -- life --------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.incarnation += 1
@@ -72,7 +74,9 @@ class Host:
         self.dead_epochs: dict[Any, int] = {}
         self.metadata = self._old_metadata
         self.worker = self._new_worker()
-        self.broker = ModelBroker(self, self.world.controller, self.network, self.world.heartbeat, self.world.session, self.world.off)
+        self.broker = ModelBroker(
+            self, self.world.controller, self.network, self.world.heartbeat, self.world.session, self.world.off
+        )
 
     def _new_worker(self) -> ModelWorker:
         world = self.world
@@ -117,7 +121,9 @@ class Host:
         epoch, metadata = self.broker.epoch, self.broker.metadata
         self.broker.process.die()
         self.metadata = metadata
-        self.broker = ModelBroker(self, self.world.controller, self.network, self.world.heartbeat, self.world.session, self.world.off)
+        self.broker = ModelBroker(
+            self, self.world.controller, self.network, self.world.heartbeat, self.world.session, self.world.off
+        )
         self.broker.epoch = epoch
         if metadata.version >= epoch >= 0:
             self.broker._apply()
@@ -129,7 +135,14 @@ class Host:
 
 
 class PartitionWorld:
-    def __init__(self, seed: int, off: frozenset[str] = frozenset(), flush_on_ack: bool | None = None, partitions: int = 1, make_core: Callable[[PartitionLog], Any] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        off: frozenset[str] = frozenset(),
+        flush_on_ack: bool | None = None,
+        partitions: int = 1,
+        make_core: Callable[[PartitionLog], Any] | None = None,
+    ) -> None:
         self.seed = seed
         kernel = self.kernel = Kernel(seed)
         random = kernel.random
@@ -143,8 +156,15 @@ class PartitionWorld:
         self.producer_ids = self.values = 0
         nodes = list(range(HOSTS))
         parts = {f"t-{index}": tuple(random.sample(nodes, 3)) for index in range(partitions)}
-        self.history = History(lambda partition: self.controller.view(partition), self.running, self.logs, lambda partition: self.flush_on_ack)
-        self.controller = ModelController(kernel, controller_node, parts, 2, off, self.flush_on_ack, self.session, self.history.chosen)
+        self.history = History(
+            lambda partition: self.controller.view(partition),
+            self.running,
+            self.logs,
+            lambda partition: self.flush_on_ack,
+        )
+        self.controller = ModelController(
+            kernel, controller_node, parts, 2, off, self.flush_on_ack, self.session, self.history.chosen
+        )
         self.hosts: list[Host] = []
         for node in nodes:
             self.hosts.append(Host(self, node))
@@ -158,18 +178,24 @@ class PartitionWorld:
             Asker(self, self.partitions, 80 * MILLISECOND),
         ]
         kernel.after_each = self.history.check
-        self._weights = {name: random.random() ** 2 * weight for name, weight in FAULTS.items() if random.random() < 0.75}
+        self._weights = {
+            name: random.random() ** 2 * weight for name, weight in FAULTS.items() if random.random() < 0.75
+        }
         self._slow_disk = random.random() < 0.2
         self._gap = random.choice((80, 200, 500, 1500)) * MILLISECOND
 
     def _model_core(self, log: PartitionLog) -> ModelReplica:
         return ModelReplica(log, self.flush_on_ack, self.off, LAG_MS)
 
-    # -- what others ask ---------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------
 
     def flush_delay(self) -> int:
         random = self.kernel.random
-        return random.randrange(200, 4_000) if not self._slow_disk or random.random() < 0.9 else random.randrange(4_000, 300_000)
+        return (
+            random.randrange(200, 4_000)
+            if not self._slow_disk or random.random() < 0.9
+            else random.randrange(4_000, 300_000)
+        )
 
     def worker_of(self, node: int, partition: Any) -> ModelWorker | None:
         return self.hosts[node].worker if 0 <= node < HOSTS else None
@@ -195,7 +221,7 @@ class PartitionWorld:
         replicas = self.controller.metadata.parts[partition].replicas
         return replicas[self.kernel.random.randrange(len(replicas))]
 
-    # -- the run -----------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     def run(self, chaos: int = 4_000) -> None:
         kernel = self.kernel
@@ -241,7 +267,8 @@ class PartitionWorld:
 
     def _restart(self, random: Any) -> None:
         host = self.hosts[random.randrange(HOSTS)]
-        kinds = ("clean", "kill", "power") if self.flush_on_ack else ("clean", "kill", "power", "wipe")  # a lost disk: in cluster_world.py
+        # a lost disk: in cluster_world.py
+        kinds = ("clean", "kill", "power") if self.flush_on_ack else ("clean", "kill", "power", "wipe")
         host.stop(random.choice(kinds))
         if random.random() < 0.2:  # at once, or later with others
             host.start()
@@ -267,14 +294,16 @@ class PartitionWorld:
 
     def _leaders(self, random: Any) -> None:
         for _ in range(random.randrange(1, 4)):
-            self.kernel.after(random.randrange(6) * MILLISECOND, None, self._move_leader, random.choice(self.partitions))
+            self.kernel.after(
+                random.randrange(6) * MILLISECOND, None, self._move_leader, random.choice(self.partitions)
+            )
 
     def _move_leader(self, partition: Any) -> None:
         part = self.controller.metadata.parts[partition]
         if part.in_sync:
             self.controller.move_leader(partition, self.kernel.random.choice(part.in_sync))
 
-    # -- healing -----------------------------------------------------------------------------------------------------------
+    # -- healing -----------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Everything is put right, then there is time to come together: HEAL_MAX of it."""
@@ -317,4 +346,14 @@ class PartitionWorld:
 
 
 HEAL_MAX = 30 * SECOND
-FAULTS = {"link": 30, "isolate": 10, "mend": 22, "pause": 10, "restart": 20, "all_down": 1.5, "worker": 6, "broker": 4, "leaders": 5}
+FAULTS = {
+    "link": 30,
+    "isolate": 10,
+    "mend": 22,
+    "pause": 10,
+    "restart": 20,
+    "all_down": 1.5,
+    "worker": 6,
+    "broker": 4,
+    "leaders": 5,
+}

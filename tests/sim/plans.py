@@ -1,4 +1,6 @@
-"""Runs of the cluster simulator with something special in them, by name: `--kind members` of replay.py, the fourth argument of schedules.py."""
+"""Runs of the cluster simulator with something special in them, by name: `--kind members` of
+replay.py, the fourth argument of schedules.py.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,24 @@ def transactions(seed: int) -> Plan:
 
 
 def retire(seed: int) -> Plan:
-    """A topic of four partitions, or two, that gets fewer of them while keyed producers write to it."""
+    """A topic of four partitions, or two, that gets fewer of them while keyed producers write to
+    it.
+    """
     random = Random(f"retirement plan {seed}")
     return msgspec.structs.replace(draw_plan(random), retire=random.choice((2, 4)), groups=0, producers=0, partitions=1)
 
 
 def coordinators(seed: int) -> Plan:
     """As transactions; what happens is that leaders move and die, coordinators among them."""
-    return msgspec.structs.replace(transactions(seed), faults=("leaders", "worker", "restart", "processes", "pause", "mend"))
+    return msgspec.structs.replace(
+        transactions(seed), faults=("leaders", "worker", "restart", "processes", "pause", "mend")
+    )
 
 
 def last_markers(seed: int) -> Plan:
-    """As transactions, and next to nothing fails but one thing, often: a coordinator's acceptor dies when it has sent markers, which are there long after what its successor sends."""
+    """As transactions, and next to nothing fails but one thing, often: a coordinator's acceptor
+    dies when it has sent markers, which are there long after what its successor sends.
+    """
     return msgspec.structs.replace(transactions(seed), faults=("mend",), last_markers=0.1)
 
 

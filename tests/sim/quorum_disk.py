@@ -1,7 +1,9 @@
-"""The disk of one replica of the metadata quorum: vote, snapshot, log; a queue of operations in order, each durable when it is reported done.
+"""The disk of one replica of the metadata quorum: vote, snapshot, log; a queue of operations in
+order, each durable when it is reported done.
 
-A crash keeps some beginning of what was under way (whole batches: a torn one is cut off when the log is opened) and nothing of what was only queued. A full disk refuses
-an append; with it goes all that is queued behind. The contract of raft/events.py is asserted on the way.
+A crash keeps some beginning of what was under way (whole batches: a torn one is cut off when the
+log is opened) and nothing of what was only queued. A full disk refuses an append; with it goes all
+that is queued behind. The contract of raft/events.py is asserted on the way.
 """
 
 from __future__ import annotations
@@ -56,11 +58,15 @@ class QuorumDisk:
         match operation:
             case events.PersistVote():
                 old, new = self.vote, operation.vote
-                assert new.epoch > old.epoch or (new.epoch == old.epoch and old.voted_for in (None, new.voted_for)), f"I4: {old} then {new}"
+                assert new.epoch > old.epoch or (new.epoch == old.epoch and old.voted_for in (None, new.voted_for)), (
+                    f"I4: {old} then {new}"
+                )
                 self.vote = new
             case events.AppendLog():
                 for batch in operation.batches:
-                    assert batch.base_offset == self.end_offset and batch.epoch >= self.epoch, f"disk: append at {batch.base_offset}, the log ends at {self.end_offset}"
+                    assert batch.base_offset == self.end_offset and batch.epoch >= self.epoch, (
+                        f"disk: append at {batch.base_offset}, the log ends at {self.end_offset}"
+                    )
                     self.log.append(batch)
             case events.TruncateLog():
                 while self.log and self.log[-1].next_offset > operation.offset:

@@ -1,4 +1,6 @@
-"""One host of a simulated quorum: disk, clock, and while it runs the controller's process with the core in it; what the shell does, a small state machine, a small broker's lease."""
+"""One host of a simulated quorum: disk, clock, and while it runs the controller's process with the
+core in it; what the shell does, a small state machine, a small broker's lease.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class Host:
         self.silent_since: dict[int, int] = {}  # node -> own clock
         self.fenced: set[int] = set()
 
-    # -- life --------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         world = self.world
@@ -77,12 +79,16 @@ class Host:
             self.deposed()
 
     def prove(self, epoch: int) -> None:
-        """The keeper tells the others that the process has ended which led `epoch` (death_notice.py)."""
+        """The keeper tells the others that the process has ended which led `epoch`
+        (death_notice.py).
+        """
         world = self.world
         for wait_ms in REPEATS_MS if epoch >= 0 else ():
             for other in world.hosts.values():
                 if other is not self:
-                    world.kernel.after(wait_ms * MILLISECOND, None, self._tell, other, events.LeaderDied(self.node_id, epoch))
+                    world.kernel.after(
+                        wait_ms * MILLISECOND, None, self._tell, other, events.LeaderDied(self.node_id, epoch)
+                    )
 
     def _tell(self, other: Host, died: events.LeaderDied) -> None:
         self.world.network.send(self.node_id - 1, other.node_id - 1, other.process, other.handle, died)
@@ -92,7 +98,7 @@ class Host:
         self.disk = QuorumDisk()
         self.key = ReplicaKey(self.node_id, self.world.new_directory())
 
-    # -- the shell ---------------------------------------------------------------------------------------------------------
+    # -- the shell ---------------------------------------------------------------------------------
 
     def handle(self, event: events.Event) -> None:
         core, world = self.core, self.world
@@ -110,7 +116,12 @@ class Host:
         for effect in effects:
             self.carry_out(effect)
         self._depth -= 1
-        if self.is_active and core is self.core and not self._depth and (self.tail != core.next_offset or not core.is_active):
+        if (
+            self.is_active
+            and core is self.core
+            and not self._depth
+            and (self.tail != core.next_offset or not core.is_active)
+        ):
             raise Violation("A1", f"node {self.node_id} expects offset {self.tail}, the log ends at {core.next_offset}")
         self.schedule_tick()
 
@@ -138,7 +149,9 @@ class Host:
                 world.on_said(self, effect.message)
                 target = world.hosts.get(effect.to)
                 if target is not None:
-                    world.network.send(self.node_id - 1, effect.to - 1, target.process, target.receive, self.node_id, effect.message)
+                    world.network.send(
+                        self.node_id - 1, effect.to - 1, target.process, target.receive, self.node_id, effect.message
+                    )
             case events.PersistVote() | events.AppendLog() | events.TruncateLog() | events.InstallSnapshot():
                 self.disk.queue.append(effect)
                 self.maybe_write()
@@ -149,7 +162,10 @@ class Host:
             case events.BecameActive():
                 world.kernel.tell("active", self.node_id, effect.epoch, effect.next_offset)
                 if effect.next_offset != self.version:
-                    raise Violation("A1", f"node {self.node_id} is active at offset {effect.next_offset}, its state is at {self.version}")
+                    raise Violation(
+                        "A1",
+                        f"node {self.node_id} is active at offset {effect.next_offset}, its state is at {self.version}",
+                    )
                 self.is_active, self.tail = True, effect.next_offset
                 self.begin_sessions()
             case events.Deposed():
@@ -177,7 +193,7 @@ class Host:
             case events.VoterChangeEnded():
                 world.kernel.tell("voters", self.node_id, effect.token, effect.error)
 
-    # -- its state machine -------------------------------------------------------------------------------------------------
+    # -- its state machine -------------------------------------------------------------------------
 
     def state(self) -> bytes:
         return msgspec.msgpack.encode((self.version, self.digest, b"." * 100))
@@ -188,12 +204,16 @@ class Host:
         version, digest, _ = msgspec.msgpack.decode(data)
         for batch in self.disk.log:
             version, digest = batch.next_offset, chain(digest, batch)
-        return SnapshotMeta(version, self.disk.epoch, meta.voters, meta.generation), msgspec.msgpack.encode((version, digest, b"."))
+        return SnapshotMeta(version, self.disk.epoch, meta.voters, meta.generation), msgspec.msgpack.encode(
+            (version, digest, b".")
+        )
 
     def load(self, meta: SnapshotMeta, data: bytes) -> None:
         self.version, self.digest, _ = msgspec.msgpack.decode(data)
         if self.version != meta.offset or self.digest != self.world.digest_at(self.version):
-            raise Violation("I2", f"node {self.node_id} loads a snapshot at {meta.offset} that differs from what was committed")
+            raise Violation(
+                "I2", f"node {self.node_id} loads a snapshot at {meta.offset} that differs from what was committed"
+            )
 
     def on_committed(self, batches: tuple[Batch, ...]) -> None:
         for batch in batches:
@@ -201,7 +221,10 @@ class Host:
                 raise Violation("I2", f"node {self.node_id} is handed offset {batch.base_offset} at {self.version}")
             self.version, self.digest = batch.next_offset, chain(self.digest, batch)
             if self.digest != self.world.digest_at(self.version):
-                raise Violation("I2", f"node {self.node_id} is handed another record at offset {batch.base_offset}, epoch {batch.epoch}")
+                raise Violation(
+                    "I2",
+                    f"node {self.node_id} is handed another record at offset {batch.base_offset}, epoch {batch.epoch}",
+                )
         if self.is_active and self.world.clients_work and self.world.kernel.random.random() < 0.2:
             self.propose((b"because",))  # as rules do, that wait for something to be committed
         if self.world.kernel.random.random() < 0.1:
@@ -212,7 +235,7 @@ class Host:
             self.tail += len(values)
             self.handle(events.Propose(len(values), values, self.tail - len(values)))
 
-    # -- its disk ----------------------------------------------------------------------------------------------------------
+    # -- its disk ----------------------------------------------------------------------------------
 
     def maybe_write(self) -> None:
         disk, random = self.disk, self.world.kernel.random
@@ -248,14 +271,24 @@ class Host:
             self.handle(events.DiskDone(sequences[-1]))
         self.maybe_write()
 
-    # -- as a broker, and as the controller of brokers ---------------------------------------------------------------------
+    # -- as a broker, and as the controller of brokers ---------------------------------------------
 
     def heartbeat(self) -> None:
-        """Asks who it thinks leads for a lease; as the active controller fences who is silent. The rules of cluster.md 3.4, in small."""
+        """Asks who it thinks leads for a lease; as the active controller fences who is silent. The
+        rules of cluster.md 3.4, in small.
+        """
         world, core = self.world, self.core
         target = world.hosts.get(core.leader)
         if target is not None:
-            world.network.send(self.node_id - 1, core.leader - 1, target.process, target.on_heartbeat, self.node_id, self.process, self.clock.now())
+            world.network.send(
+                self.node_id - 1,
+                core.leader - 1,
+                target.process,
+                target.on_heartbeat,
+                self.node_id,
+                self.process,
+                self.clock.now(),
+            )
         now = self.clock.now()
         if self.may_grant():
             for node, since in sorted(self.silent_since.items()):
@@ -272,7 +305,9 @@ class Host:
         return self.is_active and self.core.has_lease(self.clock.now())
 
     def on_heartbeat(self, sender: int, process: Process | None, stamp_ns: int) -> None:
-        """The answer is for the life that asked: another boot of its machine has another clock (late schedule 10057)."""
+        """The answer is for the life that asked: another boot of its machine has another clock
+        (late schedule 10057).
+        """
         if self.may_grant():
             self.silent_since[sender] = self.clock.now()
             self.fenced.discard(sender)

@@ -1,4 +1,6 @@
-"""Planted bugs in the quorum: each turns one rule off. The simulator must find every one of them, by its schedules or by a directed trace."""
+"""Planted bugs in the quorum: each turns one rule off. The simulator must find every one of them,
+by its schedules or by a directed trace.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,24 @@ import msgspec
 
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.election import Election
-from mqd.cluster.raft.events import NO_DEADLINE, AppendLog, Committed, DiskDone, InstallSnapshot, LeaderDied, PersistVote, QuorumSettings, TruncateLog
+from mqd.cluster.raft.events import (
+    NO_DEADLINE,
+    AppendLog,
+    Committed,
+    DiskDone,
+    InstallSnapshot,
+    LeaderDied,
+    PersistVote,
+    QuorumSettings,
+    TruncateLog,
+)
 from mqd.cluster.raft.follower import Following
 from mqd.cluster.raft.leader import Leadership, Replica
 from mqd.cluster.raft.messages import EndEpoch, Fetch
 from mqd.cluster.raft.voters import VoterChanges
 from tests.sim.quorum_host import Host
 
-# -- elections -----------------------------------------------------------------------------------------------------------------
+# -- elections -------------------------------------------------------------------------------------
 
 
 class EpochAtOnce(Election):
@@ -52,12 +64,16 @@ class ForgetsVote(QuorumCore):
         effects = super().handle(event, now_ns)
         votes = [effect for effect in effects if isinstance(effect, PersistVote)]
         others = [effect for effect in effects if not isinstance(effect, PersistVote)]
-        if votes and not any(isinstance(effect, AppendLog | TruncateLog | InstallSnapshot) for effect in others) and all(entry[1] == "vote" for entry in self._disk):
+        if (
+            votes
+            and not any(isinstance(effect, AppendLog | TruncateLog | InstallSnapshot) for effect in others)
+            and all(entry[1] == "vote" for entry in self._disk)
+        ):
             return others + self.handle(DiskDone(votes[-1].sequence), now_ns)
         return effects
 
 
-# -- the lease -----------------------------------------------------------------------------------------------------------------
+# -- the lease -------------------------------------------------------------------------------------
 
 
 class VoteAfterRestart(QuorumCore):
@@ -104,7 +120,9 @@ class SpeaksTooSoon(Leadership):
     def resign(self, reason, now_ns, successor=None, stand_again=False) -> None:
         if reason == "handed over":
             for key in self._best_first():
-                self.core.send(key.node_id, EndEpoch(self.core.generation, self.epoch, self.core.key, (successor or 0,)))
+                self.core.send(
+                    key.node_id, EndEpoch(self.core.generation, self.epoch, self.core.key, (successor or 0,))
+                )
         else:
             super().resign(reason, now_ns, successor, stand_again)
 
@@ -124,7 +142,7 @@ class ProofOfAnyEpoch(QuorumCore):
         return super().handle(event, now_ns)
 
 
-# -- the log -------------------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 class CountsUnflushed(Leadership):
@@ -186,7 +204,7 @@ class EffectBeforeCommit(QuorumCore):
         super()._apply()
 
 
-# -- voters --------------------------------------------------------------------------------------------------------------------
+# -- voters ----------------------------------------------------------------------------------------
 
 
 class BeforeOwnEpoch(VoterChanges):
@@ -206,7 +224,9 @@ class ChangesBeforeOwnEpoch(Leadership):
 
 
 class SingleServerChangeBug(QuorumCore):
-    """A change of the voters before the leader has committed anything in its own epoch: two leaders in turn each have one in flight, and their majorities do not meet."""
+    """A change of the voters before the leader has committed anything in its own epoch: two leaders
+    in turn each have one in flight, and their majorities do not meet.
+    """
 
     leadership_class = ChangesBeforeOwnEpoch
 
@@ -228,7 +248,7 @@ class TwoChangesAtOnce(QuorumCore):
     leadership_class = ManyChanges
 
 
-# -- the lease of brokers, in the world's own model of it ----------------------------------------------------------------------
+# -- the lease of brokers, in the world's own model of it ------------------------------------------
 
 
 class ZombieGrants(Host):
@@ -253,7 +273,7 @@ class DeadlineFromReceipt(Host):
         super().on_granted(self.clock.now())
 
 
-# -- keepers -------------------------------------------------------------------------------------------------------------------
+# -- keepers ---------------------------------------------------------------------------------------
 
 
 class ProvesTooSoon(Host):

@@ -1,4 +1,6 @@
-"""Directed traces of the quorum: histories that chance finds rarely, and those that were bugs once. Each takes the class of the core, for planted bugs."""
+"""Directed traces of the quorum: histories that chance finds rarely, and those that were bugs once.
+Each takes the class of the core, for planted bugs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,22 @@ from tests.sim.kernel import Violation
 from tests.sim.quorum_host import Host, chain
 from tests.sim.quorum_world import Plan, World
 
-QUIET = Plan(voters=3, hosts=3, drift_max=0.0, restart=0, wipe=0, pause=0, cut=0, isolate=0, heal=0, noise=0, disk_slow=0, disk_full=0, transfer=0, change=0)
+QUIET = Plan(
+    voters=3,
+    hosts=3,
+    drift_max=0.0,
+    restart=0,
+    wipe=0,
+    pause=0,
+    cut=0,
+    isolate=0,
+    heal=0,
+    noise=0,
+    disk_slow=0,
+    disk_full=0,
+    transfer=0,
+    change=0,
+)
 
 
 def quiet(seed: int, core_class: type[QuorumCore], **changes) -> World:
@@ -31,7 +48,9 @@ def led(seed: int, core_class: type[QuorumCore], **changes) -> tuple[World, Host
 
 
 def restarted_voter(seed: int, core_class: type[QuorumCore]) -> None:
-    """C has not heard the leader for long. B, which has, is killed and is back at once: its promise stands all the same (TiKV #15035)."""
+    """C has not heard the leader for long. B, which has, is killed and is back at once: its promise
+    stands all the same (TiKV #15035).
+    """
     world, leader, (second, third) = led(seed, core_class)
     world.cut(leader.node_id, third.node_id)
     world.seconds(2.6)
@@ -53,7 +72,9 @@ def promised_voter(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def deaf_predecessor(seed: int, core_class: type[QuorumCore]) -> None:
-    """The leader hands over, but hears nothing any more: it cannot be told that the successor was elected."""
+    """The leader hands over, but hears nothing any more: it cannot be told that the successor was
+    elected.
+    """
     world, leader, others = led(seed, core_class)
     world.clients_work = False
     world.seconds(1)
@@ -89,7 +110,9 @@ def lonely_leader(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def stalled_disk(seed: int, core_class: type[QuorumCore]) -> None:
-    """The disk of the leader hangs. The others commit without it, but it can apply nothing: somebody else must lead."""
+    """The disk of the leader hangs. The others commit without it, but it can apply nothing:
+    somebody else must lead.
+    """
     world, leader, others = led(seed, core_class)
     leader.disk_delay = 1_000_000_000
     if not world.until(lambda: any(host.is_active for host in others), 8):
@@ -107,7 +130,9 @@ def failover(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> float:
-    """Seconds until somebody else is active after the leader's processes were killed; its keeper tells the others. `restarted`: a successor of the controller is there before they hear of it."""
+    """Seconds until somebody else is active after the leader's processes were killed; its keeper
+    tells the others. `restarted`: a successor of the controller is there before they hear of it.
+    """
     world, leader, others = led(seed, core_class)
     epoch = leader.core.epoch
     leader.stop(1)
@@ -120,12 +145,16 @@ def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> 
     taken = (world.kernel.now - before) / 1e6
     world.seconds(2)  # it is said again and again
     if world.active is None or max(host.core.epoch for host in others) > epoch + 4:
-        raise Violation("stable", f"epoch {epoch}, then one after the other to {max(host.core.epoch for host in others)}")
+        raise Violation(
+            "stable", f"epoch {epoch}, then one after the other to {max(host.core.epoch for host in others)}"
+        )
     return taken
 
 
 def old_proof(seed: int, core_class: type[QuorumCore]) -> None:
-    """Three voters of five hear late, when somebody else leads whom they do not hear at the moment, that a leader has died: that concerns nobody any more."""
+    """Three voters of five hear late, when somebody else leads whom they do not hear at the moment,
+    that a leader has died: that concerns nobody any more.
+    """
     world, leader, others = led(seed, core_class, hosts=5, voters=5)
     epoch = leader.core.epoch
     leader.stop(1)
@@ -165,7 +194,9 @@ def handover(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
-    """Seconds until there is a controller after all three lost their power: nobody knows any more what it has promised, so all wait as if it were just now."""
+    """Seconds until there is a controller after all three lost their power: nobody knows any more
+    what it has promised, so all wait as if it were just now.
+    """
     world, _, _ = led(seed, core_class)
     for host in world.hosts.values():
         host.stop(0)
@@ -178,7 +209,9 @@ def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
 
 
 def forced(seed: int, core_class: type[QuorumCore]) -> None:
-    """Two of three are lost for good; the third is forced to go on. When one comes back after all it is of an older generation: nobody listens to it, and it hears why."""
+    """Two of three are lost for good; the third is forced to go on. When one comes back after all
+    it is of an older generation: nobody listens to it, and it hears why.
+    """
     world, leader, others = led(seed, core_class)
     world.clients_work = False
     world.seconds(1)
@@ -200,7 +233,9 @@ def forced(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def late_grant(seed: int, host_class: type[Host]) -> None:
-    """A broker hears seconds later that its heartbeat has arrived; then the way to the controller is cut."""
+    """A broker hears seconds later that its heartbeat has arrived; then the way to the controller
+    is cut.
+    """
     world = World(seed, QUIET, host_class=host_class)
     world.seconds(3)
     leader = world.active
@@ -214,11 +249,21 @@ def late_grant(seed: int, host_class: type[Host]) -> None:
         raise Violation("H1", "nobody is fenced")
 
 
-# -- logs that were prepared ---------------------------------------------------------------------------------------------------
+# -- logs that were prepared -----------------------------------------------------------------------
 
 
-def prepared(seed: int, core_class: type[QuorumCore], voters: tuple[int, ...], hosts: int, logs: dict[int, list[Batch]], votes: dict[int, VoteState], committed: int) -> World:
-    """Hosts that do not run yet, with what their disks have; the first `committed` batches of node 2 are committed."""
+def prepared(
+    seed: int,
+    core_class: type[QuorumCore],
+    voters: tuple[int, ...],
+    hosts: int,
+    logs: dict[int, list[Batch]],
+    votes: dict[int, VoteState],
+    committed: int,
+) -> World:
+    """Hosts that do not run yet, with what their disks have; the first `committed` batches of node
+    2 are committed.
+    """
     settings = QuorumSettings(fetch_bytes_max=1)
     world = World(seed, QUIET._replace(hosts=hosts), core_class, settings, found=False)
     meta = SnapshotMeta(0, 0, tuple(world.voter(node) for node in voters), 1)
@@ -239,8 +284,14 @@ def key(node: int) -> ReplicaKey:
 
 
 def figure_eight(seed: int, core_class: type[QuorumCore]) -> None:
-    """Raft's figure 8: a record of an older epoch on a majority is not committed by that; who has a newer record, of epoch 3, may still be elected."""
-    first, second, third = leader_change_batch(0, 1, key(1)), leader_change_batch(1, 2, key(1)), leader_change_batch(1, 3, key(3))
+    """Raft's figure 8: a record of an older epoch on a majority is not committed by that; who has a
+    newer record, of epoch 3, may still be elected.
+    """
+    first, second, third = (
+        leader_change_batch(0, 1, key(1)),
+        leader_change_batch(1, 2, key(1)),
+        leader_change_batch(1, 3, key(3)),
+    )
     logs = {1: [first, second], 2: [first], 3: [first, third]}
     votes = {1: VoteState(2, key(1)), 2: VoteState(3, key(3)), 3: VoteState(3, key(3))}
     world = prepared(seed, core_class, (1, 2, 3), 3, logs, votes, committed=1)
@@ -256,18 +307,24 @@ def figure_eight(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
-    """The first published single-server change: S1 has 'add 5' in its log and is cut off; S2 is elected and at once removes S1, which S3 also gets; then S1, S4 and S5 meet."""
+    """The first published single-server change: S1 has 'add 5' in its log and is cut off; S2 is
+    elected and at once removes S1, which S3 also gets; then S1, S4 and S5 meet.
+    """
     world = prepared(seed, core_class, (1, 2, 3, 4), 5, {2: []}, {2: VoteState()}, committed=0)
     opening = leader_change_batch(0, 1, key(1))
     added = voters_batch(1, 1, tuple(world.voter(node) for node in (1, 2, 3, 4, 5)))
     logs = {1: [opening, added], 2: [opening], 3: [opening], 4: [opening], 5: [opening, added]}
-    world = prepared(seed, core_class, (1, 2, 3, 4), 5, logs, {node: VoteState(1, key(1)) for node in logs}, committed=1)
+    world = prepared(
+        seed, core_class, (1, 2, 3, 4), 5, logs, {node: VoteState(1, key(1)) for node in logs}, committed=1
+    )
     for host in world.hosts.values():
         host.start()
     world.cut_off(1, 5)
     world.hosts[3].core.election_deadline_ns = world.hosts[4].core.election_deadline_ns = 1 << 62
     for count in (1, 2):  # S3 and S4 have fetched, and none of them gets an answer
-        if not world.until(lambda: world.hosts[2].core.is_leader and len(world.hosts[2].core.leading.replicas) == count, 10):
+        if not world.until(
+            lambda: world.hosts[2].core.is_leader and len(world.hosts[2].core.leading.replicas) == count, 10
+        ):
             raise Violation("H1", "three of four voters elect nobody")
         for asked in sorted(world.hosts[2].core.leading.replicas):
             world.cut(2, asked.node_id)
@@ -281,11 +338,13 @@ def two_leaders_in_turn(seed: int, core_class: type[QuorumCore]) -> None:
         raise Violation("H1", "three of five voters elect nobody")
 
 
-# -- bugs that were found ------------------------------------------------------------------------------------------------------
+# -- bugs that were found --------------------------------------------------------------------------
 
 
 def rumours(seed: int, core_class: type[QuorumCore]) -> None:
-    """A leader resigns and nobody hears of it. The others used to name it to each other for ever: 'X leads this epoch'."""
+    """A leader resigns and nobody hears of it. The others used to name it to each other for ever:
+    'X leads this epoch'.
+    """
     world, leader, others = led(seed, core_class, hosts=5)
     world.cut_off(leader.node_id)
     world.until(lambda: not leader.core.is_leader, 10)
@@ -300,7 +359,9 @@ def rumours(seed: int, core_class: type[QuorumCore]) -> None:
 
 
 def removal_not_committed(seed: int, core_class: type[QuorumCore]) -> None:
-    """Of two voters the leader removes itself and is cut off before the other one has it. Only it can win the next election, though it is in no voter set of its log."""
+    """Of two voters the leader removes itself and is cut off before the other one has it. Only it
+    can win the next election, though it is in no voter set of its log.
+    """
     world, leader, (second,) = led(seed, core_class, voters=2)
     world.cut_off(leader.node_id)
     leader.handle(events.RemoveVoter("out", leader.key))

@@ -1,16 +1,22 @@
-"""Simulated quorums: real cores, a network that loses, repeats and delays, disks that lose what was not flushed, clocks that drift, hosts that stop, die, come back or lose everything.
+"""Simulated quorums: real cores, a network that loses, repeats and delays, disks that lose what was
+not flushed, clocks that drift, hosts that stop, die, come back or lose everything.
 
 Checked over all replicas after every event (beside each core's own check())
     I1  one leader in an epoch
-    I2  what one replica hands out at an offset is what every other one does, snapshots included; nobody truncates it
+    I2  what one replica hands out at an offset is what every other one does, snapshots included;
+        nobody truncates it
     I3  who is elected has every record that was committed in an older epoch
     I4  nobody says an epoch below one it has said, or votes twice in one, restarts included
     I5  what a leader calls committed is durable on a majority of the voters of its log
     I6  an epoch never falls while a process lives
-    L1  one valid lease at a time, paused and cut-off leaders included (while clocks are within the bound)
-    L2  when a controller fences a host, the lease that the host has from any controller has run out (likewise)
-    A1  an active leader's next offset is where its state machine expects it; a proposal is refused only when the leadership moves or the log is full
-    H1  after healing: one leader, active, with a lease; everyone has everything; what is proposed is committed
+    L1  one valid lease at a time, paused and cut-off leaders included (while clocks are within the
+        bound)
+    L2  when a controller fences a host, the lease that the host has from any controller has run out
+        (likewise)
+    A1  an active leader's next offset is where its state machine expects it; a proposal is refused
+        only when the leadership moves or the log is full
+    H1  after healing: one leader, active, with a lease; everyone has everything; what is proposed
+        is committed
 """
 
 from __future__ import annotations
@@ -32,7 +38,9 @@ from tests.sim.quorum_host import Host, chain
 
 
 class Plan(NamedTuple):
-    """What may go wrong in one run; rates are chances in a thousand that an opportunity (every 20 ms of true time) is taken."""
+    """What may go wrong in one run; rates are chances in a thousand that an opportunity (every 20
+    ms of true time) is taken.
+    """
 
     voters: int = 3
     hosts: int = 5
@@ -52,7 +60,19 @@ class Plan(NamedTuple):
     pauses_ms: tuple[int, ...] = (2, 10, 40, 150)  # between proposals
 
 
-LEASE_PLAN = Plan(hosts=3, cut=15, isolate=3, heal=15, noise=2, restart=12, wipe=0, disk_full=0, change=0, pause=2, pauses_ms=(1_000, 10_000))
+LEASE_PLAN = Plan(
+    hosts=3,
+    cut=15,
+    isolate=3,
+    heal=15,
+    noise=2,
+    restart=12,
+    wipe=0,
+    disk_full=0,
+    change=0,
+    pause=2,
+    pauses_ms=(1_000, 10_000),
+)
 """Hard on leases: three voters that lose sight of each other all the time."""
 
 
@@ -87,12 +107,22 @@ def draw_plan(random: Random) -> Plan:
 
 
 class World:
-    def __init__(self, seed: int, plan: Plan | None = None, core_class: Callable[..., QuorumCore] = QuorumCore, settings: QuorumSettings | None = None, found: bool = True, host_class: type[Host] = Host) -> None:
+    def __init__(
+        self,
+        seed: int,
+        plan: Plan | None = None,
+        core_class: Callable[..., QuorumCore] = QuorumCore,
+        settings: QuorumSettings | None = None,
+        found: bool = True,
+        host_class: type[Host] = Host,
+    ) -> None:
         self.seed = seed
         self.kernel = Kernel(f"quorum {seed}")
         self.plan = plan if plan is not None else draw_plan(self.kernel.random)
         self.core_class = core_class
-        self.settings = settings or QuorumSettings(log_bytes_max=900, retained_bytes=300, fetch_bytes_max=200, uncommitted_bytes_max=4_000)
+        self.settings = settings or QuorumSettings(
+            log_bytes_max=900, retained_bytes=300, fetch_bytes_max=200, uncommitted_bytes_max=4_000
+        )
         self.network = Network(self.kernel, self.plan.hosts)
         self.committed: list[Batch] = []
         self._commits: list[tuple[int, Batch]] = []  # by committing epoch, the last batch
@@ -112,7 +142,7 @@ class World:
         if found:
             self.found(tuple(range(1, self.plan.voters + 1)))
 
-    # -- making ------------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------
 
     def found(self, nodes: tuple[int, ...]) -> None:
         voters = tuple(self.voter(node) for node in nodes)
@@ -166,7 +196,7 @@ class World:
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    # -- what is checked ---------------------------------------------------------------------------------------------------
+    # -- what is checked ---------------------------------------------------------------------------
 
     def digest_at(self, offset: int) -> bytes | None:
         return self._digests.get(offset)
@@ -191,24 +221,40 @@ class World:
             raise Violation("I1", f"epoch {core.epoch} is led by node {host.node_id} and by node {known.node_id}")
 
     def _check_complete(self, host: Host) -> None:
-        """What was committed in an older epoch. One that is elected late, when others have gone on to the next epoch, need not have what they commit: it can commit nothing."""
+        """What was committed in an older epoch. One that is elected late, when others have gone on
+        to the next epoch, need not have what they commit: it can commit nothing.
+        """
         log = host.core.log
         older = [batch for epoch, batch in self._commits if epoch < host.core.epoch]
         if not older:
             return
         last = older[-1]
-        if log.end_offset < last.next_offset or (log.start_offset < last.next_offset and log.epoch_before(last.next_offset) != last.epoch):
-            raise Violation("I3", f"node {host.node_id} leads epoch {host.core.epoch} with a log to {log.end_offset}; {last.next_offset} (epoch {last.epoch}) is committed")
+        if log.end_offset < last.next_offset or (
+            log.start_offset < last.next_offset and log.epoch_before(last.next_offset) != last.epoch
+        ):
+            raise Violation(
+                "I3",
+                f"node {host.node_id} leads epoch {host.core.epoch} with a log to {log.end_offset}; {last.next_offset}"
+                f" (epoch {last.epoch}) is committed",
+            )
 
     def _on_new_commit(self, host: Host) -> None:
         core = host.core
         new = core.log.read(self._committed_offset, core.high_watermark, NO_DEADLINE)
         if not new or new[0].base_offset != self._committed_offset or new[-1].next_offset != core.high_watermark:
-            raise Violation("I2", f"node {host.node_id} commits up to {core.high_watermark}, which is no end of a batch after {self._committed_offset}")
+            raise Violation(
+                "I2",
+                f"node {host.node_id} commits up to {core.high_watermark}, which is no end of a batch after"
+                f" {self._committed_offset}",
+            )
         last = new[-1]
         holders = [voter.node_id for voter in core.voters if self._holds(voter.key, last)]
         if len(holders) < majority(len(core.voters)):
-            raise Violation("I5", f"node {host.node_id} commits offset {last.next_offset}, durable on nodes {holders} of {len(core.voters)} voters")
+            raise Violation(
+                "I5",
+                f"node {host.node_id} commits offset {last.next_offset}, durable on nodes {holders} of"
+                f" {len(core.voters)} voters",
+            )
         for batch in new:
             self._digests[batch.next_offset] = chain(self._digests[batch.base_offset], batch)
         self.committed.extend(new)
@@ -217,13 +263,19 @@ class World:
         self.count("committed")
 
     def _holds(self, key: ReplicaKey, batch: Batch) -> bool:
-        """A voter that was wiped had said so before, and counts: one disk less is what the others are for."""
+        """A voter that was wiped had said so before, and counts: one disk less is what the others
+        are for.
+        """
         host = self.hosts[key.node_id]
         disk = host.disk if host.key == key else self.graves[key]
         return disk.has(batch.next_offset, batch.epoch)
 
     def _check_leases(self) -> None:
-        holders = [host.node_id for host in self.hosts.values() if host.core is not None and host.core.leading is not None and host.core.has_lease(host.clock.now())]
+        holders = [
+            host.node_id
+            for host in self.hosts.values()
+            if host.core is not None and host.core.leading is not None and host.core.has_lease(host.clock.now())
+        ]
         if len(holders) > 1:
             self.count("two leases")
             if self.plan.is_within_bound:
@@ -234,26 +286,37 @@ class World:
         if host.process is not None and host.lease_until_ns > host.clock.now():
             self.count("fenced early")
             if self.plan.is_within_bound:
-                raise Violation("L2", f"node {controller.node_id} fences node {host.node_id}, whose lease is still valid")
+                raise Violation(
+                    "L2", f"node {controller.node_id} fences node {host.node_id}, whose lease is still valid"
+                )
 
     def on_said(self, host: Host, message: events.QuorumMessage) -> None:
         directory = host.key.directory_id
         if message.epoch < self._said.get(directory, 0):
             raise Violation("I4", f"node {host.node_id} says epoch {message.epoch} after {self._said[directory]}")
         if host.disk.vote.epoch < message.epoch:
-            raise Violation("I4", f"node {host.node_id} says epoch {message.epoch}, its disk has {host.disk.vote.epoch}")
+            raise Violation(
+                "I4", f"node {host.node_id} says epoch {message.epoch}, its disk has {host.disk.vote.epoch}"
+            )
         self._said[directory] = max(message.epoch, self._said.get(directory, 0))
         if isinstance(message, VoteRequest) and not message.pre_vote:
             self._on_vote(host, message.epoch, message.candidate)
-        elif isinstance(message, VoteResponse) and message.granted and not message.pre_vote and host.disk.vote.epoch == message.epoch:
+        elif (
+            isinstance(message, VoteResponse)
+            and message.granted
+            and not message.pre_vote
+            and host.disk.vote.epoch == message.epoch
+        ):
             self._on_vote(host, message.epoch, host.disk.vote.voted_for)
 
     def _on_vote(self, host: Host, epoch: int, candidate: ReplicaKey) -> None:
         first = self._votes.setdefault((host.key.directory_id, epoch), candidate)
         if first != candidate:
-            raise Violation("I4", f"node {host.node_id} votes for nodes {first.node_id} and {candidate.node_id} in epoch {epoch}")
+            raise Violation(
+                "I4", f"node {host.node_id} votes for nodes {first.node_id} and {candidate.node_id} in epoch {epoch}"
+            )
 
-    # -- what happens ------------------------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
 
     def _client(self) -> None:
         """Whoever believes to be active gets changes to make."""
@@ -272,7 +335,19 @@ class World:
 
     def _misfortune(self) -> None:
         random, plan = self.kernel.random, self.plan
-        for name in ("restart", "wipe", "pause", "cut", "isolate", "heal", "noise", "disk_slow", "disk_full", "transfer", "change"):
+        for name in (
+            "restart",
+            "wipe",
+            "pause",
+            "cut",
+            "isolate",
+            "heal",
+            "noise",
+            "disk_slow",
+            "disk_full",
+            "transfer",
+            "change",
+        ):
             if random.randrange(1_000) < getattr(plan, name):
                 self.count(name)
                 getattr(self, f"_{name}")(self.hosts[random.choice(sorted(self.hosts))])
@@ -322,7 +397,9 @@ class World:
         if process is not None and not process.stopped:
             process.stopped = True
             self.kernel.tell("paused", host.node_id)
-            self.kernel.after(self.kernel.random.choice((100, 1_000, 2_500, 6_000)) * MILLISECOND, None, self._go_on, process)
+            self.kernel.after(
+                self.kernel.random.choice((100, 1_000, 2_500, 6_000)) * MILLISECOND, None, self._go_on, process
+            )
 
     def _go_on(self, process: Process) -> None:
         if process.alive and process.stopped:
@@ -374,13 +451,15 @@ class World:
                     active.handle(events.RemoveVoter(number, dead[0].key))
                 elif host.key in [voter.key for voter in voters]:
                     if random.random() < 0.2:
-                        active.handle(events.UpdateVoter(number, Voter(host.key, "10.1.0.1", random.randrange(1, 65_536))))
+                        active.handle(
+                            events.UpdateVoter(number, Voter(host.key, "10.1.0.1", random.randrange(1, 65_536)))
+                        )
                     elif len(voters) > 1:
                         active.handle(events.RemoveVoter(number, host.key))
                 else:
                     active.handle(events.AddVoter(number, self.voter(host.node_id)))
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def heal(self, seconds: float = 30) -> None:
         """Everything works again. Raises Violation H1 when the quorum does not."""
@@ -398,7 +477,11 @@ class World:
     def check_healed(self) -> None:
         active = [host for host in self.hosts.values() if host.is_active]
         if len(active) != 1 or not active[0].core.has_lease(active[0].clock.now()):
-            roles = {host.node_id: (host.core.leader, host.core.epoch, host.core.log.end_offset, host.core.is_voter) for host in self.hosts.values() if host.core}
+            roles = {
+                host.node_id: (host.core.leader, host.core.epoch, host.core.log.end_offset, host.core.is_voter)
+                for host in self.hosts.values()
+                if host.core
+            }
             raise Violation("H1", f"active after healing: {[host.node_id for host in active]}; {roles}")
         before = self._committed_offset
         self.seconds(2)
@@ -406,10 +489,18 @@ class World:
             raise Violation("H1", "nothing is committed any more")
         for host in self.hosts.values():
             if host.version < before:
-                raise Violation("H1", f"node {host.node_id} is at {host.version}, {before} was committed two seconds ago")
+                raise Violation(
+                    "H1", f"node {host.node_id} is at {host.version}, {before} was committed two seconds ago"
+                )
 
 
-def run(seed: int, seconds: float = 40, core_class: Callable[..., QuorumCore] = QuorumCore, plan: Plan | None = None, settings: QuorumSettings | None = None) -> World:
+def run(
+    seed: int,
+    seconds: float = 40,
+    core_class: Callable[..., QuorumCore] = QuorumCore,
+    plan: Plan | None = None,
+    settings: QuorumSettings | None = None,
+) -> World:
     """One schedule: chaos, then healing. Raises Violation or QuorumBroken."""
     world = World(seed, plan, core_class, settings)
     world.chaos(seconds)

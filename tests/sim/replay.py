@@ -1,4 +1,7 @@
-"""Runs one seed of the cluster simulator again and tells it: `python -m tests.sim.replay SEED [--off R5] [--kind members] [--chaos 3000] [--last 60]`. The same seed and commit are the same run."""
+"""Runs one seed of the cluster simulator again and tells it:
+`python -m tests.sim.replay SEED [--off R5] [--kind members] [--chaos 3000] [--last 60]`. The same
+seed and commit are the same run.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,33 @@ def tell(world: ClusterWorld, last: int) -> None:
     for entry in world.kernel.story[-last:]:
         print(f"{entry[0] / 1e6:12.6f}", *entry[1:])
     print(f"\nseed {world.seed}: {world.plan}")
-    print(f"{world.kernel.steps} events, {world.kernel.now / 1e6:.3f} s of simulated time, trace {world.kernel.trace_hash()}")
+    print(
+        f"{world.kernel.steps} events, {world.kernel.now / 1e6:.3f} s of simulated time, trace"
+        f" {world.kernel.trace_hash()}"
+    )
     print("faults:", world.faults.counts)
     print("quorum:", world.story_of_quorum())
     for broker in world.state.brokers.values():
         host = world.hosts[broker.node_id]
         left = (host.lease_deadline_ns - host.clock.now()) / 1e9
-        print(f"node {broker.node_id}: registered as {broker.epoch} (incarnation {broker.incarnation}, fenced {broker.fenced}); itself {host.broker_epoch} ({host.incarnation}), lease {left:.3f} s")
+        print(
+            f"node {broker.node_id}: registered as {broker.epoch} (incarnation {broker.incarnation}, fenced"
+            f" {broker.fenced}); itself {host.broker_epoch} ({host.incarnation}), lease {left:.3f} s"
+        )
     for partition in world.partitions():
         print(world.name(partition), world.view(partition))
         for host in world.hosts:
             for worker in host.workers:
                 place = worker.places.get(partition) if worker is not None else None
                 if place is not None:
-                    core, role = place.core, "leads" if place.core.leading else "follows" if place.core.following else "idle"
+                    core, role = (
+                        place.core,
+                        ("leads" if place.core.leading else "follows" if place.core.following else "idle"),
+                    )
                     print(
-                        f"    node {host.node} {role} epoch {core.leader_epoch}.{core.partition_epoch}: high watermark {core.high_watermark}, end {place.log.end}, durable {place.log.durable},"
-                        f" in sync {sorted(core.maximal)}, waiting {len(place.waiting)}"
+                        f"    node {host.node} {role} epoch {core.leader_epoch}.{core.partition_epoch}: high watermark"
+                        f" {core.high_watermark}, end {place.log.end}, durable {place.log.durable}, in sync"
+                        f" {sorted(core.maximal)}, waiting {len(place.waiting)}"
                     )
 
 
@@ -40,12 +53,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--off", default="", help="rules to switch off, with commas")
     parser.add_argument("--kind", choices=KINDS, help="of plans.py; none: as drawn")
-    parser.add_argument("--chaos", type=int, help=f"events before healing begins; {CHAOS} unless the kind has another number")
+    parser.add_argument(
+        "--chaos", type=int, help=f"events before healing begins; {CHAOS} unless the kind has another number"
+    )
     parser.add_argument("--last", type=int, default=60, help="entries of the story to show")
     given = parser.parse_args(arguments)
     kind = KINDS.get(given.kind)
     make = kind.world if kind is not None else ClusterWorld
-    world = make(given.seed, frozenset(rule for rule in given.off.split(",") if rule), kind.plan(given.seed) if kind is not None else None)
+    world = make(
+        given.seed,
+        frozenset(rule for rule in given.off.split(",") if rule),
+        kind.plan(given.seed) if kind is not None else None,
+    )
     try:
         world.run(given.chaos or (kind.chaos if kind is not None else CHAOS))
     except Exception as error:

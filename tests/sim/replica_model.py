@@ -1,6 +1,8 @@
-"""The rules of one replica in plain Python: what native/replica/rules.c is held against, step by step (tests/unit/native/test_replica_model.py).
+"""The rules of one replica in plain Python: what native/replica/rules.c is held against, step by
+step (tests/unit/native/test_replica_model.py).
 
-Written from the rules, not from the C: sets and comprehensions where the core has flags and loops, whole histories where it keeps the last thing. Same names for the same things.
+Written from the rules, not from the C: sets and comprehensions where the core has flags and loops,
+whole histories where it keeps the last thing. Same names for the same things.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def truncation(epochs: EpochList, log_end: int, diverging_epoch: int, diverging_
 class Heard:
     """What was heard of one replica in this leader epoch."""
 
-    fetches: list[tuple[int, int, int, int]] = field(default_factory=list)  # (time, offset, broker epoch, leader's log end then)
+    # (time, offset, broker epoch, leader's log end then)
+    fetches: list[tuple[int, int, int, int]] = field(default_factory=list)
     had_everything_ms: float = -math.inf
     behind_since_ms: float = math.inf
 
@@ -60,7 +63,7 @@ class ReplicaModel:
         self.proposal_ms = -math.inf
         self.sequence = 0
 
-    # -- sets ------------------------------------------------------------------------------------------------------------
+    # -- sets --------------------------------------------------------------------------------------
 
     @property
     def committed(self) -> set[int]:
@@ -84,15 +87,25 @@ class ReplicaModel:
         self.high_watermark = reached
         return Change.HIGH_WATERMARK
 
-    # -- events ----------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def assign(self, given: Assignment, now_ms: int) -> int:
         old, old_role = self.assignment, self.role
-        if old and (given.leader_epoch < old.leader_epoch or given.partition_epoch < old.partition_epoch or given.broker_epoch < old.broker_epoch):
+        if old and (
+            given.leader_epoch < old.leader_epoch
+            or given.partition_epoch < old.partition_epoch
+            or given.broker_epoch < old.broker_epoch
+        ):
             return Change.STALE
         own = [member for member in given.members if member.node_id == given.node_id]
         registered = bool(own) and own[0].broker_epoch == given.broker_epoch
-        role = Role.NONE if not registered or given.leader < 0 else Role.LEADER if given.leader == given.node_id else Role.FOLLOWER
+        role = (
+            Role.NONE
+            if not registered or given.leader < 0
+            else Role.LEADER
+            if given.leader == given.node_id
+            else Role.FOLLOWER
+        )
         new_epoch = old is None or given.leader_epoch > old.leader_epoch
         fresh = new_epoch or role != old_role
         below_before = old is not None and not fresh and len(self.committed) < self.min_insync
@@ -140,7 +153,9 @@ class ReplicaModel:
         return NOT_ENOUGH if acks_all and len(self.committed) < self.min_insync else 0
 
     def latest(self) -> int:
-        return NOT_LEADER if self.role != Role.LEADER else NOT_AVAILABLE if self.high_watermark < self.epoch_start else 0
+        return (
+            NOT_LEADER if self.role != Role.LEADER else NOT_AVAILABLE if self.high_watermark < self.epoch_start else 0
+        )
 
     def fetch(self, fetch: Fetch, epochs: EpochList, now_ms: int) -> Answer:
         given = self.assignment
@@ -178,7 +193,9 @@ class ReplicaModel:
         return STALE_BROKER if fetch.broker_epoch < newest else 0
 
     def _diverging(self, fetch: Fetch, epochs: EpochList) -> tuple[int, int] | None:
-        """None: what the follower has is how this log begins. This leader epoch counts as known, from where it began."""
+        """None: what the follower has is how this log begins. This leader epoch counts as known,
+        from where it began.
+        """
         if fetch.last_fetched_epoch < 0:
             return None
         found, end = epoch_end(epochs, self.log_end, fetch.last_fetched_epoch)
@@ -186,7 +203,7 @@ class ReplicaModel:
             found, end = epochs[-1][0] if epochs else fetch.last_fetched_epoch, min(self.epoch_start, self.log_end)
         return (found, end) if found != fetch.last_fetched_epoch or end < fetch.fetch_offset else None
 
-    # -- proposals -------------------------------------------------------------------------------------------------------
+    # -- proposals ---------------------------------------------------------------------------------
 
     def _lags(self, heard: Heard, now_ms: int) -> bool:
         if now_ms - heard.behind_since_ms >= BEHIND_MS:
@@ -217,13 +234,19 @@ class ReplicaModel:
             wanted = {given.node_id}
             wanted |= {node for node in self.committed - wanted if not self._lags(self.heard[node], now_ms)}
             wanted |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
-            if wanted == self.committed or not all(member.eligible for member in given.members if member.node_id in wanted):
+            if wanted == self.committed or not all(
+                member.eligible for member in given.members if member.node_id in wanted
+            ):
                 return None
-            epochs = {member.node_id: member.broker_epoch for member in given.members} | {node: heard.broker_epoch for node, heard in self.heard.items() if heard.fetches}
+            epochs = {member.node_id: member.broker_epoch for member in given.members} | {
+                node: heard.broker_epoch for node, heard in self.heard.items() if heard.fetches
+            }
             epochs[given.node_id] = given.broker_epoch
             self.sequence += 1
             in_sync = tuple((node, epochs[node]) for node in nodes if node in wanted)
-            self.proposal = Proposal(self.sequence, given.broker_epoch, given.leader_epoch, given.partition_epoch, in_sync)
+            self.proposal = Proposal(
+                self.sequence, given.broker_epoch, given.leader_epoch, given.partition_epoch, in_sync
+            )
         self.proposal_ms = now_ms + repeat_ms
         return self.proposal
 
@@ -236,16 +259,22 @@ class ReplicaModel:
         self.proposal = None
         return self._raise()
 
-    # -- the follower ----------------------------------------------------------------------------------------------------
+    # -- the follower ------------------------------------------------------------------------------
 
     def next_fetch(self, epochs: EpochList) -> Fetch | None:
         given = self.assignment
         if self.role != Role.FOLLOWER or (given.flush_on_ack and self.durable < self.log_end):
             return None
-        return Fetch(given.node_id, given.broker_epoch, given.leader_epoch, epochs[-1][0] if epochs else -1, self.log_end)
+        return Fetch(
+            given.node_id, given.broker_epoch, given.leader_epoch, epochs[-1][0] if epochs else -1, self.log_end
+        )
 
     def step(self, fetch: Fetch, answer: Answer, epochs: EpochList) -> Step:
-        if self.role != Role.FOLLOWER or fetch.current_leader_epoch != self.assignment.leader_epoch or fetch.fetch_offset != self.log_end:
+        if (
+            self.role != Role.FOLLOWER
+            or fetch.current_leader_epoch != self.assignment.leader_epoch
+            or fetch.fetch_offset != self.log_end
+        ):
             return Step(Action.IGNORE, -1)
         if answer.error == OUT_OF_RANGE and answer.log_start > self.log_end:
             return Step(Action.RESTART, answer.log_start)

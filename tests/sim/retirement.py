@@ -1,19 +1,29 @@
-"""A topic of a simulated cluster gets fewer partitions (docs/decisions/2026-11-21-retired-partitions.md): the real cores of the metadata, the worker's real catalog and its real Telling, and
-around them what the owners of the partitions do with batches (native/server/redirect.h), producers of one key each, and retention.
+"""A topic of a simulated cluster gets fewer partitions
+(docs/decisions/2026-11-21-retired-partitions.md): the real cores of the metadata, the worker's real
+catalog and its real Telling, and around them what the owners of the partitions do with batches
+(native/server/redirect.h), producers of one key each, and retention.
 
-Retention is a moment of each retired partition: what is in it then is too old. Producers send one batch at a time; half of them never take a smaller number of partitions for true, as librdkafka,
-and end when faults do. When the first record of a producer comes to the partition that takes those of p, its sequences begin anew (the broker keeps the client's numbers, and p's verdict).
+Retention is a moment of each retired partition: what is in it then is too old. Producers send one
+batch at a time; half of them never take a smaller number of partitions for true, as librdkafka, and
+end when faults do. When the first record of a producer comes to the partition that takes those of
+p, its sequences begin anew (the broker keeps the client's numbers, and p's verdict).
 
 Checked at each step
-    V1  steps follow one another, all partitions that go take them together, each in a new leader epoch; sealed is a partition that is led where the one is that takes its records
-    V2  nothing is committed in a retired partition that was appended in the leader epoch in which it was sealed, or later
-    V3  the records of a key are committed in the order in which they were sent, in whatever partition, each once
-    V4  no partition is hidden, or goes, that has records which retention has not reached; none goes to which nobody has left off writing for the grace (its leader's word for that is believed for UNUSED_MS: what
-        comes in this time is redirected, and changes nothing; seed 701426)
+    V1  steps follow one another, all partitions that go take them together, each in a new leader
+        epoch; sealed is a partition that is led where the one is that takes its records
+    V2  nothing is committed in a retired partition that was appended in the leader epoch in which
+        it was sealed, or later
+    V3  the records of a key are committed in the order in which they were sent, in whatever
+        partition, each once
+    V4  no partition is hidden, or goes, that has records which retention has not reached; none goes
+        to which nobody has left off writing for the grace (its leader's word for that is believed
+        for UNUSED_MS: what comes in this time is redirected, and changes nothing; seed 701426)
     V5  partitions that are gone stay so
 and when everything has been put right
-    LIVE  no partition is on its way out any more, no producer waits; nobody has a file of what is gone; what was acknowledged was committed (V3)
-Names of rules that can be off: `seal` (its owner does not look whether it is sealed), `emptied` (a partition is said to be empty that is not), `used` (it is not told that a hidden partition is
+    LIVE  no partition is on its way out any more, no producer waits; nobody has a file of what is
+          gone; what was acknowledged was committed (V3)
+Names of rules that can be off: `seal` (its owner does not look whether it is sealed), `emptied` (a
+partition is said to be empty that is not), `used` (it is not told that a hidden partition is
 written to).
 """
 
@@ -74,7 +84,10 @@ class KeyedProducer(Client):
         if self.sent is None:
             if self.stopping:
                 return
-            self.sent = (self.key % min(self.count, retirement.count()), retirement.new_values(self.key, random.randrange(1, 4)))
+            self.sent = (
+                self.key % min(self.count, retirement.count()),
+                retirement.new_values(self.key, random.randrange(1, 4)),
+            )
         index, values = self.sent
         partition = (retirement.topic_id, index)
         self.again(TIMEOUT)
@@ -82,11 +95,26 @@ class KeyedProducer(Client):
         worker = self.world.worker_of(node, partition) if node >= 0 else None
         if worker is not None:
             caller = (self.world.client_node, self.process, self.answered, self.token)
-            self.world.network.send(self.world.client_node, node, worker.process, retirement.on_produce, worker, partition, self.id, self.next.get(index, 0), values, caller)
+            self.world.network.send(
+                self.world.client_node,
+                node,
+                worker.process,
+                retirement.on_produce,
+                worker,
+                partition,
+                self.id,
+                self.next.get(index, 0),
+                values,
+                caller,
+            )
 
     def on_answer(self, error: int, offset: int) -> None:
         if error == OUT_OF_ORDER:
-            raise Violation("V3", f"producer {self.id} of key {self.key} is out of order at sequence {self.next.get(self.sent[0], 0)} of partition {self.sent[0]}")
+            raise Violation(
+                "V3",
+                f"producer {self.id} of key {self.key} is out of order at sequence {self.next.get(self.sent[0], 0)} of"
+                f" partition {self.sent[0]}",
+            )
         if not error:
             index, values = self.sent
             self.retirement.acked.update(dict.fromkeys(values))
@@ -117,7 +145,7 @@ class Retirement:
         self._looked_behind: dict[ClusterWorker, None] = {}
         self._over = False
 
-    # -- the topic -----------------------------------------------------------------------------------------------------------
+    # -- the topic ---------------------------------------------------------------------------------
 
     def topic(self) -> TopicState:
         return self.world.state.topics[TOPIC]
@@ -134,7 +162,7 @@ class Retirement:
         self._keys.update(dict.fromkeys(range(first, first + count), key))
         return tuple(range(first, first + count))
 
-    # -- the run -------------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self.topic_id = self.topic().topic_id
@@ -151,13 +179,22 @@ class Retirement:
         if self.topic().partitions[-1].retiring == RETIRE_SEALED and self.random.random() < 0.5:
             wanted.append(messages.ReleaseRetired(TOPIC))
         elif count > 1:
-            wanted.append(messages.RetirePartitions(TOPIC, self.random.choice([one for one in range(1, count) if count % one == 0])))
+            wanted.append(
+                messages.RetirePartitions(
+                    TOPIC, self.random.choice([one for one in range(1, count) if count % one == 0])
+                )
+            )
         self.kernel.after(self.random.randrange(500, 4_000) * MILLISECOND, None, self._retire)
 
     def heal(self) -> None:
-        """Producers go on for a while: those that never take a smaller number for true keep the partitions that they write to."""
+        """Producers go on for a while: those that never take a smaller number for true keep the
+        partitions that they write to.
+        """
         self._over = True
-        self._run_until(lambda: self.topic().partitions[-1].redirect < 0 or self.topic().partitions[-1].retiring == RETIRE_HIDDEN, HIDDEN_MAX)
+        self._run_until(
+            lambda: self.topic().partitions[-1].redirect < 0 or self.topic().partitions[-1].retiring == RETIRE_HIDDEN,
+            HIDDEN_MAX,
+        )
         self.kernel.run(until=self.kernel.now + 2 * GRACE_MS * MILLISECOND)
         for producer in self.producers:
             producer.stopping = True
@@ -174,7 +211,12 @@ class Retirement:
         waiting = [producer.key for producer in self.producers if producer.sent is not None]
         if waiting or self.topic().partitions[-1].redirect >= 0:
             return f"producers of keys {waiting} wait; {self.topic().partitions[-1]}"
-        gone = [(host.node, key[1]) for host in self.world.hosts for key in host.logs if key[0] == self.topic_id and key[1] >= self.count()]
+        gone = [
+            (host.node, key[1])
+            for host in self.world.hosts
+            for key in host.logs
+            if key[0] == self.topic_id and key[1] >= self.count()
+        ]
         return f"files of partitions that are gone, by host: {gone}" if gone else ""
 
     def check_end(self) -> None:
@@ -184,7 +226,7 @@ class Retirement:
         if lost:
             raise Violation("V3", f"acknowledged and never committed: {lost}")
 
-    # -- what is checked -----------------------------------------------------------------------------------------------------
+    # -- what is checked ---------------------------------------------------------------------------
 
     def applied(self, before: dict[str, TopicState]) -> None:
         """A metadata record has been committed."""
@@ -229,12 +271,19 @@ class Retirement:
         self._check_empty(key, "is gone")
         unused = self.kernel.now - self._used.get(key, -SECOND * 1_000)
         since_pause = self.kernel.now - self._pause.get(key, -SECOND * 1_000)
-        if partition.retiring != RETIRE_HIDDEN or (self.world.plan.drift_is_bounded and unused < PAUSE_MIN and since_pause > BELIEVED):
-            raise Violation("V4", f"{TOPIC}-{partition.index} is gone {unused / SECOND:.3f} s after it was written to; {partition}")
+        if partition.retiring != RETIRE_HIDDEN or (
+            self.world.plan.drift_is_bounded and unused < PAUSE_MIN and since_pause > BELIEVED
+        ):
+            raise Violation(
+                "V4", f"{TOPIC}-{partition.index} is gone {unused / SECOND:.3f} s after it was written to; {partition}"
+            )
 
     def _check_empty(self, key: Partition, what: str) -> None:
         if key not in self._expired and self.world.history.committed.get(key):
-            raise Violation("V4", f"{TOPIC}-{key[1]} {what} with {len(self.world.history.committed[key])} records that are not too old")
+            raise Violation(
+                "V4",
+                f"{TOPIC}-{key[1]} {what} with {len(self.world.history.committed[key])} records that are not too old",
+            )
 
     def check(self) -> None:
         if not self.topic_id:
@@ -249,19 +298,29 @@ class Retirement:
     def _committed(self, partition: Partition, entry: Any) -> None:
         value = entry.value
         if entry.epoch >= self._sealed.get(partition, 1 << 62):
-            raise Violation("V2", f"{TOPIC}-{partition[1]} was sealed in leader epoch {self._sealed[partition]}, and has {entry} of leader epoch {entry.epoch}")
+            raise Violation(
+                "V2",
+                f"{TOPIC}-{partition[1]} was sealed in leader epoch {self._sealed[partition]}, and has {entry} of"
+                f" leader epoch {entry.epoch}",
+            )
         if value in self._seen:
             raise Violation("V3", f"{entry} is in partition {partition[1]}, and was in {self._seen[value][1]} already")
         self._seen[value] = partition
         key = self._keys[value]
         if value < self._last.get(key, -1):
-            raise Violation("V3", f"key {key}: {value} comes in partition {partition[1]} after {self._last[key]} in {self._seen[self._last[key]][1]}")
+            raise Violation(
+                "V3",
+                f"key {key}: {value} comes in partition {partition[1]} after {self._last[key]} in"
+                f" {self._seen[self._last[key]][1]}",
+            )
         self._last[key] = value
 
-    # -- workers -------------------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """New workers begin to tell; once their metadata are of the present they delete what left this host before their life (orphan_directories.py)."""
+        """New workers begin to tell; once their metadata are of the present they delete what left
+        this host before their life (orphan_directories.py).
+        """
         for host in self.world.hosts:
             for worker in host.workers:
                 if worker is not None and worker not in self._telling:
@@ -269,7 +328,13 @@ class Retirement:
                     self.kernel.after(int(TICK_S * SECOND), worker.process, self._look, worker)
                 if worker is not None and worker not in self._looked_behind and worker.catalog.caught_up:
                     self._looked_behind[worker] = None
-                    for key in [key for key in host.logs if key not in worker.places and worker is self.world.worker_of(host.node, key) and worker.catalog.left_behind(*key)]:
+                    for key in [
+                        key
+                        for key in host.logs
+                        if key not in worker.places
+                        and worker is self.world.worker_of(host.node, key)
+                        and worker.catalog.left_behind(*key)
+                    ]:
                         del host.logs[key]
         self.kernel.after(500 * MILLISECOND, None, self._tick)
 
@@ -279,25 +344,44 @@ class Retirement:
             return SimpleNamespace(closing=False, owned=owned) if owned is not None and key in worker.places else None
 
         def of_slot(slot: int) -> Any:
-            return next((SimpleNamespace(owned=each) for each in worker.catalog.owned.values() if each.slot == slot), None)
+            return next(
+                (SimpleNamespace(owned=each) for each in worker.catalog.owned.values() if each.slot == slot), None
+            )
 
         def slot_view(slot: int) -> Any:
             place = worker.places[of_slot(slot).owned.key]
             end = place.log.end
-            is_empty = "emptied" in self.world.off or (place.partition in self._expired and place.core.high_watermark >= end)
+            is_empty = "emptied" in self.world.off or (
+                place.partition in self._expired and place.core.high_watermark >= end
+            )
             return SimpleNamespace(log_start_offset=end if is_empty else 0, log_end_offset=end)
 
         host = worker.cluster_host
         return _Telling(
-            SimpleNamespace(slot_view=slot_view), None, None, SimpleNamespace(open=SimpleNamespace(get=find), by_slot=SimpleNamespace(get=of_slot)), worker.catalog,  # type: ignore[arg-type]
-            lambda message: worker.say(host, message), lambda _work: None, GRACE_MS / 1000, lambda: host.clock.now() / 1e9,
-        )  # fmt: skip
+            SimpleNamespace(slot_view=slot_view),
+            None,
+            None,
+            SimpleNamespace(open=SimpleNamespace(get=find), by_slot=SimpleNamespace(get=of_slot)),
+            worker.catalog,  # type: ignore[arg-type]
+            lambda message: worker.say(host, message),
+            lambda _work: None,
+            GRACE_MS / 1000,
+            lambda: host.clock.now() / 1e9,
+        )
 
     def _look(self, worker: ClusterWorker) -> None:
         self._telling[worker].look()
         self.kernel.after(worker.cluster_host.clock.true_delay(int(TICK_S * 1e9)), worker.process, self._look, worker)
 
-    def on_produce(self, worker: ClusterWorker, partition: Partition, producer: int, sequence: int, values: tuple[int, ...], caller: Caller) -> None:
+    def on_produce(
+        self,
+        worker: ClusterWorker,
+        partition: Partition,
+        producer: int,
+        sequence: int,
+        values: tuple[int, ...],
+        caller: Caller,
+    ) -> None:
         """A client's batch comes to who owns the partition, perhaps."""
         topic = worker.catalog.topics.get(partition[0])
         image = topic.partitions[partition[1]] if topic is not None and partition[1] < len(topic.partitions) else None
@@ -307,7 +391,9 @@ class Retirement:
         if image.retiring == RETIRE_NOT or "seal" in self.world.off:
             return worker.on_produce(partition, producer, sequence, values, True, caller)
         host = worker.cluster_host
-        error = place.core.may_append(True, host.lease_deadline_ns, host.clock_ns()) or (STORAGE_ERROR if worker.failed or host.full else 0)
+        error = place.core.may_append(True, host.lease_deadline_ns, host.clock_ns()) or (
+            STORAGE_ERROR if worker.failed or host.full else 0
+        )
         if error:
             return worker._answer(caller, error, -1)
         known = place.log.producers.get(producer, ())
@@ -321,7 +407,17 @@ class Retirement:
         other = self.world.worker_of(host.node, target)
         if other is not None:
             self.counts["redirected"] += 1
-            self.kernel.after(20, other.process, self._take_on, other, target, producer + ((partition[1] + 1) << SHIFT), sequence - len(known), values, caller)
+            self.kernel.after(
+                20,
+                other.process,
+                self._take_on,
+                other,
+                target,
+                producer + ((partition[1] + 1) << SHIFT),
+                sequence - len(known),
+                values,
+                caller,
+            )
 
     def _settled(self, place: Place, image: Any) -> bool:
         """What it took is below the high watermark, in the epoch of the step."""
@@ -335,10 +431,22 @@ class Retirement:
         if owned is not None and telling is not None and "used" not in self.world.off:
             telling.on_used(SimpleNamespace(slot=owned.slot))  # type: ignore[arg-type]
 
-    def _take_on(self, worker: ClusterWorker, target: Partition, producer: int, sequence: int, values: tuple[int, ...], caller: Caller) -> None:
-        """Of the partition that takes the records; NOT_LEADER would be of another than the client knows."""
+    def _take_on(
+        self,
+        worker: ClusterWorker,
+        target: Partition,
+        producer: int,
+        sequence: int,
+        values: tuple[int, ...],
+        caller: Caller,
+    ) -> None:
+        """Of the partition that takes the records; NOT_LEADER would be of another than the client
+        knows.
+        """
         place, host = worker.places.get(target), worker.cluster_host
-        error = place.core.may_append(True, host.lease_deadline_ns, host.clock_ns()) if place is not None else NOT_LEADER
+        error = (
+            place.core.may_append(True, host.lease_deadline_ns, host.clock_ns()) if place is not None else NOT_LEADER
+        )
         if error == NOT_LEADER:
             return worker._answer(caller, NOT_ENOUGH_REPLICAS, -1)
         worker.on_produce(target, producer, sequence, values, True, caller)

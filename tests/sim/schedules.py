@@ -1,4 +1,6 @@
-"""Many seeds of the cluster simulator, on all cores: what the tests, the long tier and `python -m tests.sim.schedules FIRST COUNT [RULE,... [KIND]]` run (KIND: of plans.py)."""
+"""Many seeds of the cluster simulator, on all cores: what the tests, the long tier and
+`python -m tests.sim.schedules FIRST COUNT [RULE,... [KIND]]` run (KIND: of plans.py).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Outcome(NamedTuple):
     kind: str = ""  # of plans.py
 
 
-def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, plan: Plan | None = None, kind: str = "") -> Outcome:
+def outcome(
+    seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, plan: Plan | None = None, kind: str = ""
+) -> Outcome:
     """kind: of plans.py, instead of `chaos` and `plan`."""
     world, make = None, ClusterWorld
     if kind:
@@ -42,10 +46,28 @@ def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, pl
     if world is None:
         return Outcome(seed, name, what, 0, 0, 0, 0, 0, {}, kind)
     counts, kinds = world.history.counts, world.faults.counts
-    return Outcome(seed, name, what, world.kernel.steps, sum(kinds.values()), counts["acked"], counts["elections"], getattr(world, "stuck_count", 0), kinds, kind)
+    return Outcome(
+        seed,
+        name,
+        what,
+        world.kernel.steps,
+        sum(kinds.values()),
+        counts["acked"],
+        counts["elections"],
+        getattr(world, "stuck_count", 0),
+        kinds,
+        kind,
+    )
 
 
-def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS, enough: int = 1 << 30, plan: Plan | None = None, kind: str = "") -> list[Outcome]:
+def outcomes(
+    seeds: range,
+    off: frozenset[str] = frozenset(),
+    chaos: int = CHAOS,
+    enough: int = 1 << 30,
+    plan: Plan | None = None,
+    kind: str = "",
+) -> list[Outcome]:
     """Of all these seeds; stops after `enough` violations."""
     found: list[Outcome] = []
     violations = 0
@@ -61,7 +83,12 @@ def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS
 
 def report(found: list[Outcome]) -> str:
     """For whom a test fails: what, and the command that runs it again."""
-    return "\n".join(f"{result.name}: {result.what}\n    python -m tests.sim.replay {result.seed}{' --kind ' + result.kind if result.kind else ''}" for result in found if result.name)
+    return "\n".join(
+        f"{result.name}: {result.what}\n    python -m tests.sim.replay"
+        f" {result.seed}{' --kind ' + result.kind if result.kind else ''}"
+        for result in found
+        if result.name
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -75,8 +102,14 @@ def main(arguments: list[str]) -> int:
     for result in found:
         for kind, number in result.kinds.items():
             kinds[kind] = kinds.get(kind, 0) + number
-    print(f"{len(found)} schedules, {events} events in {seconds:.0f} s ({events / seconds:.0f}/s), {sum(result.acked for result in found)} acknowledged,")
-    print(f"{sum(result.elections for result in found)} leader epochs, {sum(result.stuck for result in found)} partitions for an operator; faults: {kinds}")
+    print(
+        f"{len(found)} schedules, {events} events in {seconds:.0f} s ({events / seconds:.0f}/s),"
+        f" {sum(result.acked for result in found)} acknowledged,"
+    )
+    print(
+        f"{sum(result.elections for result in found)} leader epochs, {sum(result.stuck for result in found)} partitions"
+        f" for an operator; faults: {kinds}"
+    )
     failed = report(found)
     print(failed or "all invariants held")
     return bool(failed)

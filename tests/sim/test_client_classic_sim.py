@@ -1,4 +1,6 @@
-"""The client's classic membership core and the broker's classic group core in one world (client_classic_world.py); and the assignors by themselves."""
+"""The client's classic membership core and the broker's classic group core in one world
+(client_classic_world.py); and the assignors by themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,15 @@ import random
 import pytest
 
 from mqd.client.group.assignors import (
-    ASSIGNORS, Subscription, assign_cooperative, assign_sticky, decode_assignment, decode_subscription, encode_assignment, encode_subscription,
-)  # fmt: skip
+    ASSIGNORS,
+    Subscription,
+    assign_cooperative,
+    assign_sticky,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from mqd.client.group.classic import ClassicCore
 from tests.sim.client_classic_world import run
 
@@ -30,7 +39,13 @@ def test_many_histories(share: int) -> None:
 
 
 def keeps_what_it_has_when_it_joins(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClassicCore, "_call", lambda self, kind, places, actions, _before=ClassicCore._call: None if kind.__name__ == "Revoke" else _before(self, kind, places, actions))
+    patch.setattr(
+        ClassicCore,
+        "_call",
+        lambda self, kind, places, actions, _before=ClassicCore._call: (
+            None if kind.__name__ == "Revoke" else _before(self, kind, places, actions)
+        ),
+    )
     patch.setattr(ClassicCore, "check", lambda self: None)
 
 
@@ -51,10 +66,18 @@ def test_assignors_give_everything_to_who_wants_it(name: str) -> None:
     for seed in range(200):
         rng = random.Random(seed)
         counts = {f"t{index}": rng.randrange(1, 9) for index in range(rng.randrange(1, 5))}
-        members = {f"m{index}": Subscription(frozenset(rng.sample(sorted(counts), rng.randrange(0, len(counts) + 1)))) for index in range(rng.randrange(1, 6))}
+        members = {
+            f"m{index}": Subscription(frozenset(rng.sample(sorted(counts), rng.randrange(0, len(counts) + 1))))
+            for index in range(rng.randrange(1, 6))
+        }
         found = ASSIGNORS[name](members, counts)
         given = [place for places in found.values() for place in places]
-        assert sorted(given) == sorted((topic, index) for topic, count in counts.items() if any(topic in one.topics for one in members.values()) for index in range(count))
+        assert sorted(given) == sorted(
+            (topic, index)
+            for topic, count in counts.items()
+            if any(topic in one.topics for one in members.values())
+            for index in range(count)
+        )
         assert all(topic in members[member_id].topics for member_id, places in found.items() for topic, _ in places)
 
 
@@ -65,13 +88,16 @@ def test_sticky_moves_little_and_cooperatively() -> None:
     assert [len(places) for places in first.values()] == [6, 6]
     members = {name: Subscription(everything, frozenset(first.get(name, ()))) for name in "abc"}
     target = assign_sticky(members, counts)
-    assert [len(target[name]) for name in "abc"] == [4, 4, 4] and target["a"] <= first["a"] and target["b"] <= first["b"]
+    assert (
+        [len(target[name]) for name in "abc"] == [4, 4, 4] and target["a"] <= first["a"] and target["b"] <= first["b"]
+    )
     round_one = assign_cooperative(members, counts)
     assert round_one["c"] == set() and round_one["a"] == target["a"]
     members = {name: Subscription(everything, frozenset(round_one[name])) for name in "abc"}
     assert assign_cooperative(members, counts) == target
     both = {name: Subscription(everything, frozenset({("t", 0)})) for name in "ab"}
-    assert not any(("t", 0) in places for places in assign_cooperative(both, {"t": 1}).values())  # both say they have it: both give it up
+    # both say they have it: both give it up
+    assert not any(("t", 0) in places for places in assign_cooperative(both, {"t": 1}).values())
 
 
 def test_what_members_write() -> None:

@@ -1,4 +1,6 @@
-"""The client's membership core and the broker's group core in one world (client_group_world.py); and proof that the world finds what it is there to find."""
+"""The client's membership core and the broker's group core in one world (client_group_world.py);
+and proof that the world finds what it is there to find.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,15 @@ def takes_more_while_a_report_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupCore, "_is_report_open", property(lambda self: False, lambda self, value: None), raising=False)
 
 
-@pytest.mark.parametrize("plant", [acknowledges_before_it_lets_go, keeps_what_it_had_when_fenced, never_reports, takes_more_while_a_report_is_on_its_way])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        acknowledges_before_it_lets_go,
+        keeps_what_it_had_when_fenced,
+        never_reports,
+        takes_more_while_a_report_is_on_its_way,
+    ],
+)
 def test_planted_bugs_are_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError):

@@ -1,4 +1,6 @@
-"""Disks that fail, in whole clusters: flushes that fail, full disks, bits that flip; and what a host may say of itself after a restart of the same boot."""
+"""Disks that fail, in whole clusters: flushes that fail, full disks, bits that flip; and what a
+host may say of itself after a restart of the same boot.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,36 @@ from tests.sim.cluster_world import ClusterWorld, Plan
 from tests.sim.kernel import SECOND, Violation
 from tests.sim.schedules import outcomes, report
 
-DISKS = Plan(boot_id=True, partitions=1, faults=("bad_disk", "bits", "full_disk", "power", "restart", "worker", "many_down", "leaders", "mend", "reassign"))
+DISKS = Plan(
+    boot_id=True,
+    partitions=1,
+    faults=("bad_disk", "bits", "full_disk", "power", "restart", "worker", "many_down", "leaders", "mend", "reassign"),
+)
 NOTHING: frozenset[str] = frozenset()
 
 
 def test_schedules_of_failing_disks() -> None:
     found = outcomes(range(60), plan=DISKS)
     assert not report(found), report(found)
-    assert sum(result.kinds.get("bad_disk", 0) for result in found) > 40 and sum(result.acked for result in found) > 2_000
+    assert (
+        sum(result.kinds.get("bad_disk", 0) for result in found) > 40 and sum(result.acked for result in found) > 2_000
+    )
 
 
-# A rule that is off -> the first seed and how many, within which it is seen (fsync: in about 17 of 200 schedules, CRC: in 2 of 400). fsync: a flush that failed is tried again; CRC: a follower does not look at checksums; batch: a leader sends
-# parts of batches; shortened: a log that was cut before sound records leads; BOOT: pages count as kept over a power cut.
-@pytest.mark.parametrize(("rule", "first", "seeds"), [("fsync", 20, 80), ("CRC", 180, 200), ("batch", 0, 10), ("shortened", 0, 60), ("BOOT", 0, 90)])
+# A rule that is off -> the first seed and how many, within which it is seen (fsync: in about 17 of
+# 200 schedules, CRC: in 2 of 400). fsync: a flush that failed is tried again; CRC: a follower does
+# not look at checksums; batch: a leader sends parts of batches; shortened: a log that was cut
+# before sound records leads; BOOT: pages count as kept over a power cut.
+@pytest.mark.parametrize(
+    ("rule", "first", "seeds"),
+    [("fsync", 20, 80), ("CRC", 180, 200), ("batch", 0, 10), ("shortened", 0, 60), ("BOOT", 0, 90)],
+)
 def test_a_rule_that_is_off_is_seen(rule: str, first: int, seeds: int) -> None:
     found = outcomes(range(first, first + seeds), frozenset([rule]), enough=1, plan=DISKS)
     assert any(result.name for result in found), f"{rule} survives {seeds} schedules"
 
 
-# -- named scenarios -----------------------------------------------------------------------------------------------------------
+# -- named scenarios -------------------------------------------------------------------------------
 
 
 def run(world: ClusterWorld, seconds: float) -> None:
@@ -34,10 +47,16 @@ def run(world: ClusterWorld, seconds: float) -> None:
 
 
 def last_one(seed: int, off: frozenset[str], topic: str) -> tuple[ClusterWorld, tuple[bytes, int], int, list[int]]:
-    """Of the three replicas of a partition only one is left, in sync, and the others may lead again when they are back: (world, partition, it, the others)."""
-    world = ClusterWorld(seed, off, Plan(hosts=4, voters=1, partitions=6, session_ms=1_000, boot_id=True, producers=4), quiet=True)
+    """Of the three replicas of a partition only one is left, in sync, and the others may lead again
+    when they are back: (world, partition, it, the others).
+    """
+    world = ClusterWorld(
+        seed, off, Plan(hosts=4, voters=1, partitions=6, session_ms=1_000, boot_id=True, producers=4), quiet=True
+    )
     world.begin()
-    partition = next(key for key in world.partitions() if 0 not in world.view(key).replicas and world.name(key).startswith(topic))
+    partition = next(
+        key for key in world.partitions() if 0 not in world.view(key).replicas and world.name(key).startswith(topic)
+    )
     last = world.view(partition).leader
     others = [node for node in world.view(partition).replicas if node != last]
     while len(world.history.committed.get(partition, ())) < 12:
@@ -60,8 +79,10 @@ def together_again(world: ClusterWorld, partition: tuple[bytes, int], others: li
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["shortened"])], ids=["kept", "off"])
 def test_a_flipped_bit_in_what_the_last_replica_has_counted(off: frozenset[str]) -> None:
-    """Its host loses power; recovery cuts the log at the bit, as if that were a torn write, far below the high watermark. It is alone and may lead: it must not, or what was acknowledged is gone, also from
-    those who come back. (The simulator's first day with bits, seed 39.)"""
+    """Its host loses power; recovery cuts the log at the bit, as if that were a torn write, far
+    below the high watermark. It is alone and may lead: it must not, or what was acknowledged is
+    gone, also from those who come back. (The simulator's first day with bits, seed 39.)
+    """
 
     def history() -> None:
         for seed in range(6):
@@ -81,7 +102,9 @@ def test_a_flipped_bit_in_what_the_last_replica_has_counted(off: frozenset[str])
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["DOUBT"])], ids=["kept", "off"])
 def test_a_restart_in_the_same_boot_after_a_failed_flush(off: frozenset[str]) -> None:
-    """The machine was not restarted, and still pages are gone: the kernel had dropped them. Whoever says "the same boot, nothing is lost" leads with less than was acknowledged."""
+    """The machine was not restarted, and still pages are gone: the kernel had dropped them. Whoever
+    says "the same boot, nothing is lost" leads with less than was acknowledged.
+    """
 
     def history() -> None:
         for seed in range(6):
@@ -130,7 +153,9 @@ def test_a_worker_that_is_restarted_after_a_failed_flush(off: frozenset[str]) ->
 
 
 def test_a_leader_whose_flush_fails_is_led_by_others_at_once() -> None:
-    """Its host lives, its lease too; nothing that it had acknowledged is lost, and writes go on before anybody restarts it."""
+    """Its host lives, its lease too; nothing that it had acknowledged is lost, and writes go on
+    before anybody restarts it.
+    """
     world = ClusterWorld(5, plan=Plan(hosts=3, partitions=1), quiet=True)
     world.begin()
     run(world, 1)
@@ -159,11 +184,16 @@ def test_a_full_disk_refuses_records_and_is_whole_again_when_there_is_space() ->
     assert [log.end for host in world.hosts for log in host.logs.values()] == ends
     world.heal()
     world.check_end()
-    assert all(world.view(partition).in_sync and set(world.view(partition).in_sync) == set(world.view(partition).replicas) for partition in world.partitions())
+    assert all(
+        world.view(partition).in_sync and set(world.view(partition).in_sync) == set(world.view(partition).replicas)
+        for partition in world.partitions()
+    )
 
 
 def test_what_recovery_cuts_off_behind_a_flipped_bit_has_counted() -> None:
-    """The leader may acknowledge by what a follower said before it was restarted, and cut (seed 210471 of a long run)."""
+    """The leader may acknowledge by what a follower said before it was restarted, and cut (seed
+    210471 of a long run).
+    """
     world = ClusterWorld(8, plan=Plan(hosts=3, partitions=1), quiet=True)
     world.begin()
     run(world, 1)

@@ -1,4 +1,6 @@
-"""Coordinators of groups on a simulated cluster: leaderships, leases and processes come and go, what was acknowledged of committed offsets stays."""
+"""Coordinators of groups on a simulated cluster: leaderships, leases and processes come and go,
+what was acknowledged of committed offsets stays.
+"""
 
 from __future__ import annotations
 

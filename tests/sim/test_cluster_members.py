@@ -1,4 +1,6 @@
-"""Members of groups on simulated clusters (group_members.py): no partition has two of them, no commit counts that should not, and every group comes to rest when faults end."""
+"""Members of groups on simulated clusters (group_members.py): no partition has two of them, no
+commit counts that should not, and every group comes to rest when faults end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def test_schedules_with_members() -> None:
 
 
 def test_what_schedules_meet() -> None:
-    """Otherwise they prove nothing: coordinators move under members, who are fenced, told to join again, and commit; groups of all three protocols do."""
+    """Otherwise they prove nothing: coordinators move under members, who are fenced, told to join
+    again, and commit; groups of all three protocols do.
+    """
     heard: set[int] = set()
     moves, commits = 0, [0, 0, 0]
     for seed in range(5):
@@ -28,11 +32,17 @@ def test_what_schedules_meet() -> None:
         moves += sum(1 for entry in world.kernel.story if entry[1] == "coordinator")
         for number, group in enumerate(world.members.groups):
             commits[number] += group.ledger.commits
-    assert {0, 16, 25, 27, 79} <= heard and heard & {22, 113} and moves > 20 and min(commits) > 100, (heard, moves, commits)
+    assert {0, 16, 25, 27, 79} <= heard and heard & {22, 113} and moves > 20 and min(commits) > 100, (
+        heard,
+        moves,
+        commits,
+    )
 
 
 # A rule that is off -> seeds within which it is seen.
-@pytest.mark.parametrize(("rule", "seeds"), [("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)])
+@pytest.mark.parametrize(
+    ("rule", "seeds"), [("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)]
+)
 def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="members")
     assert any(result.name in ("C5", "C6", "LIVE") for result in found), f"{rule} survives {seeds} schedules"

@@ -1,4 +1,6 @@
-"""Topics of simulated clusters get fewer partitions (retirement.py): keys keep their order, nothing is gone too early, and in the end it is gone."""
+"""Topics of simulated clusters get fewer partitions (retirement.py): keys keep their order, nothing
+is gone too early, and in the end it is gone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def test_schedules_with_retirements() -> None:
 
 
 def test_what_schedules_meet() -> None:
-    """Otherwise they prove nothing: partitions go through all steps, also in twos, and producers are handed on while they do."""
+    """Otherwise they prove nothing: partitions go through all steps, also in twos, and producers
+    are handed on while they do.
+    """
     redirected, gone = 0, []
     for seed in range(4):
         world = ClusterWorld(seed, plan=KINDS["retire"].plan(seed))

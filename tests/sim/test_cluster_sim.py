@@ -1,4 +1,6 @@
-"""Whole clusters in the simulator: thousands of schedules of faults in the quick tier, every rule that is switched off is seen, the same seed is the same run."""
+"""Whole clusters in the simulator: thousands of schedules of faults in the quick tier, every rule
+that is switched off is seen, the same seed is the same run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_schedules_hold_the_invariants(part: int) -> None:
     count = QUICK_COUNT // QUICK_PARTS
     found = outcomes(range(part * count, (part + 1) * count))
     assert not report(found), "\n" + report(found)
-    assert min(result.events for result in found) >= EVENTS_MIN and sum(result.faults for result in found) > 10 * count, "too little happens to prove anything"
+    assert (
+        min(result.events for result in found) >= EVENTS_MIN and sum(result.faults for result in found) > 10 * count
+    ), "too little happens to prove anything"
     assert sum(result.acked for result in found) > 20 * count
 
 
@@ -35,17 +39,31 @@ def test_nothing_goes_wrong_by_itself(seed: int) -> None:
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
-    """A set or a dict of another order would show: in two processes with different PYTHONHASHSEED the traces are equal."""
-    program = "from tests.sim.cluster_world import ClusterWorld\nfor seed in (3, 4, 5):\n    w = ClusterWorld(seed)\n    w.run(3000)\n    print(w.kernel.steps, w.kernel.trace_hash(), w.history.counts)"
+    """A set or a dict of another order would show: in two processes with different PYTHONHASHSEED
+    the traces are equal.
+    """
+    program = (
+        "from tests.sim.cluster_world import ClusterWorld\nfor seed in (3, 4, 5):\n    w = ClusterWorld(seed)\n   "
+        " w.run(3000)\n    print(w.kernel.steps, w.kernel.trace_hash(), w.history.counts)"
+    )
     traces = [
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, timeout=120).stdout
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
         for seed in ("1", "977")
     ]
     assert traces[0] == traces[1] and traces[0].count("\n") == 3
 
 
-# Rules that a cluster shows within SEEN_COUNT seeds when they are off. Those that it shows more rarely are seen in the small world (test_partition_sim.py) and by traces
-# (test_cluster_traces.py): R1, R3, R6, R6b, KIP-903, whom a proof of death concerns, OLDER.
+# Rules that a cluster shows within SEEN_COUNT seeds when they are off. Those that it shows more
+# rarely are seen in the small world (test_partition_sim.py) and by traces (test_cluster_traces.py):
+# R1, R3, R6, R6b, KIP-903, whom a proof of death concerns, OLDER.
 MUTANTS = ("R2", "R4", "R5", "R7", "R8", "R9", "R10", "R11", "R12", "R13", "flush", "lease", "L2", "PAST")
 SEEN_COUNT = 150
 RARE = {"R3": 2_000, "R6": 2_000, "903": 2_000, "proof of any epoch": 2_000, "OLDER": 2_000}

@@ -1,6 +1,8 @@
-"""Short histories that chance finds rarely or never, one for each rule that they show; and bugs that the simulator has found, each as the shortest history that shows it.
+"""Short histories that chance finds rarely or never, one for each rule that they show; and bugs
+that the simulator has found, each as the shortest history that shows it.
 
-Followers are real replication cores, the controller's side is the real rules. `off` switches the rule off and the damage is there; with it there is none.
+Followers are real replication cores, the controller's side is the real rules. `off` switches the
+rule off and the damage is there; with it there is none.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ def broker(node: int, epoch: int, fenced: bool = False) -> BrokerState:
     return BrokerState(node, f"host{node}", 9092, None, epoch, 1, {}, fenced=fenced, directory_id=f"d{node}")
 
 
-def cluster(in_sync: tuple[int, ...], leader: int = 0, leader_epoch: int = 1, partition_epoch: int = 4, epochs: tuple[int, ...] = (10, 11, 12)) -> MetadataState:
+def cluster(
+    in_sync: tuple[int, ...],
+    leader: int = 0,
+    leader_epoch: int = 1,
+    partition_epoch: int = 4,
+    epochs: tuple[int, ...] = (10, 11, 12),
+) -> MetadataState:
     """One partition on hosts 0, 1, 2, two of which have to be in sync."""
     state = MetadataState()
     state.cluster_id, state.version = "c", 100
@@ -46,11 +54,20 @@ def cluster(in_sync: tuple[int, ...], leader: int = 0, leader_epoch: int = 1, pa
     return state
 
 
-def proposal(sequence: int, members: list[tuple[int, int]], leader_epoch: int = 1, partition_epoch: int = 4) -> peer.InSyncProposal:
+def proposal(
+    sequence: int, members: list[tuple[int, int]], leader_epoch: int = 1, partition_epoch: int = 4
+) -> peer.InSyncProposal:
     return peer.InSyncProposal(TOPIC, 0, leader_epoch, partition_epoch, sequence, members)
 
 
-def judged(proposals: Proposals, state: MetadataState, off: frozenset[str], node: int, broker_epoch: int, asked: peer.InSyncProposal) -> int:
+def judged(
+    proposals: Proposals,
+    state: MetadataState,
+    off: frozenset[str],
+    node: int,
+    broker_epoch: int,
+    asked: peer.InSyncProposal,
+) -> int:
     """The error; what was accepted is applied."""
     result, change = proposals.judge(View(state, off), node, broker_epoch, asked)
     if change is not None:
@@ -71,24 +88,48 @@ def log(*epochs: int) -> PartitionLog:
     return made
 
 
-def replica(node: int, entries: PartitionLog, off: frozenset[str], leader: int, leader_epoch: int, partition_epoch: int = 4, members: tuple[int, ...] = (0, 1, 2)) -> NativeReplica:
+def replica(
+    node: int,
+    entries: PartitionLog,
+    off: frozenset[str],
+    leader: int,
+    leader_epoch: int,
+    partition_epoch: int = 4,
+    members: tuple[int, ...] = (0, 1, 2),
+) -> NativeReplica:
     core = NativeReplica(entries, True, off)
     core.log_changed(0)
     given(core, node, leader, leader_epoch, partition_epoch, members)
     return core
 
 
-def given(core: NativeReplica, node: int, leader: int, leader_epoch: int, partition_epoch: int, members: tuple[int, ...]) -> None:
-    core.assign(Assignment(node, 10 + node, leader, leader_epoch, partition_epoch, 2, tuple(Member(each, each in members, True, 10 + each) for each in (0, 1, 2))), 0)
+def given(
+    core: NativeReplica, node: int, leader: int, leader_epoch: int, partition_epoch: int, members: tuple[int, ...]
+) -> None:
+    core.assign(
+        Assignment(
+            node,
+            10 + node,
+            leader,
+            leader_epoch,
+            partition_epoch,
+            2,
+            tuple(Member(each, each in members, True, 10 + each) for each in (0, 1, 2)),
+        ),
+        0,
+    )
 
 
-# -- rules that chance rarely tests --------------------------------------------------------------------------------------------
+# -- rules that chance rarely tests ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R6b"])], ids=["kept", "off"])
 def test_r6b_a_late_copy_of_a_refused_proposal(off: frozenset[str]) -> None:
-    """The first copy of an expansion is late. Its repetition arrives while the follower is fenced and is refused, so the leader does not wait for the follower any more and its high watermark moves on.
-    The follower comes back, without any change of the partition: only the sequence tells that the late copy must not be taken."""
+    """The first copy of an expansion is late. Its repetition arrives while the follower is fenced
+    and is refused, so the leader does not wait for the follower any more and its high watermark
+    moves on. The follower comes back, without any change of the partition: only the sequence tells
+    that the late copy must not be taken.
+    """
     proposals, state = Proposals(off), cluster(in_sync=(0, 1))
     late = proposal(1, [(0, 10), (1, 11), (2, 12)])
     state.apply(BrokerChanged(2, 12, fenced=True))
@@ -103,10 +144,14 @@ def test_r6b_a_late_copy_of_a_refused_proposal(off: frozenset[str]) -> None:
 
 
 def test_r6b_holds_for_a_leader_that_was_registered_before_its_predecessor() -> None:
-    """Broker epochs do not rise from leader to leader: what the new leader proposes is remembered although its predecessor's broker epoch is higher."""
+    """Broker epochs do not rise from leader to leader: what the new leader proposes is remembered
+    although its predecessor's broker epoch is higher.
+    """
     proposals, state = Proposals(NOTHING), cluster(in_sync=(0, 1), leader=1, epochs=(10, 50, 12))
     assert judged(proposals, state, NOTHING, 1, 50, proposal(5, [(1, 50), (0, 10), (2, 12)])) == 0
-    partition = msgspec.structs.replace(state.topics["t"].partitions[0], leader=0, leader_epoch=2, partition_epoch=6, in_sync_replicas=(0, 1))
+    partition = msgspec.structs.replace(
+        state.topics["t"].partitions[0], leader=0, leader_epoch=2, partition_epoch=6, in_sync_replicas=(0, 1)
+    )
     state.topics["t"] = msgspec.structs.replace(state.topics["t"], partitions=(partition,))
     state.apply(BrokerChanged(2, 12, fenced=True))
     late = proposal(1, [(0, 10), (1, 50), (2, 12)], 2, 6)
@@ -117,7 +162,9 @@ def test_r6b_holds_for_a_leader_that_was_registered_before_its_predecessor() -> 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R6"])], ids=["kept", "off"])
 def test_r6_a_proposal_that_rests_on_an_older_state(off: frozenset[str]) -> None:
-    """The leader proposes to shrink to itself and node 1. Before it arrives node 1 was fenced, came back and is not in sync; the leader's high watermark has moved without it."""
+    """The leader proposes to shrink to itself and node 1. Before it arrives node 1 was fenced, came
+    back and is not in sync; the leader's high watermark has moved without it.
+    """
     proposals, state = Proposals(off), cluster(in_sync=(0, 2), partition_epoch=6)
     error = judged(proposals, state, off, 0, 10, proposal(1, [(0, 10), (1, 11)], partition_epoch=4))
     assert (error == ErrorCode.INVALID_UPDATE_VERSION) == (not off) and (1 in in_sync(state)) == bool(off)
@@ -125,7 +172,9 @@ def test_r6_a_proposal_that_rests_on_an_older_state(off: frozenset[str]) -> None
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["KIP903"])], ids=["kept", "off"])
 def test_kip_903_a_follower_that_was_restarted_since_it_fetched(off: frozenset[str]) -> None:
-    """It fetched everything as broker epoch 12, lost its unflushed part and is registered as 40: the proposal is about someone who is no more."""
+    """It fetched everything as broker epoch 12, lost its unflushed part and is registered as 40:
+    the proposal is about someone who is no more.
+    """
     proposals, state = Proposals(off), cluster(in_sync=(0, 1))
     state.brokers[2] = broker(2, 40)
     error = judged(proposals, state, off, 0, 10, proposal(1, [(0, 10), (1, 11), (2, 12)]))
@@ -134,7 +183,10 @@ def test_kip_903_a_follower_that_was_restarted_since_it_fetched(off: frozenset[s
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R1"])], ids=["kept", "off"])
 def test_r1_a_late_fetch_of_an_earlier_leader_epoch(off: frozenset[str]) -> None:
-    """Node 1 asked from offset 5 in epoch 1, and that request is late. Meanwhile it followed another leader and cut its log to 3. The late request makes the leader of epoch 3 believe that it has 5."""
+    """Node 1 asked from offset 5 in epoch 1, and that request is late. Meanwhile it followed
+    another leader and cut its log to 3. The late request makes the leader of epoch 3 believe that
+    it has 5.
+    """
     late = replica(1, log(1, 1, 1, 1, 1), off, 0, 1).next_fetch()
     leader = replica(0, log(1, 1, 1, 1, 1), off, 0, 3, members=(0, 1))
     answer = leader.fetch(late, 1)
@@ -144,7 +196,9 @@ def test_r1_a_late_fetch_of_an_earlier_leader_epoch(off: frozenset[str]) -> None
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["R3"])], ids=["kept", "off"])
 def test_r3_what_a_leader_knew_in_an_earlier_epoch(off: frozenset[str]) -> None:
-    """Node 0 leads epoch 1 and hears that node 1 has 5. Node 2 leads epoch 2, whose log ends at 3, and node 1 cuts there. Node 0 leads epoch 3."""
+    """Node 0 leads epoch 1 and hears that node 1 has 5. Node 2 leads epoch 2, whose log ends at 3,
+    and node 1 cuts there. Node 0 leads epoch 3.
+    """
     leader = replica(0, log(1, 1, 1, 1, 1), off, 0, 1, members=(0, 1, 2))
     leader.fetch(Fetch(1, 11, 1, 1, 5), 1)
     given(leader, 0, 2, 2, 5, (0, 1, 2))
@@ -154,7 +208,9 @@ def test_r3_what_a_leader_knew_in_an_earlier_epoch(off: frozenset[str]) -> None:
 
 
 def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
-    """Both logs have epochs that the other does not: the follower cuts to what both have, never to its high watermark."""
+    """Both logs have epochs that the other does not: the follower cuts to what both have, never to
+    its high watermark.
+    """
     leader = replica(0, log(1, 1, 3, 3, 5), NOTHING, 0, 6)
     entries = log(1, 1, 2, 2, 4)
     follower = replica(1, entries, NOTHING, 0, 6)
@@ -172,8 +228,12 @@ def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("anew", [(), (6, 6)], ids=["empty", "written"])
-def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_added_in_its_place(anew: tuple[int, ...]) -> None:
-    """Its host was down while the old one was retired, and the new one, of the same topic id and index, was assigned to it. It begins in a leader epoch above all of the old one's."""
+def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_added_in_its_place(
+    anew: tuple[int, ...],
+) -> None:
+    """Its host was down while the old one was retired, and the new one, of the same topic id and
+    index, was assigned to it. It begins in a leader epoch above all of the old one's.
+    """
     leader = replica(0, log(*anew), NOTHING, 0, 6)
     entries = log(0, 0, 2, 5)
     follower = replica(1, entries, NOTHING, 0, 6)
@@ -182,12 +242,14 @@ def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_
     assert follower.step(asked, answer)[1] == 0, "cut to nothing"
 
 
-# -- found by the simulator ------------------------------------------------------------------------------------------------------
+# -- found by the simulator ------------------------------------------------------------------------
 
 OPTIONS = ControllerOptions(session_ms=1_000)
 
 
-def heartbeat(sent_ms: int, node: int = 1, epoch: int = 11, version: int = 1_000, leaving: bool = False) -> peer.Heartbeat:
+def heartbeat(
+    sent_ms: int, node: int = 1, epoch: int = 11, version: int = 1_000, leaving: bool = False
+) -> peer.Heartbeat:
     return peer.Heartbeat(node, epoch, sent_ms, version, leaving)
 
 
@@ -197,7 +259,10 @@ def decide(active: ActiveController, tail: MetadataState, records: list) -> None
 
 
 def test_no_lease_while_the_fencing_is_on_its_way_to_the_disk() -> None:
-    """Seed 843: a slow disk. A broker is fenced, comes back, and both are in the log and not committed. A lease granted on the committed state, in which it is not fenced, is there when the fencing is."""
+    """Seed 843: a slow disk. A broker is fenced, comes back, and both are in the log and not
+    committed. A lease granted on the committed state, in which it is not fenced, is there when the
+    fencing is.
+    """
     committed, tail = cluster(in_sync=(0, 1, 2)), cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, tail, OPTIONS, 0, clustered=True)
     active.heartbeat(tail, committed, heartbeat(1), 1, True)
@@ -214,7 +279,9 @@ def test_no_lease_while_the_fencing_is_on_its_way_to_the_disk() -> None:
 
 
 def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
-    """Seed 568: the host's workers died and were started again; the proof was overtaken by the heartbeat after it."""
+    """Seed 568: the host's workers died and were started again; the proof was overtaken by the
+    heartbeat after it.
+    """
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
     _, answer = active.heartbeat(state, state, heartbeat(50), 50, True)
@@ -226,20 +293,28 @@ def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["PROOF_BROKER"])], ids=["kept", "off"])
 def test_a_proof_that_an_earlier_life_has_ended(off: frozenset[str]) -> None:
-    """The host was started anew since: another incarnation, another broker epoch, and a clock that may have begun anew too."""
+    """The host was started anew since: another incarnation, another broker epoch, and a clock that
+    may have begun anew too.
+    """
     state = cluster(in_sync=(0, 1, 2), epochs=(10, 40, 12))
     active = ActiveController(CONTROLLER, state, msgspec.structs.replace(OPTIONS, mutants=off), 0, clustered=True)
     active.heartbeat(state, state, heartbeat(5, epoch=40), 50, True)
-    assert bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 9_000), 60)) == bool(off), "the dead fence the living"
+    assert bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 9_000), 60)) == bool(off), (
+        "the dead fence the living"
+    )
 
 
 @pytest.mark.parametrize("off", [NOTHING, frozenset(["PROOF_CONTROLLER"])], ids=["kept", "off"])
 def test_a_proof_that_was_meant_for_another_controller(off: frozenset[str]) -> None:
-    """That one may have granted a lease since, on a heartbeat that this one has not seen; unless it was among the dead, and nobody was active between the two."""
+    """That one may have granted a lease since, on a heartbeat that this one has not seen; unless it
+    was among the dead, and nobody was active between the two.
+    """
     state = cluster(in_sync=(0, 1, 2))
 
     def fences(epoch: int, led: bool) -> bool:
-        active = ActiveController(CONTROLLER, state, msgspec.structs.replace(OPTIONS, mutants=off), 0, clustered=True, before=CONTROLLER - 2)
+        active = ActiveController(
+            CONTROLLER, state, msgspec.structs.replace(OPTIONS, mutants=off), 0, clustered=True, before=CONTROLLER - 2
+        )
         return bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, epoch, 70, led), 80))
 
     assert fences(CONTROLLER, False) and fences(CONTROLLER - 2, True), "a majority has no use for the session's end"
@@ -254,12 +329,16 @@ def test_a_proof_that_the_controller_died_with_its_broker_which_is_back() -> Non
 
 
 def test_the_keeper_of_whoever_led_says_so_to_whoever_is_elected() -> None:
-    """What it said before the election counts at its end; of a controller that ended alone nothing is proven about the broker; its own keeper's word is none of a host's business."""
+    """What it said before the election counts at its end; of a controller that ended alone nothing
+    is proven about the broker; its own keeper's word is none of a host's business.
+    """
     proofs = DeathProofs(0)
     died, proof = proofs.on_notice(Notice(1, -1, CONTROLLER, 70, True))
     assert died == LeaderDied(1, CONTROLLER) and proof is None and proofs.on_active() == []
     died, proof = proofs.on_notice(Notice(1, 11, CONTROLLER, 71, True))
-    assert died == LeaderDied(1, CONTROLLER) and proofs.on_active() == [proof] == [peer.ProofOfDeath(1, 11, CONTROLLER, 71, True)]
+    assert died == LeaderDied(1, CONTROLLER) and proofs.on_active() == [proof] == [
+        peer.ProofOfDeath(1, 11, CONTROLLER, 71, True)
+    ]
     proofs.on_notice(Notice(1, -1, CONTROLLER, 75, True))
     proofs.on_notice(Notice(1, 11, CONTROLLER, 60, True))
     assert proofs.on_active() == [proof], "neither takes anything back"
@@ -272,7 +351,9 @@ def test_the_keeper_of_whoever_led_says_so_to_whoever_is_elected() -> None:
 
 
 def test_a_controller_that_stood_still_fences_nobody_for_it() -> None:
-    """Seed 25: the only voter's controller is paused for longer than a session; heartbeats wait unread when it goes on."""
+    """Seed 25: the only voter's controller is paused for longer than a session; heartbeats wait
+    unread when it goes on.
+    """
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
     for now_ms in range(0, 500, 100):
@@ -283,7 +364,9 @@ def test_a_controller_that_stood_still_fences_nobody_for_it() -> None:
 
 
 def test_a_broker_that_does_not_want_to_end_any_more() -> None:
-    """Seed 36: its controller process was killed in the middle of a controlled shutdown, and the next one was not asked."""
+    """Seed 36: its controller process was killed in the middle of a controlled shutdown, and the
+    next one was not asked.
+    """
     state = cluster(in_sync=(0, 1, 2))
     active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True)
     records, _ = active.heartbeat(state, state, heartbeat(10, leaving=True), 10, True)
@@ -306,16 +389,24 @@ def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() ->
     core.handle(broker_core.Started(registration), 0)
     core.handle(broker_core.ControllerKnown(0, CONTROLLER), 0)
     core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerAnswer(CONTROLLER, 1, 1, 0, broker_epoch=11)), 1)
-    sent = [action.message for action in core.handle(broker_core.Tick(), 500) if isinstance(action, broker_core.SendPeer) and isinstance(action.message, peer.Heartbeat)]
+    sent = [
+        action.message
+        for action in core.handle(broker_core.Tick(), 500)
+        if isinstance(action, broker_core.SendPeer) and isinstance(action.message, peer.Heartbeat)
+    ]
     assert sent
     core.handle(broker_core.HostDied(True), 510)
-    actions = core.handle(broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent[-1].sent_ms, 750, False)), 520)
+    actions = core.handle(
+        broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent[-1].sent_ms, 750, False)), 520
+    )
     actions += core.handle(broker_core.HostDied(False), 530)
     assert not any(isinstance(action, broker_core.SetBroker) and action.lease_until_ms for action in actions)
 
 
 def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
-    """All processes of the host died and are back; the keeper has taken the lease back and said so. The answer to a heartbeat of before finds the new process."""
+    """All processes of the host died and are back; the keeper has taken the lease back and said so.
+    The answer to a heartbeat of before finds the new process.
+    """
     from mqd.cluster.broker import core as broker_core
 
     state = cluster(in_sync=(0, 1, 2))
@@ -326,15 +417,19 @@ def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
     core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerAnswer(CONTROLLER, 1, 1, 0, broker_epoch=11)), 510)
 
     def leases(sent_ms: int) -> list[int]:
-        actions = core.handle(broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent_ms, 750, False)), 520)
+        actions = core.handle(
+            broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent_ms, 750, False)), 520
+        )
         return [action.lease_until_ms for action in actions if isinstance(action, broker_core.SetBroker)]
 
     assert leases(450) == [] and leases(510) == [510 + 750]
 
 
 def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
-    """Seed 1594: a worker dies, and two controller processes start one after the other over a state that is older than the slot of what the worker led. The first one must not overwrite
-    the slot, or the second one takes the new worker for the one that led."""
+    """Seed 1594: a worker dies, and two controller processes start one after the other over a state
+    that is older than the slot of what the worker led. The first one must not overwrite the slot,
+    or the second one takes the new worker for the one that led.
+    """
     from mqd.cluster.host import messages
     from mqd.cluster.host.core import AssignSlot, HostCore, RaiseEpochs, Send
     from mqd.cluster.host.events import SlotSeen, Started, SubscriberJoined
@@ -347,15 +442,19 @@ def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
         assert not [action for action in actions if isinstance(action, AssignSlot)]
         assert [action for action in actions if isinstance(action, RaiseEpochs)]
         told = host.handle(SubscriberJoined(1, messages.Subscribe("worker", 0, 9)), process)
-        assert not [action for action in told if isinstance(action, Send)], "it is told nothing before there is a newer epoch"
+        assert not [action for action in told if isinstance(action, Send)], (
+            "it is told nothing before there is a newer epoch"
+        )
 
 
-# -- partial restarts --------------------------------------------------------------------------------------------------------------
+# -- partial restarts ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kill", ["worker", "controller", "acceptor", "both", "data_plane", "processes"])
 def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> None:
-    """On every host in turn, again and again, under load: the checks of the world hold at every step, and everything comes back by itself."""
+    """On every host in turn, again and again, under load: the checks of the world hold at every
+    step, and everything comes back by itself.
+    """
     world = ClusterWorld(11, plan=Plan(hosts=3, workers=2), quiet=True)
     world.begin()
     for turn in range(12):
@@ -394,7 +493,9 @@ def test_a_data_plane_is_started_again_while_its_controller_is_away() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_who_led_everything_is_replaced_at_once_when_its_keeper_proves_it(seed: int) -> None:
-    """All processes of the active controller's host but the keeper: neither its promise nor its session is waited for."""
+    """All processes of the active controller's host but the keeper: neither its promise nor its
+    session is waited for.
+    """
     world = ClusterWorld(seed, plan=Plan(hosts=4), quiet=True)
     world.begin()
     world.kernel.run(until=world.kernel.now + 1_000_000)
@@ -409,8 +510,10 @@ def test_who_led_everything_is_replaced_at_once_when_its_keeper_proves_it(seed: 
 
 
 def test_metadata_of_the_past_take_files_away() -> None:
-    """Found by the simulator (seed 6 of the first day): a controller process that is restarted knows less than its workers until the quorum has spoken. Told at once, they would set aside
-    the files of topics that are not there yet. The rule is the shell's; "PAST" switches it off."""
+    """Found by the simulator (seed 6 of the first day): a controller process that is restarted
+    knows less than its workers until the quorum has spoken. Told at once, they would set aside the
+    files of topics that are not there yet. The rule is the shell's; "PAST" switches it off.
+    """
     names = set()
     for seed in range(40):
         world = ClusterWorld(seed, frozenset(["PAST"]))
@@ -423,7 +526,9 @@ def test_metadata_of_the_past_take_files_away() -> None:
 
 
 def restarts_of_controllers(seed: int, off: frozenset[str] = frozenset()) -> None:
-    """Each controller process ends in the middle of news, when some workers of its host have them and others have not."""
+    """Each controller process ends in the middle of news, when some workers of its host have them
+    and others have not.
+    """
     world = ClusterWorld(seed, off, plan=Plan(hosts=3, workers=2), quiet=True)
     world.begin()
     for turn in range(40):
@@ -439,8 +544,11 @@ def restarts_of_controllers(seed: int, off: frozenset[str] = frozenset()) -> Non
 
 
 def test_a_worker_is_told_nothing_older_than_what_it_has() -> None:
-    """Found by the simulator: one worker has a version in force, the other has not, so the control segment does not know of it; and the controller that starts does not know yet that it
-    is committed. That it is in its log is enough to wait. A worker that goes back deletes what came since, and opens the old directory of what has moved. "OLDER" switches the rule off."""
+    """Found by the simulator: one worker has a version in force, the other has not, so the control
+    segment does not know of it; and the controller that starts does not know yet that it is
+    committed. That it is in its log is enough to wait. A worker that goes back deletes what came
+    since, and opens the old directory of what has moved. "OLDER" switches the rule off.
+    """
     names = set()
     for seed in range(5, 29):  # the first of them shows it
         try:

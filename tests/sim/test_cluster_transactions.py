@@ -1,4 +1,6 @@
-"""Transactions on whole clusters: schedules of faults, every rule that is switched off is seen, and what the simulator has found."""
+"""Transactions on whole clusters: schedules of faults, every rule that is switched off is seen, and
+what the simulator has found.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_many_more_schedules_with_transactions(block: int, kind: str) -> None:
 
 
 def test_transactions_get_on() -> None:
-    """Otherwise the schedules prove nothing: they end both ways, fenced and by themselves; readers read and leave out; coordinators move."""
+    """Otherwise the schedules prove nothing: they end both ways, fenced and by themselves; readers
+    read and leave out; coordinators move.
+    """
     counts: dict[str, int] = {}
     epochs = 0
     for seed in range(6):
@@ -46,7 +50,13 @@ def test_transactions_get_on() -> None:
         for name, count in world.transactional.counts.items():
             counts[name] = counts.get(name, 0) + count
         epochs += sum(world.view(partition).leader_epoch for partition in world.coordinated())
-    assert counts["committed"] > 20 and counts["aborted"] > 10 and counts["fenced"] > 3 and counts["delivered"] > 100 and counts["left out"] > 50, counts
+    assert (
+        counts["committed"] > 20
+        and counts["aborted"] > 10
+        and counts["fenced"] > 3
+        and counts["delivered"] > 100
+        and counts["left out"] > 50
+    ), counts
     assert epochs > 6
 
 
@@ -62,13 +72,18 @@ def test_the_high_watermark_that_a_parked_fetch_moves_is_told() -> None:
 
 
 def test_a_marker_that_was_kept_back_until_its_host_led_again_is_refused() -> None:
-    """Another leader had written it meanwhile; it committed part of the producer's next transaction. test_marker_leader_epoch.py has the rule."""
+    """Another leader had written it meanwhile; it committed part of the producer's next
+    transaction. test_marker_leader_epoch.py has the rule.
+    """
     world_of(744903)
 
 
 def test_the_same_seed_is_the_same_run() -> None:
     first, second = (world_of(3, chaos=2_000) for _ in range(2))
-    assert first.kernel.trace_hash() == second.kernel.trace_hash() and first.transactional.counts == second.transactional.counts
+    assert (
+        first.kernel.trace_hash() == second.kernel.trace_hash()
+        and first.transactional.counts == second.transactional.counts
+    )
     assert first.kernel.steps == second.kernel.steps and first.history.committed == second.history.committed
 
 
@@ -77,13 +92,18 @@ MUTANTS = {
     "fence": (80, "coordinators"),  # markers of a coordinator of an earlier epoch are taken
     "end epoch": (40, "transactions"),  # EndTxn ends what is under way, whatever epoch it names
     "LSO": (15, "transactions"),  # the last stable offset does not look at open transactions
-    "early": (90, "transactions"),  # a coordinator answers before its state is replicated (seed 77: replicas that lag do not join any more, so fewer of them come to lead)
+    # a coordinator answers before its state is replicated (seed 77: replicas that lag do not join
+    # any more, so fewer of them come to lead)
+    "early": (90, "transactions"),
     "one marker": (15, "transactions"),  # of all the partitions of a transaction one gets its marker
-    "one connection": (40, "last_markers"),  # what an acceptor sent that has died is served though its successor is there
+    # what an acceptor sent that has died is served though its successor is there
+    "one connection": (40, "last_markers"),
     "verify": (15, "transactions"),  # a transaction begins in a partition of which its coordinator does not know
 }
 SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
-RARE = {"M4": (600, "coordinators")}  # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the story that the simulator told
+# a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the
+# story that the simulator told
+RARE = {"M4": (600, "coordinators")}
 
 
 @pytest.mark.parametrize("rule", MUTANTS)
@@ -102,5 +122,9 @@ def test_a_rule_that_is_off_is_seen_at_last(rule: str) -> None:
 
 
 def test_a_schedule_that_fails_says_how_to_run_it_again() -> None:
-    failed = next(result for result in (outcome(seed, frozenset(["LSO"]), kind="transactions") for seed in range(10)) if result.name)
+    failed = next(
+        result
+        for result in (outcome(seed, frozenset(["LSO"]), kind="transactions") for seed in range(10))
+        if result.name
+    )
     assert f"python -m tests.sim.replay {failed.seed} --kind transactions" in report([failed])

@@ -1,4 +1,6 @@
-"""Simulated histories of gossiping hosts: faults, then calm. Each planted bug must be found; the real core must survive them all."""
+"""Simulated histories of gossiping hosts: faults, then calm. Each planted bug must be found; the
+real core must survive them all.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ IDLE_RATE_MAX = 14  # two probes and their answers, an exchange or two
 def storm(world: World, until: int, hostile: bool = True) -> None:
     """Faults by chance."""
     rng, hosts = world.rng, world.hosts
-    world.weather = Weather(rng.choice((0, 0, 0.05, 0.2)), rng.choice((0, 0.1)), rng.choice((3, 30, 120)), rng.choice((0, 0.2)))
+    world.weather = Weather(
+        rng.choice((0, 0, 0.05, 0.2)), rng.choice((0, 0.1)), rng.choice((3, 30, 120)), rng.choice((0, 0.2))
+    )
     kinds: list[Callable[[], None]] = rng.sample(_kinds(world), rng.randint(2, len(_kinds(world))))
     while world.now < until:
         world.run(world.now + rng.randrange(50, 3_000))
@@ -72,12 +76,22 @@ def _kinds(world: World) -> list[Callable[[], None]]:
     def isolate() -> None:
         one = rng.randrange(1, len(hosts) + 1)
         way = rng.randrange(3)
-        links = [link for other in range(1, len(hosts) + 1) if other != one for link in ((one, other), (other, one))[0 if way != 1 else 1 : 2 if way != 0 else 1]]
+        links = [
+            link
+            for other in range(1, len(hosts) + 1)
+            if other != one
+            for link in ((one, other), (other, one))[0 if way != 1 else 1 : 2 if way != 0 else 1]
+        ]
         world.cut_links(links, world.now + rng.randrange(500, 15_000))
 
     def halves() -> None:
         side = {number for number in range(1, len(hosts) + 1) if rng.random() < 0.5}
-        links = [(a, b) for a in range(1, len(hosts) + 1) for b in range(1, len(hosts) + 1) if a != b and (a in side) != (b in side)]
+        links = [
+            (a, b)
+            for a in range(1, len(hosts) + 1)
+            for b in range(1, len(hosts) + 1)
+            if a != b and (a in side) != (b in side)
+        ]
         if links:
             world.cut_links(links, world.now + rng.randrange(500, 25_000))
 
@@ -95,7 +109,12 @@ def _kinds(world: World) -> list[Callable[[], None]]:
     def profile() -> None:
         host = rng.choice(hosts)
         if world.runs(host) and not host.leaving:
-            world.give(host, events.ProfileChanged(msgspec.structs.replace(host.core.membership.profile, worker_count=rng.randrange(64))))
+            world.give(
+                host,
+                events.ProfileChanged(
+                    msgspec.structs.replace(host.core.membership.profile, worker_count=rng.randrange(64))
+                ),
+            )
 
     def hint() -> None:
         host, other = rng.sample(hosts, 2)
@@ -144,7 +163,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert history(7).trace == history(7).trace
 
 
-# -- what is promised when little goes wrong -------------------------------------------------------------------------------------
+# -- what is promised when little goes wrong -------------------------------------------------------
 
 
 def calm_world(seed: int, count: int, weather: Weather | None = None, **options) -> World:
@@ -173,7 +192,11 @@ def test_a_death_is_known_to_all(count: int) -> None:
         began = world.now
         world.crash(victim)
         world.run(began + 15_000)
-        suspected = [when for when, _, _, after, identity in world.changes if when > began and after == SUSPECT and identity[0] == victim.node_id]
+        suspected = [
+            when
+            for when, _, _, after, identity in world.changes
+            if when > began and after == SUSPECT and identity[0] == victim.node_id
+        ]
         dead = [when for when, _, identity in world.deaths if when > began and identity[0] == victim.node_id]
         assert len(dead) == count - 1
         assert max(suspected) - began < 4_000 and max(dead) - began < 6_000
@@ -209,11 +232,15 @@ def stand_still(seed: int, make: Callable[..., GossipCore] = GossipCore) -> Worl
 
 
 def test_who_paused_accuses_nobody() -> None:
-    """A process that stood still finds its timers overdue and the answers unread: it judges nobody by that."""
+    """A process that stood still finds its timers overdue and the answers unread: it judges nobody
+    by that.
+    """
     for seed in range(10):
         world = stand_still(seed)
         world.run(world.now + 40_000)
-        assert [change for change in world.changes if change[1] == 1 and change[0] > 8_000 and change[3] in (SUSPECT, DEAD)] == []
+        assert [
+            change for change in world.changes if change[1] == 1 and change[0] > 8_000 and change[3] in (SUSPECT, DEAD)
+        ] == []
         assert world.disagreement() == ""
 
 
@@ -260,7 +287,7 @@ def test_a_wiped_host_is_another_member() -> None:
     assert old not in world.hosts[0].core.membership.members and world.hosts[0].core.view(4).state == ALIVE
 
 
-# -- planted bugs -----------------------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 
 def _with(part: str, **methods: Callable) -> Callable[..., GossipCore]:
@@ -322,7 +349,13 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
     "a refutation does not outrank": _with("membership", _outrank=_keeps_its_incarnation),
     "suspicions are not refuted": _with("membership", _refute=lambda m, o, i: None),
     "an equal incarnation revives": _with("membership", _on_alive=_alive_again),
-    "the newest controller is not kept": _with("core", _learn_controller=lambda c, o, epoch, node: (setattr(c._hint, "epoch", min(c._hint.epoch, epoch)), o(epoch, node))),
+    "the newest controller is not kept": _with(
+        "core",
+        _learn_controller=lambda c, o, epoch, node: (
+            setattr(c._hint, "epoch", min(c._hint.epoch, epoch)),
+            o(epoch, node),
+        ),
+    ),
     "gossip without end": _with("core", _sends_max=lambda c, o, multiplier: 10_000),
 }
 
@@ -342,11 +375,30 @@ def test_without_the_rule_about_standing_still_the_innocent_are_accused() -> Non
     for seed in range(10):
         world = stand_still(seed, _with("core", _set_time=_late_is_now))
         world.run(world.now + 40_000)
-        accused += len([change for change in world.changes if change[1] == 1 and change[0] > 8_000 and change[3] in (SUSPECT, DEAD)])
+        accused += len(
+            [
+                change
+                for change in world.changes
+                if change[1] == 1 and change[0] > 8_000 and change[3] in (SUSPECT, DEAD)
+            ]
+        )
     assert accused, "the rule would not be needed"
 
 
 def test_two_hash_seeds_give_the_same_run() -> None:
-    code = "import hashlib; from tests.sim.test_gossip_sim import history; print(hashlib.sha256(repr(history(7).trace).encode()).hexdigest())"
-    runs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout for seed in ("1", "2")]
+    code = (
+        "import hashlib; from tests.sim.test_gossip_sim import history;"
+        " print(hashlib.sha256(repr(history(7).trace).encode()).hexdigest())"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
     assert runs[0] == runs[1] and len(runs[0]) > 60

@@ -1,4 +1,6 @@
-"""Simulated histories of joint transactions. Each planted bug must be found; the real core must survive them all."""
+"""Simulated histories of joint transactions. Each planted bug must be found; the real core must
+survive them all.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_children_whose_epochs_run_out_are_replaced(monkeypatch: pytest.MonkeyPa
     assert max(epoch for _, epoch in world.given) < 2 and world.confirmed_max > 10
 
 
-# -- planted bugs --------------------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 
 class EverybodyWins(JointTransaction):
@@ -63,7 +65,11 @@ class WinnersUnchecked(JointTransaction):
     """J2: what a commit names is believed."""
 
     def _producer_error(self, producer_id, epoch):
-        return 0 if producer_id in self.children and self.state == State.ONGOING else super()._producer_error(producer_id, epoch)
+        return (
+            0
+            if producer_id in self.children and self.state == State.ONGOING
+            else super()._producer_error(producer_id, epoch)
+        )
 
 
 class ForgetsWhatWasCommitted(JointTransaction):
@@ -76,7 +82,13 @@ class WritesAgain(JointTransaction):
 
     def _enlist(self, event, now_ms, actions):
         answer = super()._enlist(event, now_ms, actions)
-        if answer is not None and event.batch_id <= self.committed_batch_id and self.state not in joint._UNDER_WAY and event.spare_producer_id < 0 and self._free:
+        if (
+            answer is not None
+            and event.batch_id <= self.committed_batch_id
+            and self.state not in joint._UNDER_WAY
+            and event.spare_producer_id < 0
+            and self._free
+        ):
             self.committed_batch_id = event.batch_id - 1
             return self._add_child(event, now_ms, actions)
         return answer
@@ -104,7 +116,9 @@ class CompletesTooEarly(JointTransaction):
 class ForgetsLosers(JointTransaction):
     def _write_markers(self, actions):
         super()._write_markers(actions)
-        dropped = [action for action in actions if isinstance(action, WriteMarkers) and self.winners and not action.committed]
+        dropped = [
+            action for action in actions if isinstance(action, WriteMarkers) and self.winners and not action.committed
+        ]
         self._pending -= {action.attempt for action in dropped}
         actions[:] = [action for action in actions if action not in dropped]
 
@@ -118,7 +132,9 @@ class ForgetsToPersistPartitions(JointTransaction):
 class AddIgnoresEpoch(JointTransaction):
     def _on_add_partitions(self, event, now_ms, actions):
         child = self.children.get(event.producer_id)
-        super()._on_add_partitions(msgspec.structs.replace(event, producer_epoch=child.epoch) if child else event, now_ms, actions)
+        super()._on_add_partitions(
+            msgspec.structs.replace(event, producer_epoch=child.epoch) if child else event, now_ms, actions
+        )
 
 
 class LoadedAndDone(JointTransaction):
@@ -154,7 +170,9 @@ class SharesAChild(JointTransaction):
 
 
 class OvertakenGoesOn(JointTransaction):
-    """J5, and two runs take turns to abort each other's transaction; a commit finds its winners anyway."""
+    """J5, and two runs take turns to abort each other's transaction; a commit finds its winners
+    anyway.
+    """
 
     def _fence_run(self, successor):
         pass
@@ -164,7 +182,11 @@ class OvertakenGoesOn(JointTransaction):
         return super()._commit(event, now_ms, actions)
 
     def _producer_error(self, producer_id, epoch):
-        return 0 if self.state == State.ONGOING and producer_id in self.children else super()._producer_error(producer_id, epoch)
+        return (
+            0
+            if self.state == State.ONGOING and producer_id in self.children
+            else super()._producer_error(producer_id, epoch)
+        )
 
 
 class AbortedGoesOn(JointTransaction):
@@ -197,10 +219,26 @@ class AbortForgottenInACrash(JointTransaction):
 
 
 BUGS = (
-    EverybodyWins, WinnersUnchecked, ForgetsWhatWasCommitted, WritesAgain, EpochStays, MarkersBeforeDecision, CompletesTooEarly, ForgetsLosers, ForgetsToPersistPartitions,
-    AddIgnoresEpoch, LoadedAndDone, NoTimeout, ForgetsWaiting, AnswersTwice, SharesAChild, OvertakenGoesOn,
-    AbortedGoesOn, AbortOfNothingForgotten, AbortForgottenInACrash,
-)  # fmt: skip
+    EverybodyWins,
+    WinnersUnchecked,
+    ForgetsWhatWasCommitted,
+    WritesAgain,
+    EpochStays,
+    MarkersBeforeDecision,
+    CompletesTooEarly,
+    ForgetsLosers,
+    ForgetsToPersistPartitions,
+    AddIgnoresEpoch,
+    LoadedAndDone,
+    NoTimeout,
+    ForgetsWaiting,
+    AnswersTwice,
+    SharesAChild,
+    OvertakenGoesOn,
+    AbortedGoesOn,
+    AbortOfNothingForgotten,
+    AbortForgottenInACrash,
+)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

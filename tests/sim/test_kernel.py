@@ -4,7 +4,9 @@ from tests.sim.kernel import Kernel, Process
 
 
 def test_a_process_that_goes_on_hears_first_what_came_while_it_was_stopped() -> None:
-    """Also before what comes at that very moment: a worker that went on heard a change before the image that had been sent first (seed 765695)."""
+    """Also before what comes at that very moment: a worker that went on heard a change before the
+    image that had been sent first (seed 765695).
+    """
     kernel, process, heard = Kernel(1), Process("worker"), []
     process.stopped = True
     kernel.after(10, process, heard.append, "first")

@@ -1,4 +1,6 @@
-"""Pieces of long runs: each leaves its line, lines add up, and what was found is told with the command that runs it again."""
+"""Pieces of long runs: each leaves its line, lines add up, and what was found is told with the
+command that runs it again.
+"""
 
 import json
 
@@ -10,7 +12,10 @@ from tests.sim.schedules import Outcome
 
 def _outcome(work: tuple[int, str]) -> tuple[Outcome, float]:
     seed, kind = work
-    return Outcome(seed, "P3" if seed == 8 else "", "a record was lost" if seed == 8 else "", 100, 5, 7, 2, 0, {}, kind), 0.5
+    return (
+        Outcome(seed, "P3" if seed == 8 else "", "a record was lost" if seed == 8 else "", 100, 5, 7, 2, 0, {}, kind),
+        0.5,
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""The small world: what is checked there holds, and every rule that is switched off is seen, in the Python model of the rules and in the broker's own core."""
+"""The small world: what is checked there holds, and every rule that is switched off is seen, in the
+Python model of the rules and in the broker's own core.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ NATIVE = ("native", "model")
 CHUNK = 25
 
 
-def run(seed: int, core: str = "native", off: frozenset[str] = frozenset(), flush_on_ack: bool | None = None, partitions: int = 1) -> PartitionWorld:
+def run(
+    seed: int,
+    core: str = "native",
+    off: frozenset[str] = frozenset(),
+    flush_on_ack: bool | None = None,
+    partitions: int = 1,
+) -> PartitionWorld:
     def native(log: PartitionLog) -> NativeReplica:
         return NativeReplica(log, world.flush_on_ack, off, LAG_MS)
 
@@ -34,7 +42,9 @@ def finding(seed: int, core: str, off: frozenset[str], flush_on_ack: bool | None
     return seed, "", world.kernel.steps, world.history.counts["acked"], world.stuck_count
 
 
-def findings(seeds: range, core: str, off: frozenset[str] = frozenset(), flush_on_ack: bool | None = None, enough: int = 1 << 30) -> list[tuple[int, str, int, int, int]]:
+def findings(
+    seeds: range, core: str, off: frozenset[str] = frozenset(), flush_on_ack: bool | None = None, enough: int = 1 << 30
+) -> list[tuple[int, str, int, int, int]]:
     """Of all these seeds, on all cores; stops after `enough` violations."""
     out = []
     found = 0
@@ -52,7 +62,9 @@ def findings(seeds: range, core: str, off: frozenset[str] = frozenset(), flush_o
 def test_the_rules_hold(core: str) -> None:
     results = findings(range(300 if core == "native" else 150), core)
     assert not [f"seed {seed}: {name}" for seed, name, *_ in results if name]
-    assert sum(events for _, _, events, *_ in results) > 3_000 * len(results) and sum(acked for *_, acked, _ in results) > 60 * len(results), "too little happens to prove anything"
+    assert sum(events for _, _, events, *_ in results) > 3_000 * len(results) and sum(
+        acked for *_, acked, _ in results
+    ) > 60 * len(results), "too little happens to prove anything"
 
 
 def test_flushed_before_acknowledged_nothing_ever_needs_an_operator() -> None:
@@ -67,10 +79,13 @@ def test_several_partitions() -> None:
 
 def test_the_same_seed_is_the_same_run() -> None:
     first, second = run(5), run(5)
-    assert first.kernel.trace_hash() == second.kernel.trace_hash() and first.history.committed == second.history.committed
+    assert (
+        first.kernel.trace_hash() == second.kernel.trace_hash() and first.history.committed == second.history.committed
+    )
 
 
-# Rule that is off -> (which core can have it off, topic with flush.on.ack or not or either, seeds within which it is seen)
+# Rule that is off -> (which core can have it off, topic with flush.on.ack or not or either, seeds
+# within which it is seen)
 MUTANTS = {
     "R2": ("native", None, 60),
     "R4": ("native", None, 100),
@@ -86,7 +101,12 @@ MUTANTS = {
     "lease": ("native", None, 100),
     "ack": ("model", None, 30),
 }
-RARE = {"R1": ("native", None, 6_000), "R3": ("native", None, 6_000), "R6": ("native", None, 3_000), "903": ("native", False, 3_000)}
+RARE = {
+    "R1": ("native", None, 6_000),
+    "R3": ("native", None, 6_000),
+    "R6": ("native", None, 3_000),
+    "903": ("native", False, 3_000),
+}
 
 
 @pytest.mark.parametrize("rule", MUTANTS)

@@ -1,4 +1,6 @@
-"""Simulated quorums: schedules of misfortune that must hold, planted bugs that must be found, directed traces for what chance finds rarely."""
+"""Simulated quorums: schedules of misfortune that must hold, planted bugs that must be found,
+directed traces for what chance finds rarely.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_schedules_hold_the_invariants(first_seed: int) -> None:
     assert sum(world.counts["committed"] for world in worlds) > 500, "too little happens to prove anything"
 
 
-@pytest.mark.parametrize(("plan", "seeds"), [(LEASE_PLAN, 150), (LATE_PLAN, 150), (CHANGE_PLAN, 20)], ids=["lease", "late", "change"])
+@pytest.mark.parametrize(
+    ("plan", "seeds"), [(LEASE_PLAN, 150), (LATE_PLAN, 150), (CHANGE_PLAN, 20)], ids=["lease", "late", "change"]
+)
 def test_hard_plans(plan: Plan, seeds: int) -> None:
     for seed in range(seeds):
         World(seed, plan).chaos(20)
@@ -45,7 +49,9 @@ def test_clocks_beyond_the_bound_break_leases_and_nothing_else() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(20))
 def test_many_schedules(block: int) -> None:
-    """A thousand schedules, some twenty million events; and 12,000 short ones around leases and voter sets."""
+    """A thousand schedules, some twenty million events; and 12,000 short ones around leases and
+    voter sets.
+    """
     for seed in range(10_000 + block * 50, 10_050 + block * 50):
         run(seed, seconds=40)
     for seed in range(10_000 + block * 200, 10_200 + block * 200):
@@ -54,13 +60,23 @@ def test_many_schedules(block: int) -> None:
         World(seed, CHANGE_PLAN).chaos(20)
 
 
-# -- the same seed is the same run ---------------------------------------------------------------------------------------------
+# -- the same seed is the same run -----------------------------------------------------------------
 
 
 def trace(hash_seed: str) -> str:
-    code = "from tests.sim.quorum_world import run; print(*[run(seed, seconds=8).kernel.trace_hash() for seed in (4, 11, 33)])"
+    code = (
+        "from tests.sim.quorum_world import run; print(*[run(seed, seconds=8).kernel.trace_hash() for seed in (4, 11,"
+        " 33)])"
+    )
     root = Path(__file__).parents[2]
-    ended = subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -69,7 +85,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert trace("1") == trace("2")
 
 
-# -- directed traces -----------------------------------------------------------------------------------------------------------
+# -- directed traces -------------------------------------------------------------------------------
 
 DIRECTED = (
     scenarios.restarted_voter,
@@ -95,7 +111,13 @@ def test_directed_traces_hold(scenario) -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "seconds_max"),
-    [(scenarios.failover, 3), (scenarios.proven, 0.25), (scenarios.formation, 1), (scenarios.handover, 0.1), (scenarios.all_restarted, 3)],
+    [
+        (scenarios.failover, 3),
+        (scenarios.proven, 0.25),
+        (scenarios.formation, 1),
+        (scenarios.handover, 0.1),
+        (scenarios.all_restarted, 3),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_how_long_there_is_no_controller(scenario, seconds_max: float) -> None:
@@ -124,7 +146,7 @@ def test_directed_traces_show_planted_bugs(scenario, planted: type[QuorumCore], 
     assert found.value.name == name
 
 
-# -- planted bugs, by chance ---------------------------------------------------------------------------------------------------
+# -- planted bugs, by chance -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -146,7 +168,9 @@ def test_directed_traces_show_planted_bugs(scenario, planted: type[QuorumCore], 
     ],
     ids=lambda value: getattr(value, "__name__", None) or ("lease" if isinstance(value, Plan) else "-"),
 )
-def test_chance_finds_planted_bugs(planted: type[QuorumCore], plan: Plan | None, seeds: int, names: tuple[str, ...]) -> None:
+def test_chance_finds_planted_bugs(
+    planted: type[QuorumCore], plan: Plan | None, seeds: int, names: tuple[str, ...]
+) -> None:
     assert found(seeds, plan, core_class=planted) in names
 
 

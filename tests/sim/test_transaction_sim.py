@@ -1,4 +1,6 @@
-"""Simulated histories of a transactional id. Each planted bug must be found; the real core must survive them all."""
+"""Simulated histories of a transactional id. Each planted bug must be found; the real core must
+survive them all.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from mqd.coordinator.transaction.records import State
 from mqd.coordinator.transaction.core import EPOCH_MAX, Settings, Transaction
 from tests.sim.transaction_world import SETTINGS, World
 
-# (versions of the clients, first epoch): alone, rivals, old and new clients mixed, and producer ids near their last epoch
+# (versions of the clients, first epoch): alone, rivals, old and new clients mixed, and producer ids
+# near their last epoch
 SCENES = (((2, 2), -1), ((2,), 32_740), ((0, 0), -1), ((2, 0), -1), ((2, 2, 2), 32_700), ((0,), 32_720))
 STEPS = 1_500
 
@@ -49,7 +52,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first.log == second.log and first.confirmed == second.confirmed
 
 
-# -- planted bugs --------------------------------------------------------------------------------------------------------------
+# -- planted bugs ----------------------------------------------------------------------------------
 
 
 class EpochStays(Transaction):
@@ -76,7 +79,9 @@ class AddIgnoresEpoch(Transaction):
 
 
 class FenceByOne(Transaction):
-    """The producer that was fenced is taken for one that repeats its EndTxn, and goes on beside its successor."""
+    """The producer that was fenced is taken for one that repeats its EndTxn, and goes on beside its
+    successor.
+    """
 
     def _fence(self, now_ms, actions, last_epoch=-1):
         self.producer_epoch -= 1
@@ -93,7 +98,9 @@ class MarkersBeforeDecision(Transaction):
 
 
 class BumpedWithoutEpoch(Transaction):
-    """Clients of version 0 end a transaction with its own epoch: partitions take its markers for repetitions."""
+    """Clients of version 0 end a transaction with its own epoch: partitions take its markers for
+    repetitions.
+    """
 
     def _write_markers(self, actions):
         super()._write_markers(actions)
@@ -109,7 +116,9 @@ class CompletesTooEarly(Transaction):
 
 
 class AnyAttempt(Transaction):
-    """Markers of an earlier transaction complete this one. With clients of version 0 the epochs are the same."""
+    """Markers of an earlier transaction complete this one. With clients of version 0 the epochs are
+    the same.
+    """
 
     def _on_markers_written(self, event, now_ms, actions):
         super()._on_markers_written(events.MarkersWritten(self._attempt), now_ms, actions)
@@ -187,13 +196,33 @@ class OtherOutcome(Transaction):
     """A repetition is told that its outcome is the one, whichever it was."""
 
     def _repeated(self, event, now_ms, actions):
-        return super()._repeated(msgspec.structs.replace(event, committed=self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)), now_ms, actions)
+        return super()._repeated(
+            msgspec.structs.replace(event, committed=self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)),
+            now_ms,
+            actions,
+        )
 
 
 BUGS = (
-    EpochStays, BumpedWithoutEpoch, EndIgnoresEpoch, AddIgnoresEpoch, FenceByOne, MarkersBeforeDecision, CompletesTooEarly, AnyAttempt, ForgetsPartition, ForgetsToPersistPartitions,
-    NoWaiting, VerifiesAnything, LastEpochIsTold, ReplayForgetsNext, LoadedAndDone, NoTimeout, ForgetsWaiting, AnswersTwice,
-)  # fmt: skip
+    EpochStays,
+    BumpedWithoutEpoch,
+    EndIgnoresEpoch,
+    AddIgnoresEpoch,
+    FenceByOne,
+    MarkersBeforeDecision,
+    CompletesTooEarly,
+    AnyAttempt,
+    ForgetsPartition,
+    ForgetsToPersistPartitions,
+    NoWaiting,
+    VerifiesAnything,
+    LastEpochIsTold,
+    ReplayForgetsNext,
+    LoadedAndDone,
+    NoTimeout,
+    ForgetsWaiting,
+    AnswersTwice,
+)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

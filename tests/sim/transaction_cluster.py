@@ -1,7 +1,10 @@
-"""Whole simulated clusters with transactions: coordinators of transactional ids and of groups in the acceptors, their state in partitions of the cluster, markers to leaders on any host, producers that share
-transactional ids, readers of committed records. Faults, healing and all other invariants are cluster_world.py's.
+"""Whole simulated clusters with transactions: coordinators of transactional ids and of groups in
+the acceptors, their state in partitions of the cluster, markers to leaders on any host, producers
+that share transactional ids, readers of committed records. Faults, healing and all other invariants
+are cluster_world.py's.
 
-Checked: T1 to T4 and FENCE of transaction_history.py; and at the end, of the coordinators themselves
+Checked: T1 to T4 and FENCE of transaction_history.py; and at the end, of the coordinators
+themselves
     T1  what is committed of a group is the offset of the last transaction that committed one
     T3  no transaction is under way, and no partition knows of one
 """
@@ -37,8 +40,12 @@ class Transactions:
         return Coordination(acceptor)
 
     @staticmethod
-    def check(worker: Any, transactional_id: str, version: int, data: bytes) -> Callable[[Any, Callable[[int], None]], None]:
-        """What a worker asks before it begins a transaction, of the acceptor that its host has then."""
+    def check(
+        worker: Any, transactional_id: str, version: int, data: bytes
+    ) -> Callable[[Any, Callable[[int], None]], None]:
+        """What a worker asks before it begins a transaction, of the acceptor that its host has
+        then.
+        """
 
         def ask(partition: Partition, take: Callable[[int], None]) -> None:
             acceptor = worker.cluster_host.acceptor
@@ -54,19 +61,29 @@ def _raised(_logger: Logger, message: str, /, **_fields: object) -> None:
 
 
 class TransactionCluster(ClusterWorld):
-    def __init__(self, seed: int, off: frozenset[str] = frozenset(), plan: Plan | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, seed: int, off: frozenset[str] = frozenset(), plan: Plan | None = None, quiet: bool = False
+    ) -> None:
         """plan: of plans.py, kind transactions."""
         self.transactions = Transactions()
         self.late_markers = 0.0  # share of requests between coordinators and leaders that are kept back for seconds
         self.transactional = TransactionHistory(lambda partition: self.history.committed.get(partition, []), self.name)
         super().__init__(seed, off, plan, quiet=quiet)
 
-    # -- making ------------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------
 
     def _create_topics(self, plan: Plan) -> None:
         super()._create_topics(plan)
         for name in (GROUPS, TRANSACTIONS):
-            self.admin.wanted.append(messages.CreateTopic(name, INTERNAL_PARTITIONS, min(3, plan.hosts), {}, {"cleanup.policy": "compact", "flush.on.ack": "true", "min.insync.replicas": "2"}))
+            self.admin.wanted.append(
+                messages.CreateTopic(
+                    name,
+                    INTERNAL_PARTITIONS,
+                    min(3, plan.hosts),
+                    {},
+                    {"cleanup.policy": "compact", "flush.on.ack": "true", "min.insync.replicas": "2"},
+                )
+            )
 
     def internal(self, name: str) -> list[Partition]:
         topic = self.state.topics.get(name)
@@ -88,17 +105,37 @@ class TransactionCluster(ClusterWorld):
         super().begin()
         random = self.kernel.random
         self.late_markers = random.choice((0.0, 0.03, 0.2))
-        self.data = [partition for partition in self.partitions() if self.state.topics_by_id[partition[0]] in ("flushed", "cached")]
+        self.data = [
+            partition
+            for partition in self.partitions()
+            if self.state.topics_by_id[partition[0]] in ("flushed", "cached")
+        ]
         self.ids = [f"id-{number}" for number in range(random.choice((1, 2, 3)))]
         for transactional_id in self.ids:
-            version, timeout_ms, commits_offsets = random.choice((2, 0)), random.choice(TIMEOUTS_MS), random.random() < 0.7
+            version, timeout_ms, commits_offsets = (
+                random.choice((2, 0)),
+                random.choice(TIMEOUTS_MS),
+                random.random() < 0.7,
+            )
             for _ in range(random.choice((1, 1, 2))):
-                self.clients.append(TransactionalProducer(self, transactional_id, version, self.data, random.choice((5, 20, 60)) * MILLISECOND, timeout_ms, commits_offsets))
+                self.clients.append(
+                    TransactionalProducer(
+                        self,
+                        transactional_id,
+                        version,
+                        self.data,
+                        random.choice((5, 20, 60)) * MILLISECOND,
+                        timeout_ms,
+                        commits_offsets,
+                    )
+                )
         self.clients.append(CommittedReader(self, self.data, 50 * MILLISECOND, nearest=False))
         self.clients.append(CommittedReader(self, self.data, 70 * MILLISECOND, nearest=True))
 
     def run(self, chaos: int = 6_000) -> None:
-        """Without the broker's own log lines: they tell of faults, and there are many. Where one would tell of a fault of our own, the run ends (E3)."""
+        """Without the broker's own log lines: they tell of faults, and there are many. Where one
+        would tell of a fault of our own, the run ends (E3).
+        """
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
@@ -107,7 +144,7 @@ class TransactionCluster(ClusterWorld):
         finally:
             logging.disable(before)
 
-    # -- what is checked ---------------------------------------------------------------------------------------------------
+    # -- what is checked ---------------------------------------------------------------------------
 
     def _after_each(self) -> None:
         for partition in self.history.dirty:
@@ -118,7 +155,8 @@ class TransactionCluster(ClusterWorld):
         """T3: what is under way when everything has been put right ends by its time-out."""
         super().heal()
         bound = self.kernel.now + max(TIMEOUTS_MS) * 2 * MILLISECOND + LATE
-        while self.kernel.now < bound and (self.under_way() or not all(map(self.settled, self.partitions()))):  # that one has ended is written too (seed 420099)
+        # that one has ended is written too (seed 420099)
+        while self.kernel.now < bound and (self.under_way() or not all(map(self.settled, self.partitions()))):
             self.kernel.run(until=self.kernel.now + 500 * MILLISECOND)
 
     def _excused(self, partition: Partition) -> bool:
@@ -154,10 +192,16 @@ class TransactionCluster(ClusterWorld):
 
     def check_end(self) -> None:
         super().check_end()
-        excused = [partition for partition in self.internal(TRANSACTIONS) + self.data + self.internal(GROUPS) if self._excused(partition)]
+        excused = [
+            partition
+            for partition in self.internal(TRANSACTIONS) + self.data + self.internal(GROUPS)
+            if self._excused(partition)
+        ]
         left = self.under_way()
         if left and not excused:
-            raise Violation("T3", f"{left}, {LATE // SECOND} s after its time-out and after everything has been put right")
+            raise Violation(
+                "T3", f"{left}, {LATE // SECOND} s after its time-out and after everything has been put right"
+            )
         self.transactional.check_end(lambda partition: bool(excused))
         for transactional_id in self.ids:
             self._check_group(transactional_id)
@@ -172,4 +216,7 @@ class TransactionCluster(ClusterWorld):
         found = core.offsets.get("flushed", 0) if core is not None else None
         expected = log.offsets.get(encode_offset_key(group, "flushed", 0))
         if (found.offset if found is not None else None) != expected:
-            raise Violation("T1", f"{group} has {found} as committed; the last transaction that committed an offset of it is {expected}")
+            raise Violation(
+                "T1",
+                f"{group} has {found} as committed; the last transaction that committed an offset of it is {expected}",
+            )

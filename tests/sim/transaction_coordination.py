@@ -1,14 +1,21 @@
-"""Transactions in the acceptor of a simulated host: what the broker has of them (mqd/acceptor, mqd/coordinator, mqd/coordinator/transaction) on simulated time, links and logs.
+"""Transactions in the acceptor of a simulated host: what the broker has of them (mqd/acceptor,
+mqd/coordinator, mqd/coordinator/transaction) on simulated time, links and logs.
 
-Real are: the cores and shards of transactional ids and of groups, the coordinators that load, write and unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their repetition, the way to
-coordinators and leaders on other hosts, the answers to CHECK, the handlers of the requests, and how a log adds up to cores (mqd/coordinator/load.py). Simulated are: what the partition table and the lease say, the link to
-the workers, connections between hosts, the files.
+Real are: the cores and shards of transactional ids and of groups, the coordinators that load, write
+and unload them (mqd/coordinator/runtime.py), the log of their appends, markers and their
+repetition, the way to coordinators and leaders on other hosts, the answers to CHECK, the handlers
+of the requests, and how a log adds up to cores (mqd/coordinator/load.py). Simulated are: what the
+partition table and the lease say, the link to the workers, connections between hosts, the files.
 
 Invariants
-    A1  a connection between two acceptors delivers in order, late perhaps; what was sent is delivered though its sender has died, until its successor's connection is there
+    A1  a connection between two acceptors delivers in order, late perhaps; what was sent is
+        delivered though its sender has died, until its successor's connection is there
     A2  whoever asks another host waits for PEER_TIMEOUT_S at most; nothing is known then
-Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names), `one marker` (markers are
-written to the first of a transaction's partitions alone), `one connection` (what the successor's connection has overtaken is served); those of batch_worker.py.
+Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that
+rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names),
+`one marker` (markers are written to the first of a transaction's partitions alone),
+`one connection` (what the successor's connection has overtaken is served); those of
+batch_worker.py.
 """
 
 from __future__ import annotations
@@ -24,7 +31,14 @@ import msgspec
 from mqd.acceptor.broker import OWNER_NONE, Address, Context, ProducerIds
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.coordinators import TOKEN_BASE, BrokerPartitions, InternalPartitions
-from mqd.acceptor.handlers.transactions import add_offsets_to_txn, add_partitions_to_txn, end_txn, init_producer_id, txn_offset_commit, write_txn_markers
+from mqd.acceptor.handlers.transactions import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    end_txn,
+    init_producer_id,
+    txn_offset_commit,
+    write_txn_markers,
+)
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.interbroker.client import PeerError
 from mqd.acceptor.transactions import _CHECK, _CHECK_PARTITION, TransactionService
@@ -56,9 +70,13 @@ PEER_TIMEOUT_S = 1.5
 ALLOCATE_S = 1.0
 NOT_LEADER, TIMED_OUT = 6, 7
 HANDLERS = {
-    "InitProducerIdRequest": (22, init_producer_id), "AddPartitionsToTxnRequest": (24, add_partitions_to_txn), "AddOffsetsToTxnRequest": (25, add_offsets_to_txn),
-    "EndTxnRequest": (26, end_txn), "WriteTxnMarkersRequest": (27, write_txn_markers), "TxnOffsetCommitRequest": (28, txn_offset_commit),
-}  # fmt: skip
+    "InitProducerIdRequest": (22, init_producer_id),
+    "AddPartitionsToTxnRequest": (24, add_partitions_to_txn),
+    "AddOffsetsToTxnRequest": (25, add_offsets_to_txn),
+    "EndTxnRequest": (26, end_txn),
+    "WriteTxnMarkersRequest": (27, write_txn_markers),
+    "TxnOffsetCommitRequest": (28, txn_offset_commit),
+}
 
 
 class View(NamedTuple):
@@ -114,7 +132,14 @@ class SimBroker:
         place = worker.places.get(key) if worker is not None and not worker.failed else None
         if place is None or key is None or key[1] != image.index or not place.core.leading:
             return None
-        return View(SlotState.ONLINE, image.owner, worker.generation, place.core.leader_epoch, place.log.end, place.core.high_watermark)
+        return View(
+            SlotState.ONLINE,
+            image.owner,
+            worker.generation,
+            place.core.leader_epoch,
+            place.log.end,
+            place.core.high_watermark,
+        )
 
     def unserved_error(self, _image: messages.PartitionImage) -> int:
         return NOT_LEADER
@@ -153,7 +178,9 @@ class SimBroker:
             coordination.loop.enter(lambda: future.done() or future.set_result(answer))
 
         coordination.acceptor.on_request(change, (self.node_id, coordination.process, answered, 0))
-        alarm = asyncio.get_running_loop().call_later(ALLOCATE_S, lambda: future.done() or future.set_result(messages.Answer(0, TIMED_OUT)))
+        alarm = asyncio.get_running_loop().call_later(
+            ALLOCATE_S, lambda: future.done() or future.set_result(messages.Answer(0, TIMED_OUT))
+        )
         try:
             return await future
         finally:
@@ -182,7 +209,10 @@ class SimPeers:
         other = acceptor.transactions
         reply = other.replier(own, answered)
         self._send(node_id, other, other.on_peer, own.host.node, self._since, request, version, reply)
-        alarm = loop.call_later(min(timeout_s, PEER_TIMEOUT_S), lambda: future.done() or future.set_exception(PeerError(f"host {node_id} has not answered")))
+        alarm = loop.call_later(
+            min(timeout_s, PEER_TIMEOUT_S),
+            lambda: future.done() or future.set_exception(PeerError(f"host {node_id} has not answered")),
+        )
         try:
             return await future
         finally:
@@ -277,7 +307,9 @@ class Coordination:
         log = self.log = Log(BrokerPartitions(broker), self, TOKEN_BASE)  # type: ignore[arg-type]
         groups = GroupCores(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))  # type: ignore[arg-type,return-value]
         self.groups = SimCoordinator(GROUPS, groups, InternalPartitions(broker, CONSUMER_OFFSETS), log, self.now_ms)  # type: ignore[arg-type]
-        self.ids = SimCoordinator(TRANSACTIONS, service.cores, InternalPartitions(broker, TRANSACTION_STATE), log, self.now_ms, carry_out)  # type: ignore[arg-type]
+        self.ids = SimCoordinator(
+            TRANSACTIONS, service.cores, InternalPartitions(broker, TRANSACTION_STATE), log, self.now_ms, carry_out
+        )  # type: ignore[arg-type]
         self.groups.off = self.ids.off = off
         service.attach(self.ids, self.groups, log, self.now_ms)
         service.connect(SimPeers(self))  # type: ignore[arg-type]
@@ -298,7 +330,7 @@ class Coordination:
             effect = msgspec.structs.replace(effect, partitions=effect.partitions[:1])
         self.service.carry_out(name, effect, epoch)
 
-    # -- what happens around -----------------------------------------------------------------------------------------------
+    # -- what happens around -----------------------------------------------------------------------
 
     def on_metadata(self, message: Any) -> None:
         self.broker.metadata.apply(message)
@@ -313,26 +345,43 @@ class Coordination:
             if each._loop is not None:
                 each.look()
 
-    # -- the link to workers -----------------------------------------------------------------------------------------------
+    # -- the link to workers -----------------------------------------------------------------------
 
-    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
+    def send_batch(
+        self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
+    ) -> None:
         worker, key = self.host.workers[owner], self.broker.key_of(slot)
         if worker is None or worker.generation != owner_generation or key is None:
             self.kernel.after(20, self.process, self._produced, token, NOT_LEADER, -1)
             return
-        self.kernel.after(20, worker.process, worker.on_batch, key, batch, flags, leader_epoch, (self.host.node, self.process, self._produced, token))
+        self.kernel.after(
+            20,
+            worker.process,
+            worker.on_batch,
+            key,
+            batch,
+            flags,
+            leader_epoch,
+            (self.host.node, self.process, self._produced, token),
+        )
 
     def _produced(self, token: int, error: int, offset: int) -> None:
         self.loop.enter(self.log.produced, token, error, offset)
 
-    def check(self, worker: ClusterWorker, transactional_id: str, version: int, data: bytes) -> Callable[[Any, Callable[[int], None]], None]:
+    def check(
+        self, worker: ClusterWorker, transactional_id: str, version: int, data: bytes
+    ) -> Callable[[Any, Callable[[int], None]], None]:
         """What a worker of this host asks before it begins a transaction."""
         info, name = parsed(data).info, transactional_id.encode()
 
         def ask(partition: tuple[bytes, int], take: Callable[[int], None]) -> None:
             acceptor = self.host.acceptor
             if acceptor is not None and acceptor.transactions is not None:
-                payload = _CHECK.pack(info.producer_id, info.producer_epoch, version, -1, len(name), 1, 1_000) + _CHECK_PARTITION.pack(*partition, 0) + name
+                payload = (
+                    _CHECK.pack(info.producer_id, info.producer_epoch, version, -1, len(name), 1, 1_000)
+                    + _CHECK_PARTITION.pack(*partition, 0)
+                    + name
+                )
                 self.kernel.after(20, acceptor.process, acceptor.transactions.on_check, payload, version, worker, take)
 
         return ask
@@ -345,7 +394,7 @@ class Coordination:
         error = answer.error or struct.unpack("=h", answer.payload)[0]
         self.kernel.after(20, worker.process, take, error)
 
-    # -- requests ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def on_request(self, request: Any, version: int, caller: Any, is_open: Callable[[], bool]) -> None:
         """Of a client, whose connection may be closed by now."""
@@ -366,7 +415,9 @@ class Coordination:
         self._serve(request, version, Address(peer_node=node_id), reply)
 
     def replier(self, other: Coordination, answered: Callable[[object], None]) -> Callable[[object], None]:
-        return lambda response: self.world.network.send(self.host.node, other.host.node, other.process, answered, response)
+        return lambda response: self.world.network.send(
+            self.host.node, other.host.node, other.process, answered, response
+        )
 
     def _serve(self, request: Any, version: int, address: Address, reply: Callable[[object], None]) -> None:
         number, module = HANDLERS[type(request).__name__]
@@ -375,5 +426,3 @@ class Coordination:
             reply(await module.handle(Context(self.broker, address), RequestHeader(number, version, 0), request))  # type: ignore[arg-type]
 
         self.loop.enter(lambda: self.loop.create_task(serve()))
-
-

@@ -1,13 +1,20 @@
-"""What must hold of transactions on a whole cluster. The outcome of a transaction in a partition is what readers of committed records go by: the first marker of its producer behind its records, in the committed log.
+"""What must hold of transactions on a whole cluster. The outcome of a transaction in a partition is
+what readers of committed records go by: the first marker of its producer behind its records, in the
+committed log.
 
 Checked
-    T1  all parts of a transaction, records in partitions and offsets of its group, share one outcome; what its producer was told is the outcome, and has all that was acknowledged
-    T2  nobody who reads committed records is given one of a transaction that was not committed before in that partition
-    T3  when everything has been put right every transaction ends, none later than its time-out and LATE after that: the last stable offset of each partition is its high watermark
-    T4  what is committed is the transaction for which its producer asked for it, and that one alone; in the log of __transaction_state a transaction is ended by an EndTxn that named its own producer id and
-        epoch, or by fencing
+    T1  all parts of a transaction, records in partitions and offsets of its group, share one
+        outcome; what its producer was told is the outcome, and has all that was acknowledged
+    T2  nobody who reads committed records is given one of a transaction that was not committed
+        before in that partition
+    T3  when everything has been put right every transaction ends, none later than its time-out and
+        LATE after that: the last stable offset of each partition is its high watermark
+    T4  what is committed is the transaction for which its producer asked for it, and that one
+        alone; in the log of __transaction_state a transaction is ended by an EndTxn that named its
+        own producer id and epoch, or by fencing
     FENCE  epochs of coordinators never fall in what a partition holds of one producer
-Partitions of __consumer_offsets are partitions like others: the number of the transaction is the offset that it commits.
+Partitions of __consumer_offsets are partitions like others: the number of the transaction is the
+offset that it commits.
 """
 
 from __future__ import annotations
@@ -45,7 +52,8 @@ class _Log:
 
     def __init__(self) -> None:
         self.end = 0
-        self.open: dict[int, list[tuple[int, int, int, bytes | None]]] = {}  # producer id -> (transaction, number in it, offset, key)
+        # producer id -> (transaction, number in it, offset, key)
+        self.open: dict[int, list[tuple[int, int, int, bytes | None]]] = {}
         self.outcomes: dict[tuple[int, int], bool] = {}  # (transaction, number in it) -> committed
         self.offset_outcomes: dict[int, bool] = {}  # by offset
         self.coordinator_epochs: dict[int, int] = {}
@@ -62,7 +70,15 @@ class TransactionHistory:
         self.logs: dict[Any, _Log] = {}
         self.outcome: dict[int, tuple[bool, Any]] = {}  # transaction -> committed, where that was seen first
         self.ends: set[tuple[int, int, bool]] = set()  # EndTxn that were sent: producer id, epoch, commit
-        self.counts = {"begun": 0, "committed": 0, "aborted": 0, "delivered": 0, "left out": 0, "fenced": 0, "markers": 0}
+        self.counts = {
+            "begun": 0,
+            "committed": 0,
+            "aborted": 0,
+            "delivered": 0,
+            "left out": 0,
+            "fenced": 0,
+            "markers": 0,
+        }
 
     def begin(self, transactional_id: str) -> Fate:
         number = len(self.fates) + 1
@@ -70,7 +86,7 @@ class TransactionHistory:
         self.counts["begun"] += 1
         return fate
 
-    # -- what partitions hold ----------------------------------------------------------------------------------------------
+    # -- what partitions hold ----------------------------------------------------------------------
 
     def look(self, partition: Any) -> _Log:
         """As far as it is committed now."""
@@ -101,7 +117,11 @@ class TransactionHistory:
                 continue
             state, before = decode_value(data), log.states.get(name)
             log.states[name] = state
-            if state.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT) and before is not None and before.state == State.ONGOING:
+            if (
+                state.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+                and before is not None
+                and before.state == State.ONGOING
+            ):
                 self._on_decision(partition, name, before, state)
 
     def _on_decision(self, partition: Any, name: str, before: Value, state: Value) -> None:
@@ -109,7 +129,11 @@ class TransactionHistory:
         if moved > 1 and not commit:
             self.counts["fenced"] += 1
         elif (before.producer_id, before.producer_epoch, commit) not in self.ends:
-            raise Violation("T4", f"{self._name(partition)}: the transaction of {name} with producer id {before.producer_id} and epoch {before.producer_epoch} is {_told(commit)}; no EndTxn with these asked for that")
+            raise Violation(
+                "T4",
+                f"{self._name(partition)}: the transaction of {name} with producer id {before.producer_id} and epoch"
+                f" {before.producer_epoch} is {_told(commit)}; no EndTxn with these asked for that",
+            )
 
     def _on_records(self, log: _Log, one: Parsed) -> None:
         held = log.open.setdefault(one.info.producer_id, [])
@@ -120,13 +144,21 @@ class TransactionHistory:
         producer_id, commit = one.info.producer_id, bool(one.commit)
         epoch = log.coordinator_epochs.get(producer_id, -1)
         if one.coordinator_epoch < epoch:
-            raise Violation("FENCE", f"{self._name(partition)}: offset {log.end} is a marker of producer {producer_id} by the coordinator of epoch {one.coordinator_epoch}, after one of epoch {epoch}")
+            raise Violation(
+                "FENCE",
+                f"{self._name(partition)}: offset {log.end} is a marker of producer {producer_id} by the coordinator of"
+                f" epoch {one.coordinator_epoch}, after one of epoch {epoch}",
+            )
         log.coordinator_epochs[producer_id] = one.coordinator_epoch
         held = log.open.pop(producer_id, [])
         numbers = dict.fromkeys(number for number, _, _, _ in held)
         self.counts["markers"] += 1
         if commit and len(numbers) > 1:
-            raise Violation("T4", f"{self._name(partition)}: the marker at offset {log.end} commits transactions {list(numbers)} together")
+            raise Violation(
+                "T4",
+                f"{self._name(partition)}: the marker at offset {log.end} commits transactions {list(numbers)}"
+                " together",
+            )
         for number in numbers:
             self._on_outcome(partition, number, commit)
         for number, serial, offset, key in held:
@@ -139,15 +171,27 @@ class TransactionHistory:
         fate = self.fates[number]
         known = self.outcome.setdefault(number, (commit, partition))
         if known[0] != commit:
-            raise Violation("T1", f"transaction {number} is {_told(known[0])} in {self._name(known[1])} and {_told(commit)} in {self._name(partition)}")
+            raise Violation(
+                "T1",
+                f"transaction {number} is {_told(known[0])} in {self._name(known[1])} and {_told(commit)} in"
+                f" {self._name(partition)}",
+            )
         if known[1] is partition:
             self.counts["committed" if commit else "aborted"] += 1
         if commit and fate.asked is not True:
-            raise Violation("T4", f"{self._name(partition)}: transaction {number} of {fate.transactional_id} is committed; its producer has asked for {'nothing' if fate.asked is None else 'an abort'}")
+            raise Violation(
+                "T4",
+                f"{self._name(partition)}: transaction {number} of {fate.transactional_id} is committed; its producer"
+                f" has asked for {'nothing' if fate.asked is None else 'an abort'}",
+            )
         if fate.confirmed is not None and fate.confirmed != commit:
-            raise Violation("T1", f"{self._name(partition)}: transaction {number} is {_told(commit)}, its producer was told that it is {_told(fate.confirmed)}")
+            raise Violation(
+                "T1",
+                f"{self._name(partition)}: transaction {number} is {_told(commit)}, its producer was told that it is"
+                f" {_told(fate.confirmed)}",
+            )
 
-    # -- readers -----------------------------------------------------------------------------------------------------------
+    # -- readers -----------------------------------------------------------------------------------
 
     def delivered(self, partition: Any, offset: int, entry: Entry) -> None:
         """T2. To somebody who reads committed records."""
@@ -157,16 +201,24 @@ class TransactionHistory:
         if not outcome:
             number, _ = transaction_of(*parsed(entry.value.batch).records[entry.value.place])
             what = "not ended" if outcome is None else "aborted"
-            raise Violation("T2", f"{self._name(partition)}: offset {offset}, of transaction {number}, is given to a reader of committed records; it is {what} there")
+            raise Violation(
+                "T2",
+                f"{self._name(partition)}: offset {offset}, of transaction {number}, is given to a reader of committed"
+                f" records; it is {what} there",
+            )
         self.counts["delivered"] += 1
 
     def left_out(self, partition: Any, offset: int) -> None:
         """A reader of committed records has passed a record by: of an aborted transaction."""
         if self.look(partition).offset_outcomes.get(offset) is not False:
-            raise Violation("T1", f"{self._name(partition)}: offset {offset} is left out by a reader of committed records; its transaction was not aborted")
+            raise Violation(
+                "T1",
+                f"{self._name(partition)}: offset {offset} is left out by a reader of committed records; its"
+                " transaction was not aborted",
+            )
         self.counts["left out"] += 1
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def check_end(self, excused: Callable[[Any], bool]) -> None:
         """excused: partitions that nobody can lead any more."""
@@ -178,7 +230,11 @@ class TransactionHistory:
         for fate in self.fates.values():
             for partition, serial in fate.acknowledged if fate.confirmed else ():
                 if not excused(partition) and not self.logs[partition].outcomes.get((fate.number, serial)):
-                    raise Violation("T1", f"transaction {fate.number} was confirmed as committed; its record {serial} in {self._name(partition)} was acknowledged and is not there")
+                    raise Violation(
+                        "T1",
+                        f"transaction {fate.number} was confirmed as committed; its record {serial} in"
+                        f" {self._name(partition)} was acknowledged and is not there",
+                    )
 
 
 def _told(commit: bool) -> str:

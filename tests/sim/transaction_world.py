@@ -1,18 +1,23 @@
-"""A simulated world around the core of one transactional id: its log, partitions with Kafka's rules for producers, clients, and a network that loses, delays and repeats.
+"""A simulated world around the core of one transactional id: its log, partitions with Kafka's rules
+for producers, clients, and a network that loses, delays and repeats.
 
 Nothing runs by itself: `step()` takes one thing that can happen, by chance. Same seed, same run.
 
 What is checked (beside the core's own check() after every event)
     W1  a commit marker covers records of one transaction only, and its client asked for that commit
-    W2  all records of one transaction that were ended share one outcome; a confirmed outcome is the one in every partition, and has every acknowledged record
+    W2  all records of one transaction that were ended share one outcome; a confirmed outcome is the
+        one in every partition, and has every acknowledged record
     W3  when all is quiet no partition has an open transaction
     W4  a request is answered at most once, and once when the coordinator has not crashed since
     W5  a replay of the log gives the state that persisted it
-    W6  markers are written for decisions that are in the log, and Complete follows the markers of all its partitions
+    W6  markers are written for decisions that are in the log, and Complete follows the markers of
+        all its partitions
     W7  the epoch of a producer id never falls, and no client is told the last epoch
-    W8  a client alone, without pauses, crashes and administrators, is never refused anything (`peaceful`)
-Clients of version 2 have every request repeated and delayed. Those of version 0 have so their Produces; AddPartitionsToTxn and EndTxn arrive once and in order, for
-that protocol cannot tell a repetition from the next transaction.
+    W8  a client alone, without pauses, crashes and administrators, is never refused anything
+        (`peaceful`)
+Clients of version 2 have every request repeated and delayed. Those of version 0 have so their
+Produces; AddPartitionsToTxn and EndTxn arrive once and in order, for that protocol cannot tell a
+repetition from the next transaction.
 """
 
 from __future__ import annotations
@@ -51,7 +56,9 @@ class Producer:
 
 
 class DataPartition:
-    """The native contract: a transaction begins only with the guard that was given out for it; a marker ends it and makes guards void."""
+    """The native contract: a transaction begins only with the guard that was given out for it; a
+    marker ends it and makes guards void.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -192,7 +199,14 @@ class Client:
 
 
 class World:
-    def __init__(self, seed: int, versions: tuple[int, ...] = (2, 2), make: Callable[[str, Settings], Transaction] = Transaction, first_epoch: int = -1, peaceful: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        versions: tuple[int, ...] = (2, 2),
+        make: Callable[[str, Settings], Transaction] = Transaction,
+        first_epoch: int = -1,
+        peaceful: bool = False,
+    ) -> None:
         self.rng = random.Random(seed)
         self.make = make
         self.peaceful = peaceful
@@ -221,7 +235,7 @@ class World:
         self.start()
         self.clients = [Client(self, version) for version in versions]
 
-    # -- the coordinator ---------------------------------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """A life of the coordinator: everything but the log is new."""
@@ -290,7 +304,10 @@ class World:
         elif isinstance(action, WriteMarkers):
             fresh = self.make(NAME, SETTINGS)
             fresh.replay(*self.log[-1])
-            if fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT) or (fresh.state == State.PREPARE_COMMIT) != action.committed:
+            if (
+                fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+                or (fresh.state == State.PREPARE_COMMIT) != action.committed
+            ):
                 raise Broken(f"W6: markers without a decision in the log: {fresh.state!r}")
             self.jobs.append((action, list(range(len(action.partitions)))))
 
@@ -298,7 +315,13 @@ class World:
         job, left = self.rng.choice(self.jobs)
         if left:
             index = left.pop(self.rng.randrange(len(left)))
-            deliver = functools.partial(self.partitions[job.partitions[index][1]].marker, job.producer_id, job.producer_epoch, job.committed, job.is_bumped)
+            deliver = functools.partial(
+                self.partitions[job.partitions[index][1]].marker,
+                job.producer_id,
+                job.producer_epoch,
+                job.committed,
+                job.is_bumped,
+            )
             deliver()
             if job.is_bumped and self.rng.random() < 0.1:
                 self.late.append(deliver)  # comes twice, the second time when the next transactions are under way
@@ -308,7 +331,7 @@ class World:
             self.jobs.remove((job, left))
             self.tell(events.MarkersWritten(job.attempt))
 
-    # -- the network -------------------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def send(self, client: Client) -> None:
         assert client.request is not None
@@ -316,7 +339,8 @@ class World:
         client.request = None
         self.attempts += 1
         attempt = client.waiting = self.attempts
-        # A late repetition of a first InitProducerId fences the one that it began: the protocol wants it so.
+        # A late repetition of a first InitProducerId fences the one that it began: the protocol
+        # wants it so.
         once = kind in ("add", "end", "init") if client.version < 2 else kind == "init" and self.peaceful
         copies = 1 if once else self.rng.choice((0, 1, 1, 1, 1, 2, 3))
         for _ in range(copies):
@@ -337,17 +361,30 @@ class World:
     def deliver(self, version: int, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
         if kind == "init":
             producer_id, epoch = arguments
-            self.ask_with_spare(lambda number, spare: events.InitProducerId(number, TIMEOUT_MS, producer_id, epoch, spare), answer)
+            self.ask_with_spare(
+                lambda number, spare: events.InitProducerId(number, TIMEOUT_MS, producer_id, epoch, spare), answer
+            )
         elif kind == "add":
             producer_id, epoch, partition = arguments
             self.ask(lambda number: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[partition],)), answer)
         elif kind == "end":
             producer_id, epoch, committed = arguments
-            self.ask_with_spare(lambda number, spare: events.EndTransaction(number, producer_id, epoch, committed, version, spare), answer)
+            self.ask_with_spare(
+                lambda number, spare: events.EndTransaction(number, producer_id, epoch, committed, version, spare),
+                answer,
+            )
         else:
             self.produce(version, *arguments, answer)
 
-    def produce(self, version: int, producer_id: int, epoch: int, index: int, record: tuple[int, int], answer: Callable[[object], None]) -> None:
+    def produce(
+        self,
+        version: int,
+        producer_id: int,
+        epoch: int,
+        index: int,
+        record: tuple[int, int],
+        answer: Callable[[object], None],
+    ) -> None:
         partition = self.partitions[index]
         error, guard = partition.append(producer_id, epoch, record, 0)
         if error >= 0:
@@ -372,7 +409,7 @@ class World:
 
         self.network.append(check)
 
-    # -- what is true ------------------------------------------------------------------------------------------------------
+    # -- what is true ------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> int:
         self.transactions += 1
@@ -392,9 +429,11 @@ class World:
         if committed and self.asked.get(transaction) is not True:
             raise Broken(f"W1: transaction {transaction} is committed, its client never asked for that")
         if self.confirmed.get(transaction, committed) != committed:
-            raise Broken(f"W2: transaction {transaction} was confirmed {self.confirmed[transaction]}, a marker says {committed}")
+            raise Broken(
+                f"W2: transaction {transaction} was confirmed {self.confirmed[transaction]}, a marker says {committed}"
+            )
 
-    # -- running -----------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def step(self) -> None:
         self.step_count += 1
@@ -441,7 +480,10 @@ class World:
         if waiting and self.now >= self.stalled_until:
             waiting[0].take(LOST)
         else:
-            self.now = min([at for at in (self.stalled_until, *(client.pauses_until for client in self.clients)) if at > self.now], default=self.now)
+            self.now = min(
+                [at for at in (self.stalled_until, *(client.pauses_until for client in self.clients)) if at > self.now],
+                default=self.now,
+            )
 
     def from_network(self) -> None:
         """Mostly the oldest; sometimes any, so that a few are very late."""
@@ -454,7 +496,9 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """No new requests; everything under way arrives, every time-out passes. Then W2, W3 and W4 must hold."""
+        """No new requests; everything under way arrives, every time-out passes. Then W2, W3 and W4
+        must hold.
+        """
         for client in self.clients:
             client.waiting = None
         for _ in range(100_000):
@@ -493,4 +537,7 @@ class World:
         for transaction, committed in self.confirmed.items():
             for index, record in self.acknowledged.get(transaction, ()):
                 if self.partitions[index].outcomes.get(record) != committed:
-                    raise Broken(f"W2: record {record} of a transaction confirmed {committed} is {self.partitions[index].outcomes.get(record)}")
+                    raise Broken(
+                        f"W2: record {record} of a transaction confirmed {committed} is"
+                        f" {self.partitions[index].outcomes.get(record)}"
+                    )

@@ -1,7 +1,10 @@
-"""Transactional producers of a simulated cluster, and readers of committed records. They know hosts and what hosts say of leaders, and keep to the protocol, in version 2 (KIP-890) or as before it.
+"""Transactional producers of a simulated cluster, and readers of committed records. They know hosts
+and what hosts say of leaders, and keep to the protocol, in version 2 (KIP-890) or as before it.
 
-A producer of version 2 has its requests repeated and delayed, EndTxn and Produce too, into transactions that come later. The protocol before cannot tell those from what is meant: there a request counts as long as its
-connection is open. Several producers may share a transactional id: each fences the others. Some leave their transaction open and never come back to it.
+A producer of version 2 has its requests repeated and delayed, EndTxn and Produce too, into
+transactions that come later. The protocol before cannot tell those from what is meant: there a
+request counts as long as its connection is open. Several producers may share a transactional id:
+each fences the others. Some leave their transaction open and never come back to it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from mqd.coordinator.log import records_batch
 from mqd.coordinator.runtime import partition_for
-from mqd.protocol.messages import AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest
+from mqd.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 from tests.sim.clients import TIMEOUT, Client
 from tests.sim.disks import Entry
 from tests.sim.kernel import MILLISECOND, Violation
@@ -38,7 +47,16 @@ class Fenced(Exception):
 
 
 class TransactionalProducer(Client):
-    def __init__(self, world: TransactionCluster, transactional_id: str, version: int, partitions: list[Any], pause: int, timeout_ms: int, commits_offsets: bool) -> None:
+    def __init__(
+        self,
+        world: TransactionCluster,
+        transactional_id: str,
+        version: int,
+        partitions: list[Any],
+        pause: int,
+        timeout_ms: int,
+        commits_offsets: bool,
+    ) -> None:
         self.cluster = world
         self.history = world.transactional
         self.id, self.version, self.timeout_ms = transactional_id, version, timeout_ms
@@ -50,7 +68,7 @@ class TransactionalProducer(Client):
         self._is_waiting = False
         super().__init__(world, partitions, pause)
 
-    # -- one request at a time ---------------------------------------------------------------------------------------------
+    # -- one request at a time ---------------------------------------------------------------------
 
     def turn(self) -> None:
         """Time to go on, or nobody has answered in time."""
@@ -90,9 +108,17 @@ class TransactionalProducer(Client):
         token = self.token
         caller = (self.world.client_node, self.process, self.answered, token)
         getattr(self, "_send_" + kind)(caller, lambda: self.version >= 2 or self.token == token, *arguments)
-        if kind in ("produce", "request") and self.version >= 2 and self.kernel.random.random() < 0.1:  # and once more, much later
+        # and once more, much later
+        if kind in ("produce", "request") and self.version >= 2 and self.kernel.random.random() < 0.1:
             delay = self.kernel.random.randrange(4_000) * MILLISECOND
-            self.kernel.after(delay, None, getattr(self, "_send_" + kind), (self.world.client_node, None, None, 0), lambda: True, *arguments)
+            self.kernel.after(
+                delay,
+                None,
+                getattr(self, "_send_" + kind),
+                (self.world.client_node, None, None, 0),
+                lambda: True,
+                *arguments,
+            )
 
     def _send_request(self, caller: Any, is_open: Any, partition: Any, request: Any, version: int) -> None:
         """To the coordinator whose partition that is."""
@@ -105,7 +131,16 @@ class TransactionalProducer(Client):
         world = self.cluster
         acceptor = world.hosts[node].acceptor if node >= 0 else None
         if acceptor is not None:
-            world.network.send(world.client_node, node, acceptor.process, acceptor.transactions.on_request, request, version, caller, is_open)
+            world.network.send(
+                world.client_node,
+                node,
+                acceptor.process,
+                acceptor.transactions.on_request,
+                request,
+                version,
+                caller,
+                is_open,
+            )
 
     def _send_produce(self, caller: Any, is_open: Any, partition: Any, data: bytes) -> None:
         world = self.cluster
@@ -115,14 +150,16 @@ class TransactionalProducer(Client):
             check = worker.cluster_host.acceptor
             ask = world.transactions.check(worker, self.id, 12 if self.version >= 2 else 11, data)
             del check
-            world.network.send(world.client_node, node, worker.process, self._arrive, worker, partition, data, ask, caller, is_open)
+            world.network.send(
+                world.client_node, node, worker.process, self._arrive, worker, partition, data, ask, caller, is_open
+            )
 
     @staticmethod
     def _arrive(worker: Any, partition: Any, data: bytes, ask: Any, caller: Any, is_open: Any) -> None:
         if is_open():
             worker.on_transactional(partition, data, ask, caller)
 
-    # -- a life ------------------------------------------------------------------------------------------------------------
+    # -- a life ------------------------------------------------------------------------------------
 
     def _live(self) -> Script:
         random = self.kernel.random
@@ -138,7 +175,9 @@ class TransactionalProducer(Client):
                 yield "wait", (random.randrange(1, 300) * MILLISECOND,)
 
     def _again(self, kind: str, *arguments: Any) -> Script:
-        """The answer to a request, tried until it is one: (error, answer); LOST when that took too long."""
+        """The answer to a request, tried until it is one: (error, answer); LOST when that took too
+        long.
+        """
         for _ in range(TRIES_MAX):
             error, answer = yield kind, arguments
             error = error or self._error_of(answer)
@@ -159,7 +198,12 @@ class TransactionalProducer(Client):
 
     def _initialise(self, recovers: bool = False) -> Script:
         expected = self.identity if recovers else (-1, -1)
-        request = InitProducerIdRequest(transactional_id=self.id, transaction_timeout_ms=self.timeout_ms, producer_id=expected[0], producer_epoch=expected[1])
+        request = InitProducerIdRequest(
+            transactional_id=self.id,
+            transaction_timeout_ms=self.timeout_ms,
+            producer_id=expected[0],
+            producer_epoch=expected[1],
+        )
         error, answer = yield from self._again("once", self._own_partition, request, 5 if self.version >= 2 else 4)
         if error:
             raise Fenced
@@ -202,9 +246,12 @@ class TransactionalProducer(Client):
     def _add(self, partition: Any) -> Script:
         name, index = self.cluster.state.topics_by_id[partition[0]], partition[1]
         request = AddPartitionsToTxnRequest(
-            transactions=[], v3_and_below_transactional_id=self.id, v3_and_below_producer_id=self.identity[0], v3_and_below_producer_epoch=self.identity[1],
+            transactions=[],
+            v3_and_below_transactional_id=self.id,
+            v3_and_below_producer_id=self.identity[0],
+            v3_and_below_producer_epoch=self.identity[1],
             v3_and_below_topics=[AddPartitionsToTxnRequest.Topic(name=name, partitions=[index])],
-        )  # fmt: skip
+        )
         error, _ = yield from self._again("request", self._own_partition, request, 3)
         if error:
             raise Fenced
@@ -216,7 +263,11 @@ class TransactionalProducer(Client):
         data = data[:BASE_SEQUENCE_AT] + BASE_SEQUENCE.pack(sequence) + data[BASE_SEQUENCE_AT + 4 :]
         error, _ = yield from self._again("produce", partition, data)
         if error in (OUT_OF_ORDER, UNKNOWN_PRODUCER):
-            raise Violation("C2", f"{self.cluster.name(partition)}: producer {self.identity} of {self.id} is out of order at sequence {sequence} (error {error})")
+            raise Violation(
+                "C2",
+                f"{self.cluster.name(partition)}: producer {self.identity} of {self.id} is out of order at sequence"
+                f" {sequence} (error {error})",
+            )
         if error:
             return False
         self.sequences[partition] = sequence + count
@@ -227,14 +278,20 @@ class TransactionalProducer(Client):
     def _commit_offset(self, fate: Fate) -> Script:
         group = self.cluster.group_of(self.id)
         if self.version < 2:
-            request = AddOffsetsToTxnRequest(transactional_id=self.id, producer_id=self.identity[0], producer_epoch=self.identity[1], group_id=group)
+            request = AddOffsetsToTxnRequest(
+                transactional_id=self.id, producer_id=self.identity[0], producer_epoch=self.identity[1], group_id=group
+            )
             error, _ = yield from self._again("request", self._own_partition, request, 3)
             if error:
                 return False
         one = TxnOffsetCommitRequest.Partition(partition_index=0, committed_offset=fate.number)
         commit = TxnOffsetCommitRequest(
-            transactional_id=self.id, group_id=group, producer_id=self.identity[0], producer_epoch=self.identity[1], topics=[TxnOffsetCommitRequest.Topic(name="flushed", partitions=[one])]
-        )  # fmt: skip
+            transactional_id=self.id,
+            group_id=group,
+            producer_id=self.identity[0],
+            producer_epoch=self.identity[1],
+            topics=[TxnOffsetCommitRequest.Topic(name="flushed", partitions=[one])],
+        )
         partition = self.cluster.group_partition(self.id)
         error, _ = yield from self._again("request", partition, commit, 5 if self.version >= 2 else 3)
         if error:
@@ -247,7 +304,9 @@ class TransactionalProducer(Client):
             commit = False
         fate.asked = commit
         self.history.ends.add((*self.identity, commit))
-        request = EndTxnRequest(transactional_id=self.id, producer_id=self.identity[0], producer_epoch=self.identity[1], committed=commit)
+        request = EndTxnRequest(
+            transactional_id=self.id, producer_id=self.identity[0], producer_epoch=self.identity[1], committed=commit
+        )
         error, answer = yield from self._again("request", self._own_partition, request, 5 if self.version >= 2 else 3)
         if error:
             raise Fenced
@@ -259,7 +318,9 @@ class TransactionalProducer(Client):
 
 
 class CommittedReader(Client):
-    """Reads committed records of each partition in turn, from its leader or from any replica (KIP-392)."""
+    """Reads committed records of each partition in turn, from its leader or from any replica
+    (KIP-392).
+    """
 
     def __init__(self, world: TransactionCluster, partitions: list[Any], pause: int, nearest: bool) -> None:
         self.cluster = world
@@ -271,7 +332,12 @@ class CommittedReader(Client):
     def turn(self) -> None:
         self.at = (self.at + 1) % len(self.partitions)
         partition = self.partitions[self.at]
-        self.ask(self.world.replica_hint(partition) if self.nearest else self.leader(partition), "on_read_committed", partition, self.positions[partition])
+        self.ask(
+            self.world.replica_hint(partition) if self.nearest else self.leader(partition),
+            "on_read_committed",
+            partition,
+            self.positions[partition],
+        )
 
     def on_answer(self, error: int, offset: int, entries: list[Entry], aborted: tuple[Aborted, ...]) -> None:
         partition = self.partitions[self.at]
@@ -280,14 +346,19 @@ class CommittedReader(Client):
         self.again(self.pause if not error else 40 * MILLISECOND)
 
     def _read(self, partition: Any, offset: int, entries: list[Entry], aborted: tuple[Aborted, ...]) -> None:
-        """What a client does with a Fetch: records of a producer from an aborted transaction's first offset on are left out, up to the marker."""
+        """What a client does with a Fetch: records of a producer from an aborted transaction's
+        first offset on are left out, up to the marker.
+        """
         history = self.cluster.transactional
         for place, entry in enumerate(entries, offset):
             if isinstance(entry.value, Carried):
                 info = parsed(entry.value.batch).info
                 if info.control:
                     continue
-                if info.transactional and any(one.producer_id == info.producer_id and one.first_offset <= place < one.last_offset for one in aborted):
+                if info.transactional and any(
+                    one.producer_id == info.producer_id and one.first_offset <= place < one.last_offset
+                    for one in aborted
+                ):
                     history.left_out(partition, place)
                     continue
             history.delivered(partition, place, entry)

@@ -1,7 +1,8 @@
 """One Spark for the whole run, real brokers beside it.
 
-`spark` is a classic session of local[2] without a UI, small, in this test's own directories. The tests are skipped, with the reason, where PySpark or Java 17 is missing:
-`pip install 'mqd[spark]'`, and any JDK or JRE of 17 or later (JAVA_HOME, or `java` on the PATH).
+`spark` is a classic session of local[2] without a UI, small, in this test's own directories. The
+tests are skipped, with the reason, where PySpark or Java 17 is missing: `pip install 'mqd[spark]'`,
+and any JDK or JRE of 17 or later (JAVA_HOME, or `java` on the PATH).
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={place} -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config(
+            "spark.driver.extraJavaOptions", f"-Dderby.system.home={place} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+        )
         .config("spark.log.level", "ERROR")
         .config("spark.jars", ",".join(map(str, connector.jars()[0])))
         .getOrCreate()

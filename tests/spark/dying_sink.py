@@ -1,7 +1,9 @@
-"""`format("mqd-dying")`: the sink, with things that happen to a driver at the worst moments. Which and when, a directory says (option `script`): each file in it is one thing that happens
-once, `<batch>.<what>`.
+"""`format("mqd-dying")`: the sink, with things that happen to a driver at the worst moments. Which
+and when, a directory says (option `script`): each file in it is one thing that happens once,
+`<batch>.<what>`.
 
-    fail-before     commit() fails before it has committed, and abort() too: as if the driver had died, but for its process
+    fail-before     commit() fails before it has committed, and abort() too: as if the driver had
+                    died, but for its process
     fail-after      commit() fails when it has committed
     twice           commit() is called twice
     hang-before, hang-after     commit() writes `<batch>.reached` and waits to be killed

@@ -1,16 +1,20 @@
-"""A streaming job in processes of its own, and those processes by what they are, to be killed one by one; numbers for it to carry, and what has arrived of them.
+"""A streaming job in processes of its own, and those processes by what they are, to be killed one
+by one; numbers for it to carry, and what has arrived of them.
 
-    Job(broker, source, target, place)                 sink_job.py: ensure(), kill(kind, by chance), kill_all()
+    Job(broker, source, target, place)                 sink_job.py: ensure(), kill(kind, by chance),
+                                                       kill_all()
     SessionJob(spark, broker, source, target, place)   the same in the session of the tests: its Python workers can be killed
 
-The kinds of a job's processes (`KINDS`); what they leave behind when they die (executors, Python workers) is left to itself until kill_all(), beside the next start:
+The kinds of a job's processes (`KINDS`); what they leave behind when they die (executors, Python
+workers) is left to itself until kill_all(), beside the next start:
 
     driver          the Python program and the JVM, at once
     python-driver   the Python program alone: the JVM is to end by itself
     jvm             the JVM alone; of local[N] it is the executor, too
     executor        an executor's JVM alone: of local-cluster[...] only
     python-worker   a Python process that carries out a task
-    python-helper   another one: of the source, of a batch's planning and of its commit, the daemon that forks them all
+    python-helper   another one: of the source, of a batch's planning and of its commit, the daemon
+                    that forks them all
 """
 
 from __future__ import annotations
@@ -39,21 +43,41 @@ KINDS = ("driver", "python-driver", "jvm", "executor", "python-worker", "python-
 
 
 class Job:
-    """`script`: of dying_sink.py. `delivery`: the sink's. Files of its own are in `place`, the checkpoint among them."""
+    """`script`: of dying_sink.py. `delivery`: the sink's. Files of its own are in `place`, the
+    checkpoint among them.
+    """
 
     def __init__(
-        self, broker: Broker, source: str, target: str, place: Path, *, script: str = "", master: str = "local[2]", delivery: str = "exactly-once"
+        self,
+        broker: Broker,
+        source: str,
+        target: str,
+        place: Path,
+        *,
+        script: str = "",
+        master: str = "local[2]",
+        delivery: str = "exactly-once",
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         told = {
-            "bootstrap": broker.bootstrap, "source": source, "target": target, "checkpoint": str(place / "checkpoint"), "place": str(place / "spark"), "script": script,
-            "master": master, "delivery": delivery, "format": "mqd-dying" if script else "mqd",
-        }  # fmt: skip
+            "bootstrap": broker.bootstrap,
+            "source": source,
+            "target": target,
+            "checkpoint": str(place / "checkpoint"),
+            "place": str(place / "spark"),
+            "script": script,
+            "master": master,
+            "delivery": delivery,
+            "format": "mqd-dying" if script else "mqd",
+        }
         self._command = [sys.executable, str(Path(__file__).with_name("sink_job.py")), json.dumps(told)]
         self._log = place / "job.log"
         self._environment = {
-            **os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(conftest.ROOT), os.environ.get("PYTHONPATH", "")]), "SPARK_LOCAL_IP": "127.0.0.1",
-        }  # fmt: skip
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join([str(conftest.ROOT), os.environ.get("PYTHONPATH", "")]),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         if master.startswith("local-cluster"):
             self._environment["SPARK_HOME"] = str(_home(place / "home"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +86,9 @@ class Job:
 
     def start(self) -> None:
         with self._log.open("ab") as out:
-            self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
+            )
         self._sessions.append(self._process.pid)
         self.starts += 1
 
@@ -71,7 +97,7 @@ class Job:
         if self._process is None or self._process.poll() is not None:
             self.start()
 
-    # -- its processes -----------------------------------------------------------------------------------------------------
+    # -- its processes -----------------------------------------------------------------------------
 
     def processes(self, kind: str) -> list[psutil.Process]:
         """Of the last start."""
@@ -110,12 +136,24 @@ class Job:
 
 
 class SessionJob:
-    """One query of the session `spark`, started again when it has failed; of its processes only the Python workers can be killed."""
+    """One query of the session `spark`, started again when it has failed; of its processes only the
+    Python workers can be killed.
+    """
 
     def __init__(self, spark: Any, broker: Broker, source: str, target: str, place: Path) -> None:
-        rows = spark.readStream.format("mqd").option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", source).option("startingOffsets", "earliest")
+        rows = (
+            spark.readStream.format("mqd")
+            .option("kafka.bootstrap.servers", broker.bootstrap)
+            .option("subscribe", source)
+            .option("startingOffsets", "earliest")
+        )
         frame = rows.option("maxOffsetsPerTrigger", "250").load().selectExpr("key", "value")
-        sink = frame.writeStream.format("mqd").outputMode("append").option("kafka.bootstrap.servers", broker.bootstrap).option("topic", target)
+        sink = (
+            frame.writeStream.format("mqd")
+            .outputMode("append")
+            .option("kafka.bootstrap.servers", broker.bootstrap)
+            .option("topic", target)
+        )
         self._writer = sink.option("checkpointLocation", str(place / "checkpoint"))
         self._query: Any = None
         self.starts = 0
@@ -170,7 +208,9 @@ def _of_sessions(sessions: list[int]) -> list[psutil.Process]:
 
 
 def _home(home: Path) -> Path:
-    """Spark's, with a directory of its own for what executors write: it would be that of the package."""
+    """Spark's, with a directory of its own for what executors write: it would be that of the
+    package.
+    """
     import pyspark
 
     home.mkdir(exist_ok=True)
@@ -189,12 +229,17 @@ class Input:
     def more(self, count: int) -> None:
         for first in range(self.end, self.end + count, 100):
             now_ms = time.time_ns() // 1_000_000  # older ones would be deleted for their age
-            records = [Record(value=b"%d" % number, key=b"%d" % number, timestamp_ms=now_ms) for number in range(first, min(first + 100, self.end + count))]
+            records = [
+                Record(value=b"%d" % number, key=b"%d" % number, timestamp_ms=now_ms)
+                for number in range(first, min(first + 100, self.end + count))
+            ]
 
             def write(first: int = first, records: list[Record] = records) -> object:
                 try:
                     with connect(self.broker) as kafka:
-                        return produce(kafka, self.topic, first // 100 % PARTITIONS, encode_batch(records)).error_code == 0
+                        return (
+                            produce(kafka, self.topic, first // 100 % PARTITIONS, encode_batch(records)).error_code == 0
+                        )
                 except (OSError, ConnectionEnded):
                     return None
 
@@ -218,7 +263,9 @@ def output(broker: Broker, topic: str) -> list[int]:
     def read() -> tuple[list[int]] | None:
         try:
             with connect(broker) as kafka:
-                return (sorted(int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)),)
+                return (
+                    sorted(int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)),
+                )
         except (OSError, ConnectionEnded, AssertionError):
             return None
 

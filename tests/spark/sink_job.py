@@ -1,4 +1,6 @@
-"""A streaming job in a process of its own, to be killed: `python sink_job.py JSON`, of what jobs.Job knows. From topic to topic, exactly once unless told, for ever; batches of a few records."""
+"""A streaming job in a process of its own, to be killed: `python sink_job.py JSON`, of what
+jobs.Job knows. From topic to topic, exactly once unless told, for ever; batches of a few records.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,40 @@ SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def main(told: dict[str, Any]) -> None:
-    builder = SparkSession.builder.master(told["master"]).config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
-    builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").config("spark.local.dir", told["place"])
+    builder = (
+        SparkSession.builder.master(told["master"])
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+    )
+    builder = (
+        builder.config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.local.dir", told["place"])
+    )
     builder = builder.config("spark.driver.memory", "1g").config("spark.driver.extraJavaOptions", SMALL)
     builder = builder.config("spark.executor.memory", "512m").config("spark.executor.extraJavaOptions", SMALL)
     spark = builder.getOrCreate()
-    rows = spark.readStream.format("mqd").option("kafka.bootstrap.servers", told["bootstrap"]).option("subscribe", told["source"]).option("startingOffsets", "earliest")
+    rows = (
+        spark.readStream.format("mqd")
+        .option("kafka.bootstrap.servers", told["bootstrap"])
+        .option("subscribe", told["source"])
+        .option("startingOffsets", "earliest")
+    )
     rows = rows.option("maxOffsetsPerTrigger", "500").load().selectExpr("key", "value")
-    sink = rows.writeStream.format(told["format"]).outputMode("append").option("kafka.bootstrap.servers", told["bootstrap"]).option("topic", told["target"])
+    sink = (
+        rows.writeStream.format(told["format"])
+        .outputMode("append")
+        .option("kafka.bootstrap.servers", told["bootstrap"])
+        .option("topic", told["target"])
+    )
     if told["script"]:
         from tests.spark.dying_sink import DyingDataSource
 
         spark.dataSource.register(DyingDataSource)
         sink = sink.option("script", told["script"])
-    sink.option("checkpointLocation", told["checkpoint"]).option("delivery", told["delivery"]).start().awaitTermination()
+    sink.option("checkpointLocation", told["checkpoint"]).option(
+        "delivery", told["delivery"]
+    ).start().awaitTermination()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def admin(broker: Broker) -> AdminClient:
     return AdminClient({"bootstrap.servers": broker.bootstrap})
 
 
-def new_topic(broker: Broker, partitions: int = 1, name: str | None = None, config: dict[str, str] | None = None) -> str:
+def new_topic(
+    broker: Broker, partitions: int = 1, name: str | None = None, config: dict[str, str] | None = None
+) -> str:
     name = name or f"spark-{next(_numbers)}"
     client = admin(broker)
     client.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(30)
@@ -49,7 +51,18 @@ def delete_records(broker: Broker, name: str, partition: int, before: int) -> No
 
 def retire_partitions(broker: Broker, name: str, to: int) -> None:
     """Returns when their records go elsewhere; they are there until they are empty."""
-    command = [sys.executable, "-m", "mqd.cli.main", "topic", "retire-partitions", name, "--to", str(to), "-b", broker.bootstrap]
+    command = [
+        sys.executable,
+        "-m",
+        "mqd.cli.main",
+        "topic",
+        "retire-partitions",
+        name,
+        "--to",
+        str(to),
+        "-b",
+        broker.bootstrap,
+    ]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
 
 
@@ -67,7 +80,12 @@ def produce(broker: Broker, topic: str, records: Iterable[Any], partition: int =
     failed: list[Any] = []
     for record in records:
         arguments = record if isinstance(record, dict) else {"value": record}
-        producer.produce(topic, partition=arguments.pop("partition", partition), on_delivery=lambda error, _: error and failed.append(error), **arguments)
+        producer.produce(
+            topic,
+            partition=arguments.pop("partition", partition),
+            on_delivery=lambda error, _: error and failed.append(error),
+            **arguments,
+        )
         producer.poll(0)
     assert producer.flush(60) == 0 and not failed, failed
 
@@ -77,7 +95,11 @@ def numbered(first: int, count: int) -> list[bytes]:
 
 
 def options(broker: Broker, topic: str, **more: Any) -> dict[str, str]:
-    return {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, **{name.replace("__", "."): str(value) for name, value in more.items()}}
+    return {
+        "kafka.bootstrap.servers": broker.bootstrap,
+        "subscribe": topic,
+        **{name.replace("__", "."): str(value) for name, value in more.items()},
+    }
 
 
 def read(spark: Any, broker: Broker, topic: str, **more: Any) -> Any:
@@ -86,7 +108,10 @@ def read(spark: Any, broker: Broker, topic: str, **more: Any) -> Any:
 
 def rows(frame: Any) -> list[Row]:
     """(partition, offset, key, value) in order."""
-    found = [(row.partition, row.offset, _plain(row.key), _plain(row.value)) for row in frame.select("partition", "offset", "key", "value").collect()]
+    found = [
+        (row.partition, row.offset, _plain(row.key), _plain(row.value))
+        for row in frame.select("partition", "offset", "key", "value").collect()
+    ]
     return sorted(found, key=lambda row: row[:2])
 
 
@@ -98,12 +123,15 @@ def _plain(blob: Any) -> bytes | None:
     return None if blob is None else bytes(blob)
 
 
-# Spark waits ten seconds for a Python process of its own to come up, and no setting changes that: on a laden machine it is started again, as an operator would.
+# Spark waits ten seconds for a Python process of its own to come up, and no setting changes that:
+# on a laden machine it is started again, as an operator would.
 LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 
 
 class Stream:
-    """A streaming read of format("mqd"), its rows kept here, with a checkpoint of its own: every run goes on where the last one ended."""
+    """A streaming read of format("mqd"), its rows kept here, with a checkpoint of its own: every
+    run goes on where the last one ended.
+    """
 
     def __init__(self, spark: Any, place: Path, given: dict[str, str]) -> None:
         self._spark, self.checkpoint, self.given = spark, place / "checkpoint", given
@@ -126,7 +154,9 @@ class Stream:
         self._arguments = (available_now, fail_on)
         stream = self._spark.readStream.format("mqd").options(**self.given).load()
         writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(self.checkpoint))
-        self._query = (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
+        self._query = (
+            writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
+        ).start()
 
     def wait(self, condition: Any, seconds: float = 120.0) -> None:
         """While the query runs. Raises what ended it."""

@@ -1,4 +1,6 @@
-"""A million real records, written in every compression, archived and replayed into a fresh topic: keys, values, headers, timestamps and the order of each partition come back, byte for byte."""
+"""A million real records, written in every compression, archived and replayed into a fresh topic:
+keys, values, headers, timestamps and the order of each partition come back, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +29,53 @@ PATIENCE_S = 60.0
 
 
 def flights() -> Iterator[dict[str, Any]]:
-    """Arguments of produce(), RECORDS of them: nulls, empty values, headers with a key twice, bytes that are no text, timestamps years apart."""
+    """Arguments of produce(), RECORDS of them: nulls, empty values, headers with a key twice, bytes
+    that are no text, timestamps years apart.
+    """
     encode = msgspec.json.Encoder().encode
-    for number, flight in enumerate(itertools.islice(itertools.chain.from_iterable(read_flights(flights_file()) for _ in itertools.count()), RECORDS)):
-        headers = [("carrier", flight["carrier"].encode()), ("delay", None if flight["dep_delay"] is None else b"%d" % flight["dep_delay"])]
+    for number, flight in enumerate(
+        itertools.islice(
+            itertools.chain.from_iterable(read_flights(flights_file()) for _ in itertools.count()), RECORDS
+        )
+    ):
+        headers = [
+            ("carrier", flight["carrier"].encode()),
+            ("delay", None if flight["dep_delay"] is None else b"%d" % flight["dep_delay"]),
+        ]
         if number % 7 == 0:
             headers += [("carrier", number.to_bytes(4, "little")), ("", b"")]
         yield {
             "key": flight["tailnum"].encode() if flight["tailnum"] else None,
             "value": None if flight["dep_time"] is None else b"" if number % 1000 == 0 else encode(flight),
             "headers": headers if number % 3 else None,
-            "timestamp": int(datetime.fromisoformat(flight["time_hour"]).replace(tzinfo=UTC).timestamp() * 1000) + number % 3_600_000,
+            "timestamp": (
+                int(datetime.fromisoformat(flight["time_hour"]).replace(tzinfo=UTC).timestamp() * 1000)
+                + number % 3_600_000
+            ),
         }
 
 
 def write(broker: Broker, topic: str) -> None:
-    """The next records go to the next partition by the next producer: each codec writes to all of them."""
+    """The next records go to the next partition by the next producer: each codec writes to all of
+    them.
+    """
     failed: list[Any] = []
-    settings = {"bootstrap.servers": broker.bootstrap, "linger.ms": 20, "enable.idempotence": True, "queue.buffering.max.messages": 2 * BATCH}
+    settings = {
+        "bootstrap.servers": broker.bootstrap,
+        "linger.ms": 20,
+        "enable.idempotence": True,
+        "queue.buffering.max.messages": 2 * BATCH,
+    }
     producers = [Producer({**settings, "compression.type": codec}) for codec in CODECS]
     for number, chunk in enumerate(_batched(flights(), 1000)):
         producer = producers[number % len(CODECS)]
         for record in chunk:
-            producer.produce(topic, partition=number // len(CODECS) % PARTITIONS, on_delivery=lambda error, _: error and failed.append(error), **record)
+            producer.produce(
+                topic,
+                partition=number // len(CODECS) % PARTITIONS,
+                on_delivery=lambda error, _: error and failed.append(error),
+                **record,
+            )
         assert producer.flush(PATIENCE_S) == 0 and not failed, failed[:3]
 
 
@@ -60,7 +86,14 @@ def _batched(records: Iterator[Any], count: int) -> Iterator[tuple[Any, ...]]:
 
 def digests(broker: Broker, topic: str) -> dict[int, tuple[int, str]]:
     """Partition to its number of records and the digest of all that they say, in order."""
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": f"digest-{topic}", "enable.partition.eof": True, "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": f"digest-{topic}",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     found = {partition: hashlib.blake2b(digest_size=16) for partition in range(PARTITIONS)}
     counts, ended = dict.fromkeys(range(PARTITIONS), 0), set()
@@ -73,7 +106,9 @@ def digests(broker: Broker, topic: str) -> dict[int, tuple[int, str]]:
                 ended.add(message.partition())
                 continue
             counts[message.partition()] += 1
-            found[message.partition()].update(encode((message.key(), message.value(), message.headers(), message.timestamp())))
+            found[message.partition()].update(
+                encode((message.key(), message.value(), message.headers(), message.timestamp()))
+            )
     consumer.close()
     return {partition: (counts[partition], digest.hexdigest()) for partition, digest in found.items()}
 
@@ -93,13 +128,20 @@ def test_a_million_records_come_back_as_they_were(spark: Any, broker: Broker, tm
     common = {"bootstrap": broker.bootstrap, "path": str(tmp_path / "archive")}
     triggers = {"trigger": "available-now", "checkpoint": str(tmp_path / "checkpoint"), "compact_from_files": 4}
     by_batches = {"topics": [source], "options": {"maxOffsetsPerTrigger": "300000"}}
-    start(spark, checked({"pipeline": "archive", "name": "million", "source": by_batches, **triggers, **common}, "test")).awaitTermination()
+    start(
+        spark, checked({"pipeline": "archive", "name": "million", "source": by_batches, **triggers, **common}, "test")
+    ).awaitTermination()
     archive = Archive(str(tmp_path / "archive"))
     assert archive.ends(source) == {partition: count for partition, (count, _) in wanted.items()}
-    assert any(path.rsplit("/", 1)[1].startswith("compacted-") for path in archive.files), "it goes through compaction, too"
+    assert any(path.rsplit("/", 1)[1].startswith("compacted-") for path in archive.files), (
+        "it goes through compaction, too"
+    )
 
     for options in ({}, {"kafka.compression.type": "zstd"}):
         target = new_topic(broker, PARTITIONS, config=FOR_EVER)
-        replay = checked({"pipeline": "replay", "name": f"back-{target}", "to": {source: target}, "options": options, **common}, "test")
+        replay = checked(
+            {"pipeline": "replay", "name": f"back-{target}", "to": {source: target}, "options": options, **common},
+            "test",
+        )
         run(spark, replay, lambda _: None, threading.Event())
         assert digests(broker, target) == wanted

@@ -1,5 +1,8 @@
-"""What goes wrong underneath, while Spark reads, streams and writes: nothing is skipped silently, and what is told names topic, partition and offset. Batch reads that meet it: test_spark_read.py;
-streams that meet it between their runs: test_spark_stream.py; rows that cannot be written: test_sink.py."""
+"""What goes wrong underneath, while Spark reads, streams and writes: nothing is skipped silently,
+and what is told names topic, partition and offset. Batch reads that meet it: test_spark_read.py;
+streams that meet it between their runs: test_spark_stream.py; rows that cannot be written:
+test_sink.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,18 @@ from typing import Any
 import pytest
 
 from tests.broker import Broker
-from tests.spark.support import LADEN, Stream, add_partitions, delete_topic, new_topic, numbered, options, produce, read, rows
+from tests.spark.support import (
+    LADEN,
+    Stream,
+    add_partitions,
+    delete_topic,
+    new_topic,
+    numbered,
+    options,
+    produce,
+    read,
+    rows,
+)
 
 TRANSPORTS = ["shm", "tcp"]
 NOBODY = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
@@ -31,14 +45,33 @@ def ended(stream: Stream | Copy) -> str:
 class Copy:
     """A query from topic to topic, exactly once."""
 
-    def __init__(self, spark: Any, broker: Broker, source: str, target: str, place: Path, columns: tuple[str, ...] = ("key", "value"), **more: str) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        broker: Broker,
+        source: str,
+        target: str,
+        place: Path,
+        columns: tuple[str, ...] = ("key", "value"),
+        **more: str,
+    ) -> None:
         self._spark, self._broker, self._source, self._target = spark, broker, source, target
         self._place, self._columns, self._more = place, columns, more
         self.query: Any = None
 
     def start(self) -> None:
-        frame = self._spark.readStream.format("mqd").options(**options(self._broker, self._source, startingOffsets="earliest")).load().selectExpr(*self._columns)
-        writer = frame.writeStream.format("mqd").outputMode("append").option("kafka.bootstrap.servers", self._broker.bootstrap).options(topic=self._target, **self._more)
+        frame = (
+            self._spark.readStream.format("mqd")
+            .options(**options(self._broker, self._source, startingOffsets="earliest"))
+            .load()
+            .selectExpr(*self._columns)
+        )
+        writer = (
+            frame.writeStream.format("mqd")
+            .outputMode("append")
+            .option("kafka.bootstrap.servers", self._broker.bootstrap)
+            .options(topic=self._target, **self._more)
+        )
         self.query = writer.option("checkpointLocation", str(self._place / "copy")).start()
 
     def found(self) -> list[Any]:
@@ -72,7 +105,7 @@ def copy(spark: Any, tmp_path: Path) -> Iterator[Callable[..., Copy]]:
             one.query.stop()
 
 
-# -- streams that read ---------------------------------------------------------------------------------------------------------
+# -- streams that read -----------------------------------------------------------------------------
 
 
 def test_a_topic_vanishes_while_a_stream_reads_it(spark: Any, broker: Broker, tmp_path: Path) -> None:
@@ -116,7 +149,11 @@ def test_a_damaged_batch_ends_a_stream(spark: Any, broker: Broker, tmp_path: Pat
     stream = Stream(spark, tmp_path, given)
     for _ in range(2):
         told = stream.failure()
-        assert f"{topic}-0: a damaged record batch at offset 1" in told and "checksum" in told and "startingOffsets" in told
+        assert (
+            f"{topic}-0: a damaged record batch at offset 1" in told
+            and "checksum" in told
+            and "startingOffsets" in told
+        )
     assert stream.seen == []
     behind = Stream(spark, tmp_path / "behind", {**given, "startingOffsets": f'{{"{topic}":{{"0":2}}}}'})
     assert [row[3] for row in behind.run()] == [b"behind"]
@@ -127,21 +164,35 @@ def test_nobody_is_reached(spark: Any, broker: Broker, tmp_path: Path) -> None:
     assert "topics letters: no answer within 0.5 s from 127.0.0.1:1" in told
     topic = new_topic(broker)
     for delivery in ("exactly-once", "at-least-once"):
-        writer = spark.range(1).selectExpr("'x' AS value").write.format("mqd").mode("append").options(**NOBODY, topic="letters", delivery=delivery)
+        writer = (
+            spark.range(1)
+            .selectExpr("'x' AS value")
+            .write.format("mqd")
+            .mode("append")
+            .options(**NOBODY, topic="letters", delivery=delivery)
+        )
         with pytest.raises(Exception, match=r"(?s)topic letters: .* within 0\.5 s .*127\.0\.0\.1:1"):
             writer.save()
     produce(broker, topic, numbered(0, 3))
     frame = spark.readStream.format("mqd").options(**options(broker, topic, startingOffsets="earliest")).load()
-    query = frame.select("value").writeStream.format("mqd").options(**NOBODY, topic="letters").option("checkpointLocation", str(tmp_path / "write")).start()
+    query = (
+        frame.select("value")
+        .writeStream.format("mqd")
+        .options(**NOBODY, topic="letters")
+        .option("checkpointLocation", str(tmp_path / "write"))
+        .start()
+    )
     with pytest.raises(Exception, match=r"(?s)topic letters: .* within 0\.5 s .*127\.0\.0\.1:1"):
         query.awaitTermination(120)
 
 
-# -- batches that read, while it happens ---------------------------------------------------------------------------------------
+# -- batches that read, while it happens -----------------------------------------------------------
 
 
 class Gate:
-    """Between the source and whoever takes its rows: the first of them wait, and then the source does, whose buffers are full."""
+    """Between the source and whoever takes its rows: the first of them wait, and then the source
+    does, whose buffers are full.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -170,13 +221,21 @@ class Gate:
 
 
 def gathered(gate: Gate, frame: Any, amid: Callable[[], None]) -> list[Any]:
-    """(partition, offset, number in the value) of all rows, in order; `amid` happens while most of them are not read yet."""
+    """(partition, offset, number in the value) of all rows, in order; `amid` happens while most of
+    them are not read yet.
+    """
     found: list[Any] = []
     problems: list[BaseException] = []
 
     def collect() -> None:
         try:
-            found.extend(gate.before(frame.selectExpr("partition", "offset", "cast(substring(cast(value AS string), 1, 8) AS int) AS number")).collect())
+            found.extend(
+                gate.before(
+                    frame.selectExpr(
+                        "partition", "offset", "cast(substring(cast(value AS string), 1, 8) AS int) AS number"
+                    )
+                ).collect()
+            )
         except BaseException as problem:  # noqa: BLE001  (told below)
             problems.append(problem)
 
@@ -199,11 +258,20 @@ def wide(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(spark: Any, start_broker: Any, tmp_path: Path, transport: str) -> None:
+def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(
+    spark: Any, start_broker: Any, tmp_path: Path, transport: str
+) -> None:
     broker, count = start_broker(), 60_000
     topic = new_topic(broker)
     produce(broker, topic, wide(count))
-    frame = read(spark, broker, topic, transport=transport, kafka__fetch__max__bytes=1 << 17, kafka__max__partition__fetch__bytes=1 << 17)
+    frame = read(
+        spark,
+        broker,
+        topic,
+        transport=transport,
+        kafka__fetch__max__bytes=1 << 17,
+        kafka__max__partition__fetch__bytes=1 << 17,
+    )
 
     def restart() -> None:
         broker.kill_all()
@@ -212,12 +280,14 @@ def test_a_broker_is_killed_and_comes_back_while_a_batch_is_read(spark: Any, sta
     assert gathered(Gate(tmp_path / "gate"), frame, restart) == [(0, number, number) for number in range(count)]
 
 
-# -- streams that write --------------------------------------------------------------------------------------------------------
+# -- streams that write ----------------------------------------------------------------------------
 
 
 def test_a_null_value_goes_through(broker: Broker, copy: Callable[..., Copy]) -> None:
     source, target = new_topic(broker), new_topic(broker)
-    produce(broker, source, [{"key": b"kept", "value": b"1"}, {"key": b"gone", "value": None}, {"key": None, "value": b""}])
+    produce(
+        broker, source, [{"key": b"kept", "value": b"1"}, {"key": b"gone", "value": None}, {"key": None, "value": b""}]
+    )
     job = copy(broker, source, target)
     job.wait(lambda: len(job.found()) == 3)
     assert [row[2:] for row in job.found()] == [(b"kept", b"1"), (b"gone", None), (None, b"")]
@@ -230,7 +300,9 @@ def test_a_schema_that_does_not_match_ends_a_stream_before_it_writes(broker: Bro
         copy(broker, source, target, columns=("length(value) AS value",)).query.awaitTermination(120)
 
 
-def test_a_broker_is_restarted_and_a_partition_added_while_a_stream_writes(start_broker: Any, copy: Callable[..., Copy]) -> None:
+def test_a_broker_is_restarted_and_a_partition_added_while_a_stream_writes(
+    start_broker: Any, copy: Callable[..., Copy]
+) -> None:
     broker = start_broker()
     source, target = new_topic(broker), new_topic(broker)
     produce(broker, source, [{"key": value, "value": value} for value in numbered(0, 10)])

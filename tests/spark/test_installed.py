@@ -1,6 +1,8 @@
-"""mqd as its users get it: a wheel, with PySpark, in a virtual environment of its own, this tree on no path. There every shell command of docs/spark.md is run as it stands, in the page's order.
+"""mqd as its users get it: a wheel, with PySpark, in a virtual environment of its own, this tree on
+no path. There every shell command of docs/spark.md is run as it stands, in the page's order.
 
-Slow: the wheel is compiled and PySpark is half a gigabyte. Skipped, with pip's own words, where there is no package index.
+Slow: the wheel is compiled and PySpark is half a gigabyte. Skipped, with pip's own words, where
+there is no package index.
 """
 
 from __future__ import annotations
@@ -26,9 +28,19 @@ from tests.spark.support import new_topic, produce
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
-INSTALL, PIPELINE, INSTALL_DECLARATIVE, DECLARATIVE, SQL = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)  # one more, and there is a test to write
+# one more, and there is a test to write
+INSTALL, PIPELINE, INSTALL_DECLARATIVE, DECLARATIVE, SQL = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
 LIMIT_S = 900  # bounds a hang
-PATHS = ("PYTHONPATH", "PYTHONHOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "SPARK_CONF_DIR", "VIRTUAL_ENV", "MQD_BOOTSTRAP")
+PATHS = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYSPARK_PYTHON",
+    "PYSPARK_DRIVER_PYTHON",
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "VIRTUAL_ENV",
+    "MQD_BOOTSTRAP",
+)
 COUNT = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.log.level", "ERROR").getOrCreate()
@@ -39,16 +51,29 @@ print(mqd.__file__)
 
 
 class Installed:
-    """`run` runs a command of the shell in `place`, where nothing of this tree is but what a user has: the page's files."""
+    """`run` runs a command of the shell in `place`, where nothing of this tree is but what a user
+    has: the page's files.
+    """
 
     def __init__(self, place: Path, broker: Broker) -> None:
         self.place, self.venv = place, place / "venv"
         self.environment = {name: value for name, value in os.environ.items() if name not in PATHS} | {
-            "PATH": f"{self.venv / 'bin'}:{os.environ['PATH']}", "MQD_BOOTSTRAP": broker.bootstrap, "PIP_CONSTRAINT": str(place / "constraints"), "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }  # fmt: skip
+            "PATH": f"{self.venv / 'bin'}:{os.environ['PATH']}",
+            "MQD_BOOTSTRAP": broker.bootstrap,
+            "PIP_CONSTRAINT": str(place / "constraints"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
 
     def start(self, command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(["bash", "-euc", command], cwd=self.place, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        return subprocess.Popen(
+            ["bash", "-euc", command],
+            cwd=self.place,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def run(self, command: str) -> str:
         """What it said. AssertionError when it fails or takes too long."""
@@ -66,13 +91,25 @@ class Installed:
 def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with Broker(tmp_path_factory.mktemp("installed-broker")) as broker:
         new_topic(broker, 2, "flights")
-        produce(broker, "flights", [{"value": json.dumps({"carrier": "UA", "origin": ("EWR", "JFK")[number % 2], "dep_delay": number}), "key": f"N{number}"} for number in range(50)])
+        produce(
+            broker,
+            "flights",
+            [
+                {
+                    "value": json.dumps({"carrier": "UA", "origin": ("EWR", "JFK")[number % 2], "dep_delay": number}),
+                    "key": f"N{number}",
+                }
+                for number in range(50)
+            ],
+        )
         yield broker
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Installed:
-    """The wheel, built of a copy of the tree, is what pip takes for mqd; the page's first command has installed it."""
+    """The wheel, built of a copy of the tree, is what pip takes for mqd; the page's first command
+    has installed it.
+    """
     reason = why_not_java()
     if reason:
         pytest.skip(f"Spark cannot run here: {reason}")
@@ -86,7 +123,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Inst
         pytest.skip(f"nothing can be installed here: {str(error).strip().splitlines()[-1]}")
     tree = place / "tree"
     for name in ("mqd", "native"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "build", "*.so", "*.o", "_native.c"))
+        shutil.copytree(
+            ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "build", "*.so", "*.o", "_native.c")
+        )
     for name in ("pyproject.toml", "setup.py", "pyspark_mqd.py", "README.md"):
         shutil.copy(ROOT / name, tree / name)
     here.run(f"pip wheel --quiet --no-deps --wheel-dir {place / 'wheels'} {tree}")
@@ -116,12 +155,21 @@ def test_a_pipeline_of_the_page(installed: Installed) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert said[0] == "mqd: archive-flights: starting Spark on local[*]\n" and re.match(r"batch \d+: 50 records, ", said[1]), [*said, rest]
-    assert (process.returncode, rest) == (0, "mqd: archive-flights: stopped; started again it goes on from its checkpoint\n")
+    assert said[0] == "mqd: archive-flights: starting Spark on local[*]\n" and re.match(
+        r"batch \d+: 50 records, ", said[1]
+    ), [*said, rest]
+    assert (process.returncode, rest) == (
+        0,
+        "mqd: archive-flights: stopped; started again it goes on from its checkpoint\n",
+    )
 
 
 def test_sql_of_the_page(installed: Installed) -> None:
-    assert [line.split() for line in sorted(installed.run(SQL).splitlines())] == [["EWR", "25"], ["JFK", "25"], ["origin", "flights"]]
+    assert [line.split() for line in sorted(installed.run(SQL).splitlines())] == [
+        ["EWR", "25"],
+        ["JFK", "25"],
+        ["origin", "flights"],
+    ]
 
 
 def test_the_declarative_pipeline_adds_what_is_new_when_it_is_run_again(installed: Installed, flights: Broker) -> None:
@@ -129,12 +177,27 @@ def test_the_declarative_pipeline_adds_what_is_new_when_it_is_run_again(installe
     installed.run(INSTALL_DECLARATIVE)
     installed.run(DECLARATIVE)
     assert len(read_all(flights, "flights-good", 50)) == 50
-    produce(flights, "flights", [{"value": "no json", "key": "broken", "headers": [("from", b"elsewhere")]}, {"value": json.dumps({"carrier": "UA", "origin": "LGA", "dep_delay": 7}), "key": "N50"}])
+    produce(
+        flights,
+        "flights",
+        [
+            {"value": "no json", "key": "broken", "headers": [("from", b"elsewhere")]},
+            {"value": json.dumps({"carrier": "UA", "origin": "LGA", "dep_delay": 7}), "key": "N50"},
+        ],
+    )
     installed.run(DECLARATIVE)
-    installed.run(DECLARATIVE)  # the second brings it into the table, and perhaps no further: Spark begins to read the table before it is written
+    # the second brings it into the table, and perhaps no further: Spark begins to read the table
+    # before it is written
+    installed.run(DECLARATIVE)
     good = read_all(flights, "flights-good", 51)
-    assert sorted(json.loads(message.value())["dep_delay"] for message in good) == sorted([*range(50), 7]) and {message.key() for message in good} == {b"EWR", b"JFK", b"LGA"}
+    assert sorted(json.loads(message.value())["dep_delay"] for message in good) == sorted([*range(50), 7]) and {
+        message.key() for message in good
+    } == {b"EWR", b"JFK", b"LGA"}
     (dead,) = read_all(flights, "flights-dead", 1)
     assert (dead.key(), dead.value()) == (b"broken", b"no json")
-    assert dead.headers() == [("from", b"elsewhere"), ("mqd.reason", b"the value is not JSON of a flight"), ("mqd.from", b"flights-0@50")]
+    assert dead.headers() == [
+        ("from", b"elsewhere"),
+        ("mqd.reason", b"the value is not JSON of a flight"),
+        ("mqd.from", b"flights-0@50"),
+    ]
     assert list((installed.place / "examples/declarative/tables/flight_records").glob("*.parquet"))

@@ -1,4 +1,6 @@
-"""The pipelines' functions on DataFrames that no broker is needed for. A stream is a directory of Parquet files, so that watermarks and state are Spark's own."""
+"""The pipelines' functions on DataFrames that no broker is needed for. A stream is a directory of
+Parquet files, so that watermarks and state are Spark's own.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,33 @@ from mqd.spark.pipelines.manifest import Archive
 from mqd.spark.pipelines.settings import Rule, Value
 
 START = datetime.datetime(2026, 11, 21, 10, tzinfo=datetime.UTC)
-RECORDS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+RECORDS = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
 FLIGHT = Value(schema="carrier STRING, delay INT, at TIMESTAMP")
 
 
-def record(offset: int, value: Any, key: str | None = None, partition: int = 0, minute: int = 0, headers: Any = None, topic: str = "flights") -> tuple[Any, ...]:
+def record(
+    offset: int,
+    value: Any,
+    key: str | None = None,
+    partition: int = 0,
+    minute: int = 0,
+    headers: Any = None,
+    topic: str = "flights",
+) -> tuple[Any, ...]:
     body = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
-    return (key.encode() if key else None, body, topic, partition, offset, START + datetime.timedelta(minutes=minute), 0, headers)
+    return (
+        key.encode() if key else None,
+        body,
+        topic,
+        partition,
+        offset,
+        START + datetime.timedelta(minutes=minute),
+        0,
+        headers,
+    )
 
 
 def frame(spark: Any, rows: list[tuple[Any, ...]]) -> Any:
@@ -32,11 +54,19 @@ def stream(spark: Any, folder: Path, *batches: list[tuple[Any, ...]]) -> Any:
     """A stream that has each batch as one micro batch, in their order."""
     for number, rows in enumerate(batches):
         frame(spark, rows).coalesce(1).write.parquet(str(folder / f"batch={number}"))
-    return spark.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).option("latestFirst", "false").parquet(*[str(folder)]).drop("batch")
+    return (
+        spark.readStream.schema(RECORDS)
+        .option("maxFilesPerTrigger", 1)
+        .option("latestFirst", "false")
+        .parquet(*[str(folder)])
+        .drop("batch")
+    )
 
 
 def all_of(spark: Any, streaming: Any, mode: str = "append") -> list[Any]:
-    query = streaming.writeStream.format("memory").queryName("found").outputMode(mode).trigger(availableNow=True).start()
+    query = (
+        streaming.writeStream.format("memory").queryName("found").outputMode(mode).trigger(availableNow=True).start()
+    )
     query.awaitTermination()
     return spark.table("found").collect()
 
@@ -51,7 +81,8 @@ def test_aggregate_tells_a_window_once_when_it_is_over(spark: Any, tmp_path: Pat
 
     batches = [
         [record(0, flight("UA", 10, 5)), record(1, flight("UA", 30, 50)), record(2, flight("AA", 1, 59))],
-        [record(3, flight("UA", 20, 20)), record(4, flight("UA", 5, 130))],  # late, but within the watermark; then the hour is over
+        # late, but within the watermark; then the hour is over
+        [record(3, flight("UA", 20, 20)), record(4, flight("UA", 5, 130))],
         [record(5, flight("UA", 5, 131))],
         [record(6, flight("UA", 99, 30))],  # too late: the batch before it told the window
     ]
@@ -67,7 +98,10 @@ def test_dedup_keeps_the_first_of_each(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.dedup import dedup
     from mqd.spark.pipelines.values import rows
 
-    batches = [[record(0, b"a", "k1"), record(1, b"b", "k2")], [record(2, b"c", "k1", minute=1), record(3, b"d", "k3", minute=1)]]
+    batches = [
+        [record(0, b"a", "k1"), record(1, b"b", "k2")],
+        [record(2, b"c", "k1", minute=1), record(3, b"d", "k3", minute=1)],
+    ]
     found = dedup(rows(stream(spark, tmp_path / "in", *batches)), by=["record.key"], within="10 minutes")
     assert sorted(row.record.offset for row in all_of(spark, found)) == [0, 1, 3]
 
@@ -76,7 +110,16 @@ def test_route_takes_the_first_rule_and_says_why_a_letter_is_dead(spark: Any) ->
     from mqd.spark.pipelines.route import route
 
     mine = [{"key": "h", "value": bytearray(b"1")}]
-    records = frame(spark, [record(0, flight("UA", 70), "k", headers=mine), record(1, flight("UA", 1)), record(2, flight("AA", 1)), record(3, b"no json", "d", headers=mine), record(4, None, "tomb")])
+    records = frame(
+        spark,
+        [
+            record(0, flight("UA", 70), "k", headers=mine),
+            record(1, flight("UA", 1)),
+            record(2, flight("AA", 1)),
+            record(3, b"no json", "d", headers=mine),
+            record(4, None, "tomb"),
+        ],
+    )
     rules = [Rule(when="delay > 60", topic="late"), Rule(when="carrier = 'UA'", topic="united")]
     found = {row.topic: row for row in route(records, value=FLIGHT, rules=rules, dead_letters="dead").collect()}
     assert set(found) == {"late", "united", "dead"}
@@ -84,8 +127,16 @@ def test_route_takes_the_first_rule_and_says_why_a_letter_is_dead(spark: Any) ->
     assert json.loads(found["united"].value)["delay"] == 1
     dead = found["dead"]
     assert (dead.key, dead.value) == (b"d", b"no json")
-    assert [tuple(header) for header in dead.headers] == [("h", b"1"), ("mqd.reason", b"the value is not JSON of value.schema"), ("mqd.from", b"flights-0@3")]
-    others = route(records, value=FLIGHT, rules=rules, dead_letters="dead", otherwise="rest").where("topic = 'rest'").collect()
+    assert [tuple(header) for header in dead.headers] == [
+        ("h", b"1"),
+        ("mqd.reason", b"the value is not JSON of value.schema"),
+        ("mqd.from", b"flights-0@3"),
+    ]
+    others = (
+        route(records, value=FLIGHT, rules=rules, dead_letters="dead", otherwise="rest")
+        .where("topic = 'rest'")
+        .collect()
+    )
     assert [row.value is None for row in others] == [False, True], "what no rule takes, tombstones too"
 
 
@@ -96,7 +147,9 @@ def test_a_malformed_value_stops_a_query_or_is_left_out(spark: Any) -> None:
     records = frame(spark, [record(0, flight("UA", 1)), record(7, b"{no", partition=3)])
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
         decoded(records, FLIGHT).collect()
-    assert explained(error.value).startswith("the value is not JSON of value.schema: flights-3, offset 7. Set value.malformed to drop")
+    assert explained(error.value).startswith(
+        "the value is not JSON of value.schema: flights-3, offset 7. Set value.malformed to drop"
+    )
     assert [row.carrier for row in decoded(records, Value(schema=FLIGHT.schema, malformed="drop")).collect()] == ["UA"]
 
 
@@ -105,17 +158,49 @@ def test_rows_of_two_streams_meet(spark: Any, tmp_path: Path) -> None:
     from mqd.spark.pipelines.values import decoded
 
     orders = Value(schema="id INT, what STRING")
-    left = timed(decoded(stream(spark, tmp_path / "l", [record(0, {"id": 1, "what": "a"}), record(1, {"id": 2, "what": "b"})]), orders), time="record.timestamp", watermark="1 minute")
-    right = timed(decoded(stream(spark, tmp_path / "r", [record(0, {"id": 1, "what": "x"}, minute=5), record(1, {"id": 2, "what": "y"}, minute=20)]), orders), time="record.timestamp", watermark="1 minute")
-    found = stream_join(left, right, on="left.id = right.id AND right.event_time BETWEEN left.event_time AND left.event_time + INTERVAL 10 MINUTES", select=["left.id AS id", "right.what AS what"])
+    left = timed(
+        decoded(
+            stream(spark, tmp_path / "l", [record(0, {"id": 1, "what": "a"}), record(1, {"id": 2, "what": "b"})]),
+            orders,
+        ),
+        time="record.timestamp",
+        watermark="1 minute",
+    )
+    right = timed(
+        decoded(
+            stream(
+                spark,
+                tmp_path / "r",
+                [record(0, {"id": 1, "what": "x"}, minute=5), record(1, {"id": 2, "what": "y"}, minute=20)],
+            ),
+            orders,
+        ),
+        time="record.timestamp",
+        watermark="1 minute",
+    )
+    found = stream_join(
+        left,
+        right,
+        on="left.id = right.id AND right.event_time BETWEEN left.event_time AND left.event_time + INTERVAL 10 MINUTES",
+        select=["left.id AS id", "right.what AS what"],
+    )
     assert [tuple(row) for row in all_of(spark, found)] == [(1, "x")]
 
 
 def test_table_has_the_latest_of_each_key(spark: Any) -> None:
     from mqd.spark.pipelines.table import table
 
-    records = [record(0, b"a", "k1"), record(1, b"b", "k2", partition=1), record(2, b"c", "k1"), record(3, None, "k2", partition=1), record(4, b"no key")]
-    assert {(bytes(row.key), row.value, row.offset) for row in table(frame(spark, records)).collect()} == {(b"k1", b"c", 2), (b"k2", None, 3)}
+    records = [
+        record(0, b"a", "k1"),
+        record(1, b"b", "k2", partition=1),
+        record(2, b"c", "k1"),
+        record(3, None, "k2", partition=1),
+        record(4, b"no key"),
+    ]
+    assert {(bytes(row.key), row.value, row.offset) for row in table(frame(spark, records)).collect()} == {
+        (b"k1", b"c", 2),
+        (b"k2", None, 3),
+    }
 
 
 def parquet(spark: Any, archive: Archive) -> Any:
@@ -126,15 +211,26 @@ def parquet(spark: Any, archive: Archive) -> Any:
 def test_an_archive_gives_back_what_it_was_given(spark: Any, tmp_path: Path) -> None:
     archive = Archive(str(tmp_path / "archive"))
     header = [{"key": "h", "value": bytearray(b"\x00\xff")}, {"key": "n", "value": None}]
-    first = [record(0, b"\x00\xffa", "k", headers=header), record(1, None, "gone"), record(5, b"", partition=1, minute=15 * 60)]
+    first = [
+        record(0, b"\x00\xffa", "k", headers=header),
+        record(1, None, "gone"),
+        record(5, b"", partition=1, minute=15 * 60),
+    ]
     assert archiving.append(frame(spark, first), archive, "q", 0) is not None
     assert archiving.append(frame(spark, first), archive, "q", 0) is None, "a repeated batch"
-    assert archiving.append(frame(spark, [record(2, b"x"), record(9, b"y", partition=1, topic="t.2-x")]), archive, "q", 1) is not None
+    assert (
+        archiving.append(frame(spark, [record(2, b"x"), record(9, b"y", partition=1, topic="t.2-x")]), archive, "q", 1)
+        is not None
+    )
     found = parquet(spark, Archive(str(tmp_path / "archive")))
     got = {(row.topic, row.partition, row.offset): row for row in found.collect()}
     assert {place: (row.key, row.value) for place, row in got.items()} == {
-        ("flights", 0, 0): (b"k", b"\x00\xffa"), ("flights", 0, 1): (b"gone", None), ("flights", 0, 2): (None, b"x"), ("flights", 1, 5): (None, b""), ("t.2-x", 1, 9): (None, b"y"),
-    }  # fmt: skip
+        ("flights", 0, 0): (b"k", b"\x00\xffa"),
+        ("flights", 0, 1): (b"gone", None),
+        ("flights", 0, 2): (None, b"x"),
+        ("flights", 1, 5): (None, b""),
+        ("t.2-x", 1, 9): (None, b"y"),
+    }
     assert [tuple(one) for one in got["flights", 0, 0].headers] == [("h", b"\x00\xff"), ("n", None)]
     assert got["flights", 0, 1].headers is None
     assert str(got["flights", 1, 5].date) == "2026-11-22", "the day of its timestamp, in UTC"
@@ -162,10 +258,25 @@ def test_replay_selects_by_time_and_offset_and_keeps_the_order(spark: Any, tmp_p
 
     archive = Archive(str(tmp_path / "archive"))
     for number in range(3):
-        rows = [record(offset, f"{offset}".encode(), partition=partition, minute=offset) for partition in range(2) for offset in range(number * 10, number * 10 + 10)]
+        rows = [
+            record(offset, f"{offset}".encode(), partition=partition, minute=offset)
+            for partition in range(2)
+            for offset in range(number * 10, number * 10 + 10)
+        ]
         archiving.append(frame(spark, list(reversed(rows))), archive, "q", number)
-    starting, ending = (START + datetime.timedelta(minutes=5)).isoformat(), (START + datetime.timedelta(minutes=25)).isoformat()
-    found = replay(spark, archive, topics=["flights"], to={"flights": "again"}, starting_timestamp=starting, ending_timestamp=ending, starting_offsets={"flights": {"1": 20}})
+    starting, ending = (
+        (START + datetime.timedelta(minutes=5)).isoformat(),
+        (START + datetime.timedelta(minutes=25)).isoformat(),
+    )
+    found = replay(
+        spark,
+        archive,
+        topics=["flights"],
+        to={"flights": "again"},
+        starting_timestamp=starting,
+        ending_timestamp=ending,
+        starting_offsets={"flights": {"1": 20}},
+    )
     got = [(row.topic, row.partition, int(row.value)) for row in found.collect()]
     assert [value for _, partition, value in got if partition == 0] == list(range(5, 25))
     assert [value for _, partition, value in got if partition == 1] == list(range(20, 25))

@@ -1,4 +1,6 @@
-"""Pipelines over real topics: what of a topic they take, what a checkpoint is to them, what does not stop them."""
+"""Pipelines over real topics: what of a topic they take, what a checkpoint is to them, what does
+not stop them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TRIES = 5
 
 
 def run(spark: Any, pipeline: Any) -> None:
-    """All there is. Where Spark found the machine too laden it is started again, as an operator would."""
+    """All there is. Where Spark found the machine too laden it is started again, as an operator
+    would.
+    """
     for left in reversed(range(TRIES)):
         try:
             return running.run(spark, pipeline, lambda _: None, threading.Event())
@@ -34,7 +38,15 @@ def run(spark: Any, pipeline: Any) -> None:
 
 
 def archive_of(broker: Broker, topic: str, place: Path, **more: Any) -> Archive:
-    return Archive(name="archiving", bootstrap=broker.bootstrap, source=Source(topics=[topic]), path=str(place / "archive"), checkpoint=str(place / "check [it]{1}"), trigger=ONCE, **more)
+    return Archive(
+        name="archiving",
+        bootstrap=broker.bootstrap,
+        source=Source(topics=[topic]),
+        path=str(place / "archive"),
+        checkpoint=str(place / "check [it]{1}"),
+        trigger=ONCE,
+        **more,
+    )
 
 
 def test_what_was_aborted_is_not_archived(spark: Any, broker: Broker, tmp_path: Path) -> None:
@@ -54,12 +66,24 @@ def test_what_was_aborted_is_not_archived(spark: Any, broker: Broker, tmp_path: 
 
 
 def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Numbers of batches begin anew; under the pipeline's name alone they were dropped as known. With the old checkpoint nothing is written twice."""
+    """Numbers of batches begin anew; under the pipeline's name alone they were dropped as known.
+    With the old checkpoint nothing is written twice.
+    """
     topic, changelog = new_topic(broker), new_topic(broker)
     produce(broker, topic, [{"value": "1", "key": "k"}])
 
     def table(checkpoint: str) -> list[Any]:
-        run(spark, Table(name="planes", bootstrap=broker.bootstrap, source=Source(topics=[topic]), changelog=changelog, checkpoint=str(tmp_path / checkpoint), trigger=ONCE))
+        run(
+            spark,
+            Table(
+                name="planes",
+                bootstrap=broker.bootstrap,
+                source=Source(topics=[topic]),
+                changelog=changelog,
+                checkpoint=str(tmp_path / checkpoint),
+                trigger=ONCE,
+            ),
+        )
         return values(read(spark, broker, changelog, kafka__isolation__level="read_committed"))
 
     assert table("a") == [b"1"]
@@ -69,7 +93,9 @@ def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Brok
     assert table("b") == [b"1", b"1"]
 
 
-def test_a_compaction_that_fails_does_not_end_archiving(spark: Any, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compaction_that_fails_does_not_end_archiving(
+    spark: Any, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = new_topic(broker)
     pipeline = archive_of(broker, topic, tmp_path, compact_from_files=2)
     for number in range(3):
@@ -80,11 +106,17 @@ def test_a_compaction_that_fails_does_not_end_archiving(spark: Any, broker: Brok
             damaged.write_bytes(b"no Parquet")
     archive = ArchiveFiles(str(tmp_path / "archive"))
     assert (sum(file.rows for file in archive.files.values()), archive.ends(topic)) == (30, {0: 30})
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "archiving goes on" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING and "archiving goes on" in record.getMessage()
+    ]
     assert told and all(damaged.name in text for text in told)
 
 
-def test_a_replay_that_is_stopped_has_written_nothing(spark: Any, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_is_stopped_has_written_nothing(
+    spark: Any, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is stopped when its first rows are in the log."""
     topic, stop = new_topic(broker), threading.Event()
 
@@ -93,7 +125,11 @@ def test_a_replay_that_is_stopped_has_written_nothing(spark: Any, broker: Broker
             yield batch
             time.sleep(0.5)  # that it takes longer than the stop
 
-    found = spark.range(0, 4_000_000, 1, 1).mapInArrow(slow, "id LONG").selectExpr(f"'{topic}' AS topic", "repeat(cast(id AS string), 100) AS value")
+    found = (
+        spark.range(0, 4_000_000, 1, 1)
+        .mapInArrow(slow, "id LONG")
+        .selectExpr(f"'{topic}' AS topic", "repeat(cast(id AS string), 100) AS value")
+    )
     monkeypatch.setattr(running, "replay", lambda *_, **__: found)
 
     def watch() -> None:
@@ -110,5 +146,7 @@ def test_a_replay_that_is_stopped_has_written_nothing(spark: Any, broker: Broker
     watcher.join()
     with connect(broker) as connection:
         told = fetch_committed(connection, topic, 0)
-        assert 0 < told.high_watermark == told.last_stable_offset, "rows were there, and are aborted: no transaction is open"
+        assert 0 < told.high_watermark == told.last_stable_offset, (
+            "rows were there, and are aborted: no transaction is open"
+        )
         assert read_committed(connection, topic, 0) == []

@@ -1,4 +1,6 @@
-"""`df.write` and `df.writeStream` into topics, with real Spark and a real broker: what arrives, what is refused and how, what is dropped when it comes again."""
+"""`df.write` and `df.writeStream` into topics, with real Spark and a real broker: what arrives,
+what is refused and how, what is dropped when it comes again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def topic(kafka: KafkaConnection) -> str:
 
 
 def save(frame: Any, broker: Broker, **options: str) -> None:
-    frame.write.format("mqd").mode("append").option("kafka.bootstrap.servers", broker.bootstrap).options(**options).save()
+    frame.write.format("mqd").mode("append").option("kafka.bootstrap.servers", broker.bootstrap).options(
+        **options
+    ).save()
 
 
 def values(kafka: KafkaConnection, topic: str, partitions: int = PARTITIONS) -> list[bytes]:
@@ -42,28 +46,41 @@ def start(frame: Any, broker: Broker, checkpoint: Path, **options: str) -> Any:
     return writer.option("checkpointLocation", str(checkpoint)).options(**options)
 
 
-# -- df.write ------------------------------------------------------------------------------------------------------------------
+# -- df.write --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"delivery": "at-least-once"}, {"kafka.compression.type": "zstd"}, {"kafka.compression.type": "lz4"}], ids=["plain", "at-least-once", "zstd", "lz4"])
-def test_a_frame_arrives_whole(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str, options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"delivery": "at-least-once"}, {"kafka.compression.type": "zstd"}, {"kafka.compression.type": "lz4"}],
+    ids=["plain", "at-least-once", "zstd", "lz4"],
+)
+def test_a_frame_arrives_whole(
+    spark: Any, broker: Broker, kafka: KafkaConnection, topic: str, options: dict[str, str]
+) -> None:
     frame = spark.range(0, 3000, 1, 4).selectExpr("concat('key-', id % 50) AS key", "cast(id AS string) AS value")
     save(frame, broker, topic=topic, **options)
     assert sorted(values(kafka, topic), key=int) == [b"%d" % number for number in range(3000)]
     for index in range(PARTITIONS):
         records = read_committed_records(kafka, topic, index)
         assert records and all(partition_of(record.key) == index for record in records)
-        assert fetch_committed(kafka, topic, index).last_stable_offset == fetch_committed(kafka, topic, index).high_watermark
+        assert (
+            fetch_committed(kafka, topic, index).last_stable_offset
+            == fetch_committed(kafka, topic, index).high_watermark
+        )
 
 
 def partition_of(key: bytes) -> int:
-    """As the Java client's default partitioner: the native tests compare mqd's murmur2 with its numbers."""
+    """As the Java client's default partitioner: the native tests compare mqd's murmur2 with its
+    numbers.
+    """
     from mqd.native.client import partition_for
 
     return partition_for(number_of("murmur2_random"), key, PARTITIONS)
 
 
-def test_columns_say_topic_partition_headers_and_time(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
+def test_columns_say_topic_partition_headers_and_time(
+    spark: Any, broker: Broker, kafka: KafkaConnection, topic: str
+) -> None:
     other = topic_of(kafka)
     moment = datetime.datetime(2013, 1, 1, 5, 15, 0, 123_000, tzinfo=datetime.UTC)
     rows = [
@@ -71,7 +88,10 @@ def test_columns_say_topic_partition_headers_and_time(spark: Any, broker: Broker
         (None, b"second", other, None, None, moment),
         (b"k", None, topic, 2, [], None),
     ]
-    kinds = "key binary, value binary, topic string, partition int, headers array<struct<key:string,value:binary>>, timestamp timestamp, left_alone double"
+    kinds = (
+        "key binary, value binary, topic string, partition int, headers array<struct<key:string,value:binary>>,"
+        " timestamp timestamp, left_alone double"
+    )
     save(spark.createDataFrame([(*row, 1.0) for row in rows], kinds).coalesce(1), broker)
     first, tombstone = read_committed_records(kafka, topic, 2)
     assert (first.key, first.value, first.timestamp_ms) == (b"k", b"first", round(moment.timestamp() * 1000))
@@ -94,7 +114,9 @@ def test_an_empty_frame_is_written(spark: Any, broker: Broker, kafka: KafkaConne
 
 def failing(spark: Any) -> Any:
     """One task writes and is done, another finds a value that cannot be."""
-    return spark.range(0, 2000, 1, 2).selectExpr("CASE WHEN id = 1999 THEN raise_error('no such luck') ELSE cast(id AS string) END AS value")
+    return spark.range(0, 2000, 1, 2).selectExpr(
+        "CASE WHEN id = 1999 THEN raise_error('no such luck') ELSE cast(id AS string) END AS value"
+    )
 
 
 def test_what_fails_leaves_nothing(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
@@ -105,18 +127,31 @@ def test_what_fails_leaves_nothing(spark: Any, broker: Broker, kafka: KafkaConne
 
 
 def test_what_fails_is_over(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
-    """The transaction of a failed job is aborted at once, and a task that outlives the abort begins no other: readers of committed records do not wait for a time-out."""
+    """The transaction of a failed job is aborted at once, and a task that outlives the abort begins
+    no other: readers of committed records do not wait for a time-out.
+    """
     with pytest.raises(Exception, match="no such luck"):
         save(failing(spark), broker, topic=topic)
     deadline = time.monotonic() + 30
-    while any((found := fetch_committed(kafka, topic, index)).last_stable_offset != found.high_watermark for index in range(PARTITIONS)):
+    while any(
+        (found := fetch_committed(kafka, topic, index)).last_stable_offset != found.high_watermark
+        for index in range(PARTITIONS)
+    ):
         assert time.monotonic() < deadline, "the transaction is over"
         time.sleep(0.05)
 
 
-def test_a_write_of_an_application_and_version_happens_once(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
+def test_a_write_of_an_application_and_version_happens_once(
+    spark: Any, broker: Broker, kafka: KafkaConnection, topic: str
+) -> None:
     for version, text in (("1", "first"), ("1", "again"), ("2", "second"), ("0", "late")):
-        save(spark.createDataFrame([(text,)], "value string"), broker, topic=topic, txnAppId=f"app-{topic}", txnVersion=version)
+        save(
+            spark.createDataFrame([(text,)], "value string"),
+            broker,
+            topic=topic,
+            txnAppId=f"app-{topic}",
+            txnVersion=version,
+        )
     assert sorted(values(kafka, topic)) == [b"first", b"second"]
 
 
@@ -137,15 +172,19 @@ def test_a_write_of_an_application_and_version_happens_once(spark: Any, broker: 
         ("value string", {"topic": "t", "kafka.acks": "0"}, "kafka.acks"),
         ("value string", {"topic": "t", "txnAppId": "x"}, "txnVersion"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_before_a_task_runs(spark: Any, broker: Broker, kinds: str, options: dict[str, str], problem: str) -> None:
+)
+def test_what_cannot_be_is_refused_before_a_task_runs(
+    spark: Any, broker: Broker, kinds: str, options: dict[str, str], problem: str
+) -> None:
     with pytest.raises(Exception, match=problem):
         save(spark.createDataFrame([], kinds), broker, **options)
 
 
 def test_overwriting_is_refused(spark: Any, broker: Broker, topic: str) -> None:
     with pytest.raises(Exception, match="cannot be overwritten"):
-        spark.range(1).selectExpr("'x' AS value").write.format("mqd").mode("overwrite").option("kafka.bootstrap.servers", broker.bootstrap).option("topic", topic).save()
+        spark.range(1).selectExpr("'x' AS value").write.format("mqd").mode("overwrite").option(
+            "kafka.bootstrap.servers", broker.bootstrap
+        ).option("topic", topic).save()
 
 
 def test_rows_that_cannot_be_written_are_named(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
@@ -167,12 +206,14 @@ def test_a_topic_that_is_not_there_is_named(spark: Any, start_broker: Callable[.
         save(spark.range(1).selectExpr("'x' AS value"), broker, topic="nowhere")
 
 
-# -- df.writeStream ------------------------------------------------------------------------------------------------------------
+# -- df.writeStream --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def numbers(spark: Any, tmp_path: Path) -> Callable[[int, int], Any]:
-    """numbers(first, end): a file more for the stream of numbers that it returns, one file for each batch."""
+    """numbers(first, end): a file more for the stream of numbers that it returns, one file for each
+    batch.
+    """
     folder = tmp_path / "numbers"
     folder.mkdir()
 
@@ -191,7 +232,9 @@ def run(frame: Any, broker: Broker, checkpoint: Path, **options: str) -> None:
         query.stop()
 
 
-def test_a_stream_goes_on_from_its_checkpoint(broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any) -> None:
+def test_a_stream_goes_on_from_its_checkpoint(
+    broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any
+) -> None:
     frame = numbers(0, 100)
     run(frame, broker, tmp_path / "checkpoint", topic=topic)
     numbers(100, 200)
@@ -205,7 +248,9 @@ def forget_commit(checkpoint: Path, batch: int) -> None:
         (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
-def test_a_batch_that_was_committed_is_dropped_when_it_comes_again(broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any) -> None:
+def test_a_batch_that_was_committed_is_dropped_when_it_comes_again(
+    broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any
+) -> None:
     checkpoint = tmp_path / "checkpoint"
     frame = numbers(0, 100)
     numbers(100, 200)
@@ -221,13 +266,20 @@ def test_a_batch_that_was_committed_is_dropped_when_it_comes_again(broker: Broke
     assert len(values(kafka, other)) == 300, "at least once writes it twice: the test above tells something"
 
 
-def test_update_mode_is_refused_and_complete_writes_all(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any) -> None:
+def test_update_mode_is_refused_and_complete_writes_all(
+    spark: Any, broker: Broker, kafka: KafkaConnection, topic: str, tmp_path: Path, numbers: Any
+) -> None:
     counted = numbers(0, 10).groupBy().count().selectExpr("cast(count AS string) AS value")
     numbers(10, 15)
     with pytest.raises(Exception, match="(?i)update"):
-        counted.writeStream.format("mqd").outputMode("update").option("kafka.bootstrap.servers", broker.bootstrap).option("topic", topic).option(
-            "checkpointLocation", str(tmp_path / "update")
-        ).start().awaitTermination(60)
-    query = start(counted, broker, tmp_path / "complete", topic=topic).outputMode("complete").trigger(availableNow=True).start()
+        counted.writeStream.format("mqd").outputMode("update").option(
+            "kafka.bootstrap.servers", broker.bootstrap
+        ).option("topic", topic).option("checkpointLocation", str(tmp_path / "update")).start().awaitTermination(60)
+    query = (
+        start(counted, broker, tmp_path / "complete", topic=topic)
+        .outputMode("complete")
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination(120)
     assert sorted(values(kafka, topic)) == [b"10", b"15"]

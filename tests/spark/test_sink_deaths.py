@@ -1,4 +1,6 @@
-"""Exactly once, whatever dies: between write and commit, behind the commit, twice, in a task; the driver by kill -9 around the commit. Kills by chance: test_sink_kills.py."""
+"""Exactly once, whatever dies: between write and commit, behind the commit, twice, in a task; the
+driver by kill -9 around the commit. Kills by chance: test_sink_kills.py.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,15 @@ def run_once(spark: Any, frame: Any, broker: Broker, checkpoint: Path, topic: st
     from tests.spark.dying_sink import DyingDataSource
 
     spark.dataSource.register(DyingDataSource)
-    writer = frame.writeStream.format("mqd-dying").outputMode("append").option("kafka.bootstrap.servers", broker.bootstrap).option("topic", topic)
-    query = writer.option("checkpointLocation", str(checkpoint)).option("script", script).trigger(availableNow=True).start()
+    writer = (
+        frame.writeStream.format("mqd-dying")
+        .outputMode("append")
+        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .option("topic", topic)
+    )
+    query = (
+        writer.option("checkpointLocation", str(checkpoint)).option("script", script).trigger(availableNow=True).start()
+    )
     try:
         query.awaitTermination(120)
     except Exception as error:
@@ -47,22 +56,29 @@ def run_once(spark: Any, frame: Any, broker: Broker, checkpoint: Path, topic: st
 
 
 @pytest.mark.parametrize("what", ["fail_before", "fail_after", "twice", "task"])
-def test_every_record_once(spark: Any, broker: Broker, kafka, topic: str, tmp_path: Path, numbers, script, what: str) -> None:  # noqa: F811
+def test_every_record_once(
+    spark: Any, broker: Broker, kafka, topic: str, tmp_path: Path, numbers, script, what: str
+) -> None:  # noqa: F811
     frame = numbers(0, 50)
     numbers(50, 100)
     folder = script(**{what: 1})
     failed = run_once(spark, frame, broker, tmp_path / "checkpoint", topic, folder)
     assert bool(failed) == (what != "twice"), failed
     if failed:
-        assert sorted(values(kafka, topic), key=int) == [b"%d" % number for number in range(100 if what == "fail_after" else 50)]
+        assert sorted(values(kafka, topic), key=int) == [
+            b"%d" % number for number in range(100 if what == "fail_after" else 50)
+        ]
         assert run_once(spark, frame, broker, tmp_path / "checkpoint", topic, folder) == ""
     assert not list(Path(folder).iterdir()), "what was to happen happened"
     assert sorted(values(kafka, topic), key=int) == [b"%d" % number for number in range(100)]
     for index in range(PARTITIONS):
-        assert fetch_committed(kafka, topic, index).last_stable_offset == fetch_committed(kafka, topic, index).high_watermark
+        assert (
+            fetch_committed(kafka, topic, index).last_stable_offset
+            == fetch_committed(kafka, topic, index).high_watermark
+        )
 
 
-# -- kill -9 -------------------------------------------------------------------------------------------------------------------
+# -- kill -9 ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -74,7 +90,9 @@ def needs_spark() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("where", ["hang_before", "hang_after"])
-def test_the_driver_is_killed_around_the_commit(needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path, script, where: str) -> None:
+def test_the_driver_is_killed_around_the_commit(
+    needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path, script, where: str
+) -> None:
     broker = start_broker()
     with connect(broker) as connection:
         source, target = topic_of(connection, PARTITIONS), topic_of(connection, PARTITIONS)

@@ -1,4 +1,6 @@
-"""Topic to Spark to topic, exactly once, while everything that takes part is killed by -9 at random moments: driver, executors, Python workers, the broker's workers and acceptor."""
+"""Topic to Spark to topic, exactly once, while everything that takes part is killed by -9 at random
+moments: driver, executors, Python workers, the broker's workers and acceptor.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,32 @@ from tests.spark.jobs import PARTITIONS, Input, Job, SessionJob, output, progres
 from tests.spark.test_sink_deaths import needs_spark  # noqa: F401  (a fixture)
 
 LOCAL = {"driver": 3, "python-driver": 2, "jvm": 3, "python-worker": 4, "python-helper": 2, "worker": 3, "acceptor": 3}
-CLUSTER = {"driver": 2, "python-driver": 1, "jvm": 1, "executor": 6, "python-worker": 3, "python-helper": 1, "worker": 3, "acceptor": 3}
+CLUSTER = {
+    "driver": 2,
+    "python-driver": 1,
+    "jvm": 1,
+    "executor": 6,
+    "python-worker": 3,
+    "python-helper": 1,
+    "worker": 3,
+    "acceptor": 3,
+}
 SECONDS_EACH = 600  # that it may take the job to go on behind a kill: a JVM's start on a laden machine
 
 
 class Run:
-    """One job and what happens to it. `make_job(broker, source, target)`; `more`: bounds of the number of records that are given before each kill.
-    `kills`: of each kind, those that found one to kill; `amid`: those of them while there was input left to carry."""
+    """One job and what happens to it. `make_job(broker, source, target)`; `more`: bounds of the
+    number of records that are given before each kill. `kills`: of each kind, those that found one
+    to kill; `amid`: those of them while there was input left to carry.
+    """
 
-    def __init__(self, broker: Broker, seed: int, make_job: Callable[[Broker, str, str], Any], more: tuple[int, int] = (600, 1500)) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        seed: int,
+        make_job: Callable[[Broker, str, str], Any],
+        more: tuple[int, int] = (600, 1500),
+    ) -> None:
         self.rng, self.broker, self.more = random.Random(seed), broker, more
         with connect(broker) as connection:
             self.source, self.target = topic_of(connection, PARTITIONS), topic_of(connection, PARTITIONS)
@@ -39,7 +58,9 @@ class Run:
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = SECONDS_EACH) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds} s: {what}; so far {dict(self.kills)}\n{self.job.log()}"
+            assert time.monotonic() < deadline, (
+                f"not within {seconds} s: {what}; so far {dict(self.kills)}\n{self.job.log()}"
+            )
             self.job.ensure()
             time.sleep(0.05)  # polls other processes; nothing here can be waited for
 
@@ -60,7 +81,10 @@ class Run:
         left = self.feed.end - len(output(self.broker, self.target))
         self.kills[victim] += 1
         self.amid += left > 0
-        print(f"{time.strftime('%H:%M:%S')} kill -9 {' '.join(map(str, struck))} ({victim}), {left} records on their way", flush=True)
+        print(
+            f"{time.strftime('%H:%M:%S')} kill -9 {' '.join(map(str, struck))} ({victim}), {left} records on their way",
+            flush=True,
+        )
 
     def _strike(self, victim: str) -> list[int]:
         if victim not in ("worker", "acceptor"):
@@ -81,7 +105,10 @@ class Run:
         """What is there when as much as was given has arrived, and all of the job is dead."""
         self.wait(lambda: len(output(self.broker, self.target)) >= self.feed.end, "all of the input", 3 * SECONDS_EACH)
         self.job.kill_all()
-        print(f"killed by -9: {dict(self.kills)}, {sum(self.kills.values())} in all, {self.amid} with input left; {self.job.starts} starts; {self.feed.end} records")
+        print(
+            f"killed by -9: {dict(self.kills)}, {sum(self.kills.values())} in all, {self.amid} with input left;"
+            f" {self.job.starts} starts; {self.feed.end} records"
+        )
         assert output(self.broker, self.source) == list(range(self.feed.end)), "the input"
         return output(self.broker, self.target)
 
@@ -94,7 +121,9 @@ def every_number_once(run: Run, victims: dict[str, int]) -> None:
         run.job.kill_all()
     assert run.kills == Counter(victims)
     assert run.amid >= sum(victims.values()) // 2, "too many kills hit a query that was idle"
-    assert found == list(range(run.feed.end)), f"{run.feed.end - len(set(found))} missing, {len(found) - len(set(found))} twice"
+    assert found == list(range(run.feed.end)), (
+        f"{run.feed.end - len(set(found))} missing, {len(found) - len(set(found))} twice"
+    )
 
 
 @pytest.mark.slow
@@ -107,15 +136,21 @@ def test_a_few_kills_at_random(spark: Any, start_broker: Callable[..., Broker], 
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize(("master", "victims"), [("local[2]", LOCAL), ("local-cluster[2,1,512]", CLUSTER)], ids=["local", "cluster"])
-def test_twenty_kills_at_random(needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path, master: str, victims: dict[str, int]) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    ("master", "victims"), [("local[2]", LOCAL), ("local-cluster[2,1,512]", CLUSTER)], ids=["local", "cluster"]
+)
+def test_twenty_kills_at_random(
+    needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path, master: str, victims: dict[str, int]
+) -> None:  # noqa: F811
     assert sum(victims.values()) == 20
     every_number_once(Run(start_broker(), 20, lambda *three: Job(*three, tmp_path / "job", master=master)), victims)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_without_transactions_it_is_found(needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path) -> None:  # noqa: F811
+def test_without_transactions_it_is_found(
+    needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:  # noqa: F811
     """The tests above tell something: a sink of at-least-once does not survive them."""
     run = Run(start_broker(), 21, lambda *three: Job(*three, tmp_path / "job", delivery="at-least-once"))
     try:

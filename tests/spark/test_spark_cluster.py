@@ -1,4 +1,6 @@
-"""Spark beside three real brokers, one of which is killed: a leader under a batch that is read, and a leader under a stream that writes exactly once."""
+"""Spark beside three real brokers, one of which is killed: a leader under a batch that is read, and
+a leader under a stream that writes exactly once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def kill_leader(cluster: Cluster, topic: str, partition: int = 0) -> None:
     """Returns when others lead all that it led."""
     leader = partitions(cluster, topic)[partition].leader
     cluster.brokers[leader].kill_all()
-    until("others lead", lambda: all(one.leader not in (leader, -1) for one in partitions(cluster, topic).values()), cluster)
+    until(
+        "others lead",
+        lambda: all(one.leader not in (leader, -1) for one in partitions(cluster, topic).values()),
+        cluster,
+    )
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
@@ -43,13 +49,22 @@ def test_a_leader_is_killed_while_a_batch_is_read(spark: Any, cluster: Cluster, 
     topic, each = topic_of(cluster), 30_000
     for index in range(PARTITIONS):
         produce(cluster, topic, wide(each), index)
-    frame = read(spark, cluster, topic, transport=transport, kafka__fetch__max__bytes=1 << 17, kafka__max__partition__fetch__bytes=1 << 17)
+    frame = read(
+        spark,
+        cluster,
+        topic,
+        transport=transport,
+        kafka__fetch__max__bytes=1 << 17,
+        kafka__max__partition__fetch__bytes=1 << 17,
+    )
     found = gathered(Gate(tmp_path / "gate"), frame, lambda: kill_leader(cluster, topic))
     assert found == [(index, number, number) for index in range(PARTITIONS) for number in range(each)]
 
 
 def test_a_leader_is_killed_while_a_stream_writes(cluster: Cluster, copy: Callable[..., Copy]) -> None:  # noqa: F811
-    """Reader, writer and the coordinator of the batches' transactions: each is led somewhere, and all go on."""
+    """Reader, writer and the coordinator of the batches' transactions: each is led somewhere, and
+    all go on.
+    """
     source, target = topic_of(cluster), topic_of(cluster)
     produce(cluster, source, [b"%d" % number for number in range(500)])
     job = copy(cluster, source, target)

@@ -1,4 +1,6 @@
-"""docs/spark.md as it stands: its Python is run, its pipelines are run over real topics, each in the page's order. The commands of the shell are those of test_pipeline_commands.py."""
+"""docs/spark.md as it stands: its Python is run, its pipelines are run over real topics, each in
+the page's order. The commands of the shell are those of test_pipeline_commands.py.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,29 @@ from tests.spark.support import delete_records, new_topic, produce, read
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 FLIGHTS = [
-    {"tailnum": f"N{number % 7}", "carrier": ("UA", "AA", "B6")[number % 3], "origin": ("EWR", "JFK")[number % 2], "dep_delay": number, "time_hour": f"2013-01-01T{number // 20:02}:00:00Z"}
+    {
+        "tailnum": f"N{number % 7}",
+        "carrier": ("UA", "AA", "B6")[number % 3],
+        "origin": ("EWR", "JFK")[number % 2],
+        "dep_delay": number,
+        "time_hour": f"2013-01-01T{number // 20:02}:00:00Z",
+    }
     for number in range(100)
 ]
 TOPICS = {
-    "flights": 2, "delays": 1, "flights-again": 2, "flights-unique": 1, "flights-dead": 1, "flights-other": 1, "flights-late": 1, "flights-big": 1,
-    "orders": 1, "payments": 1, "paid": 1, "planes": 1,
-}  # fmt: skip
+    "flights": 2,
+    "delays": 1,
+    "flights-again": 2,
+    "flights-unique": 1,
+    "flights-dead": 1,
+    "flights-other": 1,
+    "flights-late": 1,
+    "flights-big": 1,
+    "orders": 1,
+    "payments": 1,
+    "paid": 1,
+    "planes": 1,
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -37,7 +55,16 @@ def page_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         for name, count in TOPICS.items():
             new_topic(broker, count, name)
         for partition in range(2):
-            produce(broker, "flights", [{"value": json.dumps(flight), "key": flight["tailnum"]} for flight in FLIGHTS if int(flight["tailnum"][1:]) % 2 == partition], partition)
+            produce(
+                broker,
+                "flights",
+                [
+                    {"value": json.dumps(flight), "key": flight["tailnum"]}
+                    for flight in FLIGHTS
+                    if int(flight["tailnum"][1:]) % 2 == partition
+                ],
+                partition,
+            )
         produce(broker, "flights", [{"value": "no json", "key": "broken", "headers": [("from", b"elsewhere")]}])
         produce(broker, "orders", [json.dumps({"id": number, "what": f"thing {number}"}) for number in range(5)])
         produce(broker, "payments", [json.dumps({"order_id": number, "amount": number * 1.5}) for number in (1, 3, 9)])
@@ -49,14 +76,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("page")
 
 
-def run(spark: Any, broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch, kind: str, **changes: Any) -> list[running.Progress]:
+def run(
+    spark: Any, broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch, kind: str, **changes: Any
+) -> list[running.Progress]:
     """The page's pipeline of that kind, over what there is."""
     monkeypatch.chdir(place)
     (block,) = (block for block in blocks("toml") if f'pipeline = "{kind}"' in block)
     name = re.match(r"# (\S+\.toml)\n", block)[1]
     (place / name).write_text(block)
     told: list[running.Progress] = []
-    running.run(spark, load(place / name, {"bootstrap": broker.bootstrap, "trigger": ONCE, **changes}), told.append, threading.Event())
+    running.run(
+        spark,
+        load(place / name, {"bootstrap": broker.bootstrap, "trigger": ONCE, **changes}),
+        told.append,
+        threading.Event(),
+    )
     return told
 
 
@@ -68,51 +102,87 @@ def test_there_is_a_pipeline_of_each_kind() -> None:
     assert sorted(re.search(r'^pipeline = "(\w+)"$', block, re.M)[1] for block in blocks("toml")) == sorted(KINDS)
 
 
-def test_archive_replay_and_the_pages_python(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_replay_and_the_pages_python(
+    spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (told,) = run(spark, page_broker, place, monkeypatch, "archive")
     assert (told.rows, told.behind) == (101, 0)
     assert list((place / "archive/topic=flights").glob("date=*/*.parquet"))
     run(spark, page_broker, place, monkeypatch, "replay")
     columns = ("partition", "key", "value", "timestamp", "headers")
-    before, after = ([tuple(row[column] for column in columns) for row in found(spark, page_broker, topic)] for topic in ("flights", "flights-again"))
+    before, after = (
+        [tuple(row[column] for column in columns) for row in found(spark, page_broker, topic)]
+        for topic in ("flights", "flights-again")
+    )
     assert before == after
     names: dict[str, Any] = {"spark": spark, "BOOTSTRAP": page_broker.bootstrap}
     for block in blocks("python"):
         if "archive" not in block:
             exec(compile(block, str(PAGE), "exec"), names)
-    assert {(row.key, row.value) for row in found(spark, page_broker, "delays")} == {(b"UA", b"late"), (b"AA", None)}  # by two tasks
+    # by two tasks
+    assert {(row.key, row.value) for row in found(spark, page_broker, "delays")} == {(b"UA", b"late"), (b"AA", None)}
 
 
 def test_aggregate(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION") as error:
         run(spark, page_broker, place, monkeypatch, "aggregate")
     assert "flights-0, offset" in running.explained(error.value), "the value that is no JSON, and where it is"
-    told = run(spark, page_broker, place, monkeypatch, "aggregate", name="again", value={"schema": "origin STRING, dep_delay INT, time_hour TIMESTAMP", "malformed": "drop"})
+    told = run(
+        spark,
+        page_broker,
+        place,
+        monkeypatch,
+        "aggregate",
+        name="again",
+        value={"schema": "origin STRING, dep_delay INT, time_hour TIMESTAMP", "malformed": "drop"},
+    )
     assert told[0].rows == 101
-    windows = [json.loads(row.value) for row in found(spark, page_broker, "delays") if row.value is not None and row.value.startswith(b"{")]
-    assert {(window["origin"], window["start"]): window["flights"] for window in windows} == {(origin, f"2013-01-01T0{hour}:00:00.000Z"): 10 for origin in ("EWR", "JFK") for hour in range(2)}
+    windows = [
+        json.loads(row.value)
+        for row in found(spark, page_broker, "delays")
+        if row.value is not None and row.value.startswith(b"{")
+    ]
+    assert {(window["origin"], window["start"]): window["flights"] for window in windows} == {
+        (origin, f"2013-01-01T0{hour}:00:00.000Z"): 10 for origin in ("EWR", "JFK") for hour in range(2)
+    }
     assert windows[0].keys() == {"start", "end", "origin", "flights", "mean_delay", "p95_delay"}
 
 
 def test_dedup(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(spark, page_broker, place, monkeypatch, "dedup", value={"schema": "tailnum STRING, time_hour TIMESTAMP", "malformed": "drop"})
+    run(
+        spark,
+        page_broker,
+        place,
+        monkeypatch,
+        "dedup",
+        value={"schema": "tailnum STRING, time_hour TIMESTAMP", "malformed": "drop"},
+    )
     unique = [json.loads(row.value) for row in found(spark, page_broker, "flights-unique")]
     assert len(unique) == len({(flight["tailnum"], flight["time_hour"]) for flight in FLIGHTS}) == 35
 
 
 def test_route(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(spark, page_broker, place, monkeypatch, "route")
-    counts = {topic: len(found(spark, page_broker, topic)) for topic in ("flights-late", "flights-big", "flights-other")}
+    counts = {
+        topic: len(found(spark, page_broker, topic)) for topic in ("flights-late", "flights-big", "flights-other")
+    }
     late = sum(flight["dep_delay"] > 60 for flight in FLIGHTS)
     big = sum(flight["dep_delay"] <= 60 and flight["carrier"] in ("UA", "AA") for flight in FLIGHTS)
     assert counts == {"flights-late": late, "flights-big": big, "flights-other": 100 - late - big}
     (dead,) = found(spark, page_broker, "flights-dead")
-    assert (dead.key, dead.value, [header.key for header in dead.headers]) == (b"broken", b"no json", ["from", "mqd.reason", "mqd.from"])
+    assert (dead.key, dead.value, [header.key for header in dead.headers]) == (
+        b"broken",
+        b"no json",
+        ["from", "mqd.reason", "mqd.from"],
+    )
 
 
 def test_stream_join(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(spark, page_broker, place, monkeypatch, "stream_join")
-    assert sorted((row.key, json.loads(row.value)["amount"]) for row in found(spark, page_broker, "paid")) == [(b"1", 1.5), (b"3", 4.5)]
+    assert sorted((row.key, json.loads(row.value)["amount"]) for row in found(spark, page_broker, "paid")) == [
+        (b"1", 1.5),
+        (b"3", 4.5),
+    ]
 
 
 def test_table(spark: Any, page_broker: Broker, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +199,12 @@ def test_history_and_now(spark: Any, page_broker: Broker, place: Path) -> None:
     for partition in range(2):
         delete_records(page_broker, "flights", partition, -1)
     produce(page_broker, "flights", [{"value": "one more"}])
-    names: dict[str, Any] = {"spark": spark, "BOOTSTRAP": page_broker.bootstrap, "flights": read(spark, page_broker, "flights")}
-    exec(compile(block.replace('"archive", "archive"', f'"archive", "{place}/archive"'), str(PAGE), "exec"), names)  # Spark's processes are not in this directory
+    names: dict[str, Any] = {
+        "spark": spark,
+        "BOOTSTRAP": page_broker.bootstrap,
+        "flights": read(spark, page_broker, "flights"),
+    }
+    # Spark's processes are not in this directory
+    exec(compile(block.replace('"archive", "archive"', f'"archive", "{place}/archive"'), str(PAGE), "exec"), names)
     read_back = [bytes(row.value) for row in names["everything"].collect()]
     assert sorted(read_back) == sorted([*(json.dumps(flight).encode() for flight in FLIGHTS), b"no json", b"one more"])

@@ -1,4 +1,6 @@
-"""spark.read.format("mqd"): what is in the log is in the frame, whichever way it came; what cannot be read is said."""
+"""spark.read.format("mqd"): what is in the log is in the frame, whichever way it came; what cannot
+be read is said.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from typing import Any
 import pytest
 
 from tests.broker import Broker
-from tests.spark.support import add_partitions, delete_records, new_topic, numbered, options, produce, read, rows, values
+from tests.spark.support import (
+    add_partitions,
+    delete_records,
+    new_topic,
+    numbered,
+    options,
+    produce,
+    read,
+    rows,
+    values,
+)
 
 TRANSPORTS = ("shm", "tcp")
 
@@ -34,7 +46,12 @@ def everything(broker: Broker) -> str:
             {"value": b"x" * 3000, "key": b"", "headers": [("a", b"1"), ("a", None), ("b", b"")]},
             {"value": codec.encode(), "timestamp": 1_700_000_000_123 + number},
         ]
-        produce(broker, topic, [{**one, "partition": place % 2} for place, one in enumerate(made)], **{"compression.type": codec})
+        produce(
+            broker,
+            topic,
+            [{**one, "partition": place % 2} for place, one in enumerate(made)],
+            **{"compression.type": codec},
+        )
     return topic
 
 
@@ -43,36 +60,63 @@ def test_every_kind_of_record(spark: Any, broker: Broker, everything: str, trans
     frame = read(spark, broker, everything, includeHeaders="true", transport=transport)
     assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
     found = sorted(frame.collect(), key=lambda row: (row.partition, row.offset))
-    assert [(row.partition, row.offset) for row in found] == [(0, offset) for offset in range(15)] + [(1, offset) for offset in range(10)]
+    assert [(row.partition, row.offset) for row in found] == [(0, offset) for offset in range(15)] + [
+        (1, offset) for offset in range(10)
+    ]
     assert {(row.topic, row.timestampType) for row in found} == {(everything, 0)}
     first = {codec: place for place, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd"))}
     for codec, place in first.items():
         zero, one = found[3 * place : 3 * place + 3], found[15 + 2 * place : 17 + 2 * place]
-        assert [(row.key, row.value) for row in zero] == [(b"empty value", b""), (None, b"no key"), (None, codec.encode())]
+        assert [(row.key, row.value) for row in zero] == [
+            (b"empty value", b""),
+            (None, b"no key"),
+            (None, codec.encode()),
+        ]
         assert [(row.key, row.value) for row in one] == [(b"no value", None), (b"", b"x" * 3000)]
         assert [row.headers for row in (*zero, one[0])] == [None] * 4
         assert [tuple(header) for header in one[1].headers] == [("a", b"1"), ("a", None), ("b", b"")]
-        assert zero[2].timestamp.replace(tzinfo=timezone.utc) == datetime.fromtimestamp((1_700_000_000_123 + place) / 1000, timezone.utc)
+        assert zero[2].timestamp.replace(tzinfo=timezone.utc) == datetime.fromtimestamp(
+            (1_700_000_000_123 + place) / 1000, timezone.utc
+        )
 
 
 def test_offsets_times_and_parts(spark: Any, broker: Broker) -> None:
     topic = new_topic(broker, 2)
-    produce(broker, topic, [{"value": b"%d" % n, "timestamp": 1_700_000_000_000 + n, "partition": n % 2} for n in range(40)])
-    given = {"startingOffsets": json.dumps({topic: {"0": 5, "1": -2}}), "endingOffsets": json.dumps({topic: {"0": -1, "1": 3}})}
-    assert [row[:2] for row in rows(read(spark, broker, topic, **given))] == [(0, offset) for offset in range(5, 20)] + [(1, offset) for offset in range(3)]
+    produce(
+        broker, topic, [{"value": b"%d" % n, "timestamp": 1_700_000_000_000 + n, "partition": n % 2} for n in range(40)]
+    )
+    given = {
+        "startingOffsets": json.dumps({topic: {"0": 5, "1": -2}}),
+        "endingOffsets": json.dumps({topic: {"0": -1, "1": 3}}),
+    }
+    assert [row[:2] for row in rows(read(spark, broker, topic, **given))] == [
+        (0, offset) for offset in range(5, 20)
+    ] + [(1, offset) for offset in range(3)]
     frame = read(spark, broker, topic, startingTimestamp=1_700_000_000_010, endingTimestamp=1_700_000_000_020)
     assert sorted(int(value) for value in values(frame)) == list(range(10, 20))
     by_time = {"startingOffsetsByTimestamp": json.dumps({topic: {"0": 1_700_000_000_030, "1": 1_700_000_000_038}})}
     assert sorted(int(value) for value in values(read(spark, broker, topic, **by_time))) == [30, 32, 34, 36, 38, 39]
     parts = read(spark, broker, topic, minPartitions=5)
     assert parts.rdd.getNumPartitions() == 5 and len(values(parts)) == 40
-    assigned = spark.read.format("mqd").options(**{"kafka.bootstrap.servers": broker.bootstrap, "assign": json.dumps({topic: [1]})}).load()
+    assigned = (
+        spark.read.format("mqd")
+        .options(**{"kafka.bootstrap.servers": broker.bootstrap, "assign": json.dumps({topic: [1]})})
+        .load()
+    )
     assert [row[0] for row in rows(assigned)] == [1] * 20
-    pattern = spark.read.format("mqd").options(**{"kafka.bootstrap.servers": broker.bootstrap, "subscribePattern": f"^{topic}$"}).load()
+    pattern = (
+        spark.read.format("mqd")
+        .options(**{"kafka.bootstrap.servers": broker.bootstrap, "subscribePattern": f"^{topic}$"})
+        .load()
+    )
     assert len(values(pattern)) == 40
     some = spark.read.format("mqd").schema("offset bigint, value binary").options(**options(broker, topic)).load()
     assert some.columns == ["offset", "value"] and some.count() == 40
-    _fails(spark, "you must specify all TopicPartitions", **options(broker, topic, startingOffsets=json.dumps({topic: {"0": 1}})))
+    _fails(
+        spark,
+        "you must specify all TopicPartitions",
+        **options(broker, topic, startingOffsets=json.dumps({topic: {"0": 1}})),
+    )
     _fails(spark, "no record is that late", **options(broker, topic, startingTimestamp=1_900_000_000_000))
 
 
@@ -96,7 +140,11 @@ def test_what_cannot_be_asked(spark: Any, broker: Broker) -> None:
         _fails(spark, text, **options(broker, topic, **more))
     _fails(spark, "must be specified", subscribe=topic)
     _fails(spark, "UNKNOWN_TOPIC_OR_PARTITION", **options(broker, "nowhere", kafka__default__api__timeout__ms=500))
-    _fails(spark, "no answer within 0.5 s", **{"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "x", "kafka.default.api.timeout.ms": "500"})
+    _fails(
+        spark,
+        "no answer within 0.5 s",
+        **{"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "x", "kafka.default.api.timeout.ms": "500"},
+    )
     with pytest.raises(Exception, match="no column 'colour'"):
         spark.read.format("mqd").schema("colour string").options(**options(broker, topic)).load().collect()
 
@@ -151,6 +199,15 @@ def test_a_damaged_batch(spark: Any, broker: Broker, transport: str) -> None:
 def test_by_sql(spark: Any, broker: Broker) -> None:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 5))
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW t USING mqd OPTIONS ('kafka.bootstrap.servers' '{broker.bootstrap}', subscribe '{topic}')")
-    assert [row[0] for row in spark.sql("SELECT CAST(value AS STRING) FROM t ORDER BY offset").collect()] == ["0", "1", "2", "3", "4"]
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW t USING mqd OPTIONS ('kafka.bootstrap.servers' '{broker.bootstrap}',"
+        f" subscribe '{topic}')"
+    )
+    assert [row[0] for row in spark.sql("SELECT CAST(value AS STRING) FROM t ORDER BY offset").collect()] == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
     add_partitions(broker, topic, 2)

@@ -1,4 +1,6 @@
-"""spark.readStream.format("mqd"): every record once, from checkpoint to checkpoint; what changes underneath is taken up, or told."""
+"""spark.readStream.format("mqd"): every record once, from checkpoint to checkpoint; what changes
+underneath is taken up, or told.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,30 @@ from typing import Any
 import pytest
 
 from tests.broker import Broker
-from tests.spark.support import Stream, add_partitions, committed, delete_records, delete_topic, new_topic, numbered, options, produce, retire_partitions, wait_for_partitions
+from tests.spark.support import (
+    Stream,
+    add_partitions,
+    committed,
+    delete_records,
+    delete_topic,
+    new_topic,
+    numbered,
+    options,
+    produce,
+    retire_partitions,
+    wait_for_partitions,
+)
 
 
 def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """AvailableNow takes what there was at its start, in batches of maxOffsetsPerTrigger; the next run goes on behind it; the group's offsets follow, also those of the last batch."""
+    """AvailableNow takes what there was at its start, in batches of maxOffsetsPerTrigger; the next
+    run goes on behind it; the group's offsets follow, also those of the last batch.
+    """
     topic, group = new_topic(broker, 2), f"group-of-{tmp_path.name}"
     produce(broker, topic, [{"value": value, "partition": place % 2} for place, value in enumerate(numbered(0, 100))])
-    stream = Stream(spark, tmp_path, options(broker, topic, startingOffsets="earliest", maxOffsetsPerTrigger=40, groupId=group))
+    stream = Stream(
+        spark, tmp_path, options(broker, topic, startingOffsets="earliest", maxOffsetsPerTrigger=40, groupId=group)
+    )
     stream.run()
     assert stream.batches == [40, 40, 20]
     assert sorted(int(row[3]) for row in stream.seen) == list(range(100))
@@ -30,7 +48,9 @@ def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path
 
 
 def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Records between the first start and the restart are not left out, though neither run has committed a batch."""
+    """Records between the first start and the restart are not left out, though neither run has
+    committed a batch.
+    """
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 5))
     stream = Stream(spark, tmp_path, options(broker, topic))
@@ -99,7 +119,9 @@ def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
 
 
 def test_partitions_are_retired(spark: Any, start_broker: Any, tmp_path: Path) -> None:
-    """What a query has read to its end is no loss when it goes, even if the query was not running then; what it has not read is."""
+    """What a query has read to its end is no loss when it goes, even if the query was not running
+    then; what it has not read is.
+    """
     broker = start_broker(config={"log.retention.check.interval.ms": "300"})
     topic = new_topic(broker, 4)
     given = options(broker, topic, startingOffsets="earliest")
@@ -120,10 +142,16 @@ def test_partitions_are_retired(spark: Any, start_broker: Any, tmp_path: Path) -
 
 
 def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
-    """Fewer than minOffsetsPerTrigger wait, for maxTriggerDelay at the longest; the first batch does not."""
+    """Fewer than minOffsetsPerTrigger wait, for maxTriggerDelay at the longest; the first batch
+    does not.
+    """
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 3))
-    stream = Stream(spark, tmp_path, options(broker, topic, startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="600s"))
+    stream = Stream(
+        spark,
+        tmp_path,
+        options(broker, topic, startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="600s"),
+    )
     stream.start(available_now=False)
     stream.wait(lambda: len(stream.seen) == 3)
     produce(broker, topic, numbered(3, 5))

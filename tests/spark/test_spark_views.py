@@ -1,4 +1,6 @@
-"""An executor's reading against a real broker, without Spark: both ways in, brokers that die under it, ranges that begin and end anywhere."""
+"""An executor's reading against a real broker, without Spark: both ways in, brokers that die under
+it, ranges that begin and end anywhere.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,15 @@ WAYS = ("shm", "tcp")
 
 
 def _options(broker: Broker, topic: str, **more: Any) -> SourceOptions:
-    given = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, "transport": "tcp", "kafkaConsumer.pollTimeoutMs": "15000"}
-    return source_options({**given, **{name.replace("__", "."): str(value) for name, value in more.items()}}, streaming=False)
+    given = {
+        "kafka.bootstrap.servers": broker.bootstrap,
+        "subscribe": topic,
+        "transport": "tcp",
+        "kafkaConsumer.pollTimeoutMs": "15000",
+    }
+    return source_options(
+        {**given, **{name.replace("__", "."): str(value) for name, value in more.items()}}, streaming=False
+    )
 
 
 def _values(batches: Iterator[Any]) -> list[bytes]:
@@ -106,7 +115,9 @@ def test_transactions_at_the_end(broker: Broker, transport: str, request: pytest
 
 @pytest.mark.parametrize("transport", WAYS)
 def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read from mapped segments goes on over TCP; a connection is made anew. Each record once."""
+    """What was read from mapped segments goes on over TCP; a connection is made anew. Each record
+    once.
+    """
     broker = start_broker(name=transport)
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 400), **{"batch.num.messages": 20})
@@ -114,7 +125,13 @@ def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkey
         monkeypatch.setattr(module, "RECORDS_MAX", 10)  # views of ten records, of one batch each
         monkeypatch.setattr(module, "BYTES_MAX", 1)
     monkeypatch.setattr("mqd.spark.reading.ROWS_MAX", 20)
-    options = _options(broker, topic, transport="auto" if transport == "shm" else "tcp", kafka__max__partition__fetch__bytes=1, kafkaConsumer__pollTimeoutMs=60_000)
+    options = _options(
+        broker,
+        topic,
+        transport="auto" if transport == "shm" else "tcp",
+        kafka__max__partition__fetch__bytes=1,
+        kafkaConsumer__pollTimeoutMs=60_000,
+    )
     batches = read_range(options, ("value", "offset"), Range(topic, 0, 0, 400, _id(options)))
     got = [value for _ in range(3) for value in next(batches).column("value").to_pylist()]
     broker.kill_all()

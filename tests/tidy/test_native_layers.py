@@ -1,4 +1,6 @@
-"""Includes of native/ go down only: a room knows the rooms below it and no other. What must call upward is given a function pointer."""
+"""Includes of native/ go down only: a room knows the rooms below it and no other. What must call
+upward is given a function pointer.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_the_rooms_are_all_there_is() -> None:
 def test_includes_go_down(path: Path) -> None:
     text = path.read_text()
     assert climbs(room_of(path), text) == []
-    assert [name for name in includes(text) if not (NATIVE / name).is_file()] == [], "includes name the file from native/ on"
+    assert [name for name in includes(text) if not (NATIVE / name).is_file()] == [], (
+        "includes name the file from native/ on"
+    )
 
 
 def test_an_include_that_climbs_is_found() -> None:
@@ -59,4 +63,8 @@ def test_an_include_that_climbs_is_found() -> None:
 
 def test_no_folder_is_crowded() -> None:
     folders = [path for room in ROOMS for path in (NATIVE / room, *(NATIVE / room).rglob("*")) if path.is_dir()]
-    assert {str(folder): count for folder in folders if (count := sum(path.is_file() for path in folder.iterdir())) > FILES_MAX} == {}
+    assert {
+        str(folder): count
+        for folder in folders
+        if (count := sum(path.is_file() for path in folder.iterdir())) > FILES_MAX
+    } == {}

@@ -16,8 +16,17 @@ from mqd.cli.main import COMMANDS as COMMAND_NAMES
 from mqd.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = sorted({path.parent for path in (ROOT / "mqd").glob("*/__init__.py")} | {ROOT / "native", ROOT / "native" / "tests", ROOT / "tests"})
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(room / "README.md" for room in ROOMS if (room / "README.md").is_file())])
+ROOMS = sorted(
+    {path.parent for path in (ROOT / "mqd").glob("*/__init__.py")}
+    | {ROOT / "native", ROOT / "native" / "tests", ROOT / "tests"}
+)
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(room / "README.md" for room in ROOMS if (room / "README.md").is_file()),
+    ]
+)
 
 
 def _name(path: Path) -> str:
@@ -45,14 +54,20 @@ def test_files_that_are_named_exist(page: Path) -> None:
 def test_tests_that_promises_rest_on_exist() -> None:
     """`FILE`: `TEST`, `TEST` on the page of promises; a test in C has no test_ before its name."""
     found = 0
-    for file, names in re.findall(r"`((?:native|tests)/[\w/]+\.(?:py|c))`:((?:,?\s+`\w+`)+)", (ROOT / "docs" / "durability.md").read_text()):
+    for file, names in re.findall(
+        r"`((?:native|tests)/[\w/]+\.(?:py|c))`:((?:,?\s+`\w+`)+)", (ROOT / "docs" / "durability.md").read_text()
+    ):
         for name in re.findall(r"\w+", names):
-            assert re.search(rf"^(?:def |BOTH\(){name}\b", (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
+            assert re.search(rf"^(?:def |BOTH\(){name}\b", (ROOT / file).read_text(), re.MULTILINE), (
+                f"{file} has no {name}"
+            )
             found += 1
     assert found > 10
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "operations.md", ROOT / "docs" / "durability.md"], ids=_name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "docs" / "operations.md", ROOT / "docs" / "durability.md"], ids=_name
+)
 def test_properties_that_are_set_exist(page: Path) -> None:
     """NAME=VALUE, as a reader would copy it."""
     named = set(re.findall(r"(?<![\w.-])([a-z]+(?:\.[a-z]+)+)=", page.read_text()))
@@ -60,18 +75,22 @@ def test_properties_that_are_set_exist(page: Path) -> None:
     assert named - BROKER.keys() - TOPIC.keys() - of_others == set()
 
 
-COMMANDS = sorted({
-    line.strip()
-    for page in PAGES
-    for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    for line in block.splitlines()
-    if re.match(r"\s*mqd [a-z]", line)
-})  # fmt: skip
+COMMANDS = sorted(
+    {
+        line.strip()
+        for page in PAGES
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+        if re.match(r"\s*mqd [a-z]", line)
+    }
+)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_of_the_pages_are_understood(line: str) -> None:
-    """As a reader would copy them: the command exists, with these options and so many arguments. Values are checked when it runs."""
+    """As a reader would copy them: the command exists, with these options and so many arguments.
+    Values are checked when it runs.
+    """
     words = shlex.split(re.split(r" [<>|] ?", line)[0], comments=True)[1:]
     command: click.Command = cli
     context = click.Context(cli)
@@ -88,12 +107,22 @@ def test_commands_of_the_pages_are_understood(line: str) -> None:
 def _texts() -> Iterator[str]:
     """What is said, of all modules: strings and the parts of f-strings, docstrings too."""
     for path in sorted((ROOT / "mqd").rglob("*.py")):
-        yield from (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        yield from (
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
 
 
 def test_commands_that_texts_name_exist() -> None:
     """A verb behind a noun everywhere, the noun itself in backquotes."""
-    groups = {name: set(command.commands) for name in COMMAND_NAMES if isinstance(command := cli.get_command(click.Context(cli), name), click.Group)}
+    groups = {
+        name: set(command.commands)
+        for name in COMMAND_NAMES
+        if isinstance(command := cli.get_command(click.Context(cli), name), click.Group)
+    }
     named = {found for text in _texts() for found in re.findall(r"(`?)\bmqd ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", text)}
     assert {f"mqd {noun}" for quoted, noun, _ in named if quoted and noun not in COMMAND_NAMES} == set()
-    assert {f"mqd {noun} {verb}" for _, noun, verb in named if verb and noun in groups and verb not in groups[noun]} == set()
+    assert {
+        f"mqd {noun} {verb}" for _, noun, verb in named if verb and noun in groups and verb not in groups[noun]
+    } == set()

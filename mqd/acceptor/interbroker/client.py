@@ -1,7 +1,9 @@
-"""Requests to the acceptors of other hosts, over their listener between hosts: markers of transactions, and questions to coordinators.
+"""Requests to the acceptors of other hosts, over their listener between hosts: markers of
+transactions, and questions to coordinators.
 
-One connection to each host that is asked, made when it is first needed and again after it ended; requests go over it side by side. A connection lives as long as the peer
-is registered under the same epoch at the same address: a restarted host is another one.
+One connection to each host that is asked, made when it is first needed and again after it ended;
+requests go over it side by side. A connection lives as long as the peer is registered under the
+same epoch at the same address: a restarted host is another one.
 
 Bounds: IN_FLIGHT_MAX requests to one host, more are refused.
 Concurrency: the event loop's thread.
@@ -29,7 +31,9 @@ log = logging.get("acceptor.peers")
 
 
 class PeerError(Exception):
-    """The host could not be asked, or has not answered: whether it has done what it was asked for is not known."""
+    """The host could not be asked, or has not answered: whether it has done what it was asked for
+    is not known.
+    """
 
 
 class _Connection:
@@ -142,7 +146,7 @@ class Peers:
                 if not whole:  # cancelled in the middle: what would follow could not be read
                     self._drop(connection)
 
-    # -- connections -------------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     async def _connected(self, node_id: int) -> _Connection:
         broker = self._metadata.brokers.get(node_id)
@@ -179,7 +183,11 @@ class Peers:
             async with asyncio.timeout(CONNECT_S_MAX):
                 loop = asyncio.get_running_loop()
                 with looked_up(broker.inter_broker_host):
-                    family, kind, protocol, _, address = (await loop.getaddrinfo(broker.inter_broker_host, broker.inter_broker_port, type=socket.SOCK_STREAM))[0]
+                    family, kind, protocol, _, address = (
+                        await loop.getaddrinfo(
+                            broker.inter_broker_host, broker.inter_broker_port, type=socket.SOCK_STREAM
+                        )
+                    )[0]
                 connection = socket.socket(family, kind, protocol)
                 set_options(connection)
                 await loop.sock_connect(connection, address)
@@ -191,7 +199,9 @@ class Peers:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, PeerError) or not isinstance(error, OSError | EOFError | TimeoutError | handshake.HandshakeFailed):
+            if isinstance(error, PeerError) or not isinstance(
+                error, OSError | EOFError | TimeoutError | handshake.HandshakeFailed
+            ):
                 raise
             raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
         made = _Connection(broker, connection)
@@ -206,7 +216,11 @@ class Peers:
                 if future is not None and not future.done():
                     future.set_result(frame)
         except (OSError, EOFError, ValueError) as error:
-            log.info("connection to another host ended", node=connection.broker.node_id, reason=str(error) or type(error).__name__)
+            log.info(
+                "connection to another host ended",
+                node=connection.broker.node_id,
+                reason=str(error) or type(error).__name__,
+            )
         connection.reading = None
         self._drop(connection)
 

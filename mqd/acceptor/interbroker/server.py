@@ -1,16 +1,21 @@
-"""The listener between hosts: connections of other hosts' workers, which go to the worker that they name, and of other hosts' acceptors, which are served here.
+"""The listener between hosts: connections of other hosts' workers, which go to the worker that they
+name, and of other hosts' acceptors, which are served here.
 
-    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
+    accept -> handshake (mqd/cluster/membership/handshake.py), both sides proven -> hello.worker >=
+    0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
                                                                          hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (local/relay.py)
 
-Markers of a host come over one connection, the newest that has brought any: an older one is that of an acceptor that has died, or was given up. It ends before the newer one's markers
-are served, and what comes over it afterwards is not: a marker that the network kept back would come after the successor's, and end the producer's next transaction.
+Markers of a host come over one connection, the newest that has brought any: an older one is that of
+an acceptor that has died, or was given up. It ends before the newer one's markers are served, and
+what comes over it afterwards is not: a marker that the network kept back would come after the
+successor's, and end the producer's next transaction.
 
-Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are: another cluster, a node id that is not registered (yet, as far as this
-host knows), another directory id than the registered one (a wiped host is another host), and a worker that there is not.
+Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are:
+another cluster, a node id that is not registered (yet, as far as this host knows), another
+directory id than the registered one (a wiped host is another host), and a worker that there is not.
 
-Bounds: HANDSHAKES_MAX under way, more are closed at once; FRAME_BYTES_MAX of a request, IN_FLIGHT_MAX requests of one connection.
-Concurrency: the event loop's thread.
+Bounds: HANDSHAKES_MAX under way, more are closed at once; FRAME_BYTES_MAX of a request,
+IN_FLIGHT_MAX requests of one connection. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -36,7 +41,8 @@ LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is di
 FLAG_PEER = 2
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: not a worker's
-SERVED = frozenset((24, 26, 27, 61, 66))  # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
+# AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
+SERVED = frozenset((24, 26, 27, 61, 66))
 MARKERS = (27).to_bytes(2, "big")  # how a WriteTxnMarkers begins
 
 log = logging.get("acceptor.between")
@@ -59,24 +65,36 @@ def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> 
     identity = own_identity(metadata, node_id)
     peer = metadata.brokers.get(hello.identity.node_id)
     if hello.purpose != "data":
-        return Refusal(handshake.REFUSED_PURPOSE, f"this is the listener for data; {hello.purpose} is spoken on controller.listener")
+        return Refusal(
+            handshake.REFUSED_PURPOSE,
+            f"this is the listener for data; {hello.purpose} is spoken on controller.listener",
+        )
     if identity is None:
         return Refusal(handshake.REFUSED_BUSY, f"host {node_id} is not part of a cluster yet")
     if hello.identity.cluster_id != identity.cluster_id:
-        return Refusal(handshake.REFUSED_CLUSTER, f"host {node_id} is of cluster {identity.cluster_id}, not of {hello.identity.cluster_id or 'none'}")
+        return Refusal(
+            handshake.REFUSED_CLUSTER,
+            f"host {node_id} is of cluster {identity.cluster_id}, not of {hello.identity.cluster_id or 'none'}",
+        )
     if hello.identity.node_id == node_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node id {node_id} is this host's own")
     if peer is None:
-        return Refusal(handshake.REFUSED_BUSY, f"host {node_id} does not know of a registration of node {hello.identity.node_id}")
+        return Refusal(
+            handshake.REFUSED_BUSY, f"host {node_id} does not know of a registration of node {hello.identity.node_id}"
+        )
     if peer.directory_id and hello.identity.directory_id and peer.directory_id != hello.identity.directory_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node {peer.node_id} is registered with another metadata directory")
     if not ACCEPTOR <= hello.worker < worker_count:
-        return Refusal(handshake.REFUSED_WORKER, f"host {node_id} has {worker_count} workers; there is no worker {hello.worker}")
+        return Refusal(
+            handshake.REFUSED_WORKER, f"host {node_id} has {worker_count} workers; there is no worker {hello.worker}"
+        )
     return identity
 
 
 async def shake(side: handshake.Initiator | handshake.Responder, connection: socket.socket) -> None:
-    """Until both sides are proven, or one refused. Takes not one byte that follows. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    """Until both sides are proven, or one refused. Takes not one byte that follows. Raises
+    HandshakeFailed, OSError, EOFError, TimeoutError.
+    """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
         while side.wanted:
@@ -129,7 +147,15 @@ async def _read_exactly(connection: socket.socket, size: int) -> bytes:
 class Between:
     """`secret`: the cluster's. `serve`: answers requests of other hosts' acceptors."""
 
-    def __init__(self, listener: socket.socket, handoffs: Sequence[socket.socket], secret: bytes, metadata: Metadata, node_id: int, serve: Serve) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        handoffs: Sequence[socket.socket],
+        secret: bytes,
+        metadata: Metadata,
+        node_id: int,
+        serve: Serve,
+    ) -> None:
         self._listener = listener
         self._handoffs = handoffs
         self._key = handshake.derive_key(secret, "handshake")
@@ -138,7 +164,8 @@ class Between:
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)  # of connections, in the order in which they were proven
-        self._marking: dict[int, tuple[int, asyncio.Task[None]]] = {}  # node id -> the newest connection that has brought markers
+        # node id -> the newest connection that has brought markers
+        self._marking: dict[int, tuple[int, asyncio.Task[None]]] = {}
         self._shaking = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -154,7 +181,7 @@ class Between:
         for task in self._tasks:
             task.cancel()
 
-    # -- accepting ---------------------------------------------------------------------------------------------------------
+    # -- accepting ---------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
         assert self._loop is not None
@@ -203,7 +230,9 @@ class Between:
         except HandshakeFailed as error:
             log.warning("a connection to the listener between hosts is closed", address=address[0], reason=str(error))
         except (OSError, EOFError, TimeoutError, ValueError) as error:
-            log.debug("a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__)
+            log.debug(
+                "a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__
+            )
         finally:
             self._shaking -= shaking
             connection.close()  # a worker's copy lives
@@ -214,16 +243,34 @@ class Between:
     def _hand(self, connection: socket.socket, hello: Hello, address: tuple) -> None:
         """Now or not at all: the peer comes again."""
         local = connection.getsockname()
-        packet = PACKET.pack(MAGIC, 0, FLAG_PEER, packed_ip(address[0]), address[1], local[1], packed_ip(local[0]), hello.identity.node_id)
+        packet = PACKET.pack(
+            MAGIC,
+            0,
+            FLAG_PEER,
+            packed_ip(address[0]),
+            address[1],
+            local[1],
+            packed_ip(local[0]),
+            hello.identity.node_id,
+        )
         try:
-            socket.send_fds(self._handoffs[hello.worker], [packet], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            socket.send_fds(
+                self._handoffs[hello.worker], [packet], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            )
         except OSError as error:
-            log.warning("a worker does not take another host's connection", worker=hello.worker, node=hello.identity.node_id, reason=str(error))
+            log.warning(
+                "a worker does not take another host's connection",
+                worker=hello.worker,
+                node=hello.identity.node_id,
+                reason=str(error),
+            )
 
-    # -- serving -----------------------------------------------------------------------------------------------------------
+    # -- serving -----------------------------------------------------------------------------------
 
     async def _answer_all(self, connection: socket.socket, node: int) -> None:
-        """Requests side by side: a marker that waits for its partition holds up none of the others. Answers name the request by its correlation id."""
+        """Requests side by side: a marker that waits for its partition holds up none of the others.
+        Answers name the request by its correlation id.
+        """
         assert self._loop is not None
         number, writing, room = next(self._numbers), asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
         under_way: set[asyncio.Task[None]] = set()

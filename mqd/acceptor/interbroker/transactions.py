@@ -1,13 +1,20 @@
-"""Transactions whose coordinator, partitions or groups are led by different hosts: markers go to the leaders of partitions (WriteTxnMarkers), questions of partitions to the
-coordinator (AddPartitionsToTxn 5, which brokers alone send), over the listener between hosts; and an administrator's wish that a coordinator abort what it knows to be ongoing
-(EndTxn, which there means that and nothing else).
+"""Transactions whose coordinator, partitions or groups are led by different hosts: markers go to
+the leaders of partitions (WriteTxnMarkers), questions of partitions to the coordinator
+(AddPartitionsToTxn 5, which brokers alone send), over the listener between hosts; and an
+administrator's wish that a coordinator abort what it knows to be ongoing (EndTxn, which there means
+that and nothing else).
 
 Invariants
-    T1  a marker is answered with success only when the leader's host says that it is below the high watermark; what is not known is an error that is tried again
-        (mqd/coordinator/transaction/markers.py), and a marker that was written all the same is refused there for its epoch
-    T2  which host is asked is decided when the request leaves, by the metadata of that moment; a host that does not lead (any more) says so, and nothing was done
-    T3  a marker names the leader epoch that it is meant for, and is refused in any other. One that the network kept back, while another leader wrote it when it was said again, would
-        end the producer's next transaction as soon as that host leads once more (a client before KIP-890 goes on with the same epoch)
+    T1  a marker is answered with success only when the leader's host says that it is below the high
+        watermark; what is not known is an error that is tried again
+        (mqd/coordinator/transaction/markers.py), and a marker that was written all the same is
+        refused there for its epoch
+    T2  which host is asked is decided when the request leaves, by the metadata of that moment; a
+        host that does not lead (any more) says so, and nothing was done
+    T3  a marker names the leader epoch that it is meant for, and is refused in any other. One that
+        the network kept back, while another leader wrote it when it was said again, would end the
+        producer's next transaction as soon as that host leads once more (a client before KIP-890
+        goes on with the same epoch)
 Concurrency: the event loop's thread.
 """
 
@@ -79,7 +86,9 @@ class RemoteMarkers:
         queued, self._queued = self._queued, {}
         for node_id, markers in queued.items():
             for first in range(0, len(markers), MARKERS_PER_REQUEST):
-                task = asyncio.get_running_loop().create_task(self._send(node_id, markers[first : first + MARKERS_PER_REQUEST]))
+                task = asyncio.get_running_loop().create_task(
+                    self._send(node_id, markers[first : first + MARKERS_PER_REQUEST])
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
@@ -95,9 +104,18 @@ class RemoteMarkers:
                 raise PeerError(f"{len(found)} answers to {len(markers)} markers")
             errors = found
         except (PeerError, IndexError) as error:
-            log.info("markers of transactions could not be given to another host; they are tried again", node=node_id, markers=len(markers), reason=str(error))
+            log.info(
+                "markers of transactions could not be given to another host; they are tried again",
+                node=node_id,
+                markers=len(markers),
+                reason=str(error),
+            )
         except Exception:
-            log.exception("markers of transactions could not be given to another host; they are tried again", node=node_id, markers=len(markers))
+            log.exception(
+                "markers of transactions could not be given to another host; they are tried again",
+                node=node_id,
+                markers=len(markers),
+            )
         for (_, future), error in zip(markers, errors, strict=True):
             if future.done():
                 continue
@@ -137,10 +155,16 @@ class RoutedCoordinator:
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         only = isinstance(event, VerifyPartitions)
         transaction = AddPartitionsToTxnRequest.Transaction(
-            transactional_id=name, producer_id=event.producer_id, producer_epoch=event.producer_epoch, verify_only=only, topics=_topics(event.partitions)
+            transactional_id=name,
+            producer_id=event.producer_id,
+            producer_epoch=event.producer_epoch,
+            verify_only=only,
+            topics=_topics(event.partitions),
         )
         try:
-            response = await self._peers.request(node_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_VERSION, timeout_s or TIMEOUT_S)
+            response = await self._peers.request(
+                node_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_VERSION, timeout_s or TIMEOUT_S
+            )
         except PeerError as error:
             log.info("a transaction's coordinator on another host cannot be asked", node=node_id, reason=str(error))
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
@@ -164,8 +188,10 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 
 
 class Elsewhere(NamedTuple):
-    """What coordinators on other hosts know of a producer. `error` 0: of no transaction that is not over; CONCURRENT_TRANSACTIONS: of one, by `transactional_id` on `node_id` where it is
-    ongoing; else it is ending by itself. COORDINATOR_NOT_AVAILABLE: one of them cannot be asked."""
+    """What coordinators on other hosts know of a producer. `error` 0: of no transaction that is not
+    over; CONCURRENT_TRANSACTIONS: of one, by `transactional_id` on `node_id` where it is ongoing;
+    else it is ending by itself. COORDINATOR_NOT_AVAILABLE: one of them cannot be asked.
+    """
 
     error: int
     node_id: int = -1
@@ -176,23 +202,34 @@ async def ongoing_elsewhere(broker: Broker, peers: Peers, producer_id: int) -> E
     """Does a coordinator on another host know a transaction of this producer that is not over?"""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
-    answers = await asyncio.gather(*(peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True
+    )
     for node, answer in zip(others, answers, strict=True):
         if not isinstance(answer, ListTransactionsResponse) or answer.error_code:
             return Elsewhere(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         for state in answer.transaction_states:
             if state.transaction_state in UNFINISHED:
-                return Elsewhere(int(ErrorCode.CONCURRENT_TRANSACTIONS), *((node, state.transactional_id) if state.transaction_state == ONGOING else ()))
+                return Elsewhere(
+                    int(ErrorCode.CONCURRENT_TRANSACTIONS),
+                    *((node, state.transactional_id) if state.transaction_state == ONGOING else ()),
+                )
     return Elsewhere(0)
 
 
 async def abort_elsewhere(peers: Peers, found: Elsewhere, producer_id: int, epoch_max: int) -> int:
-    """The coordinator there aborts the ongoing transaction of this producer everywhere, and fences it, if its epoch is not above `epoch_max`. An error code, when its markers are written."""
-    request = EndTxnRequest(transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False)
+    """The coordinator there aborts the ongoing transaction of this producer everywhere, and fences
+    it, if its epoch is not above `epoch_max`. An error code, when its markers are written.
+    """
+    request = EndTxnRequest(
+        transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False
+    )
     try:
         answer = await peers.request(found.node_id, request, END_VERSION, TIMEOUT_S)
     except PeerError as error:
-        log.info("a transaction's coordinator on another host has not aborted it", node=found.node_id, reason=str(error))
+        log.info(
+            "a transaction's coordinator on another host has not aborted it", node=found.node_id, reason=str(error)
+        )
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert isinstance(answer, EndTxnResponse)
     return answer.error_code

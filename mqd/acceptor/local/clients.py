@@ -1,15 +1,20 @@
-"""Clients of this host: accepted on the client socket, asked who they are, handed to the worker that serves the fewest of them.
+"""Clients of this host: accepted on the client socket, asked who they are, handed to the worker
+that serves the fewest of them.
 
-    connect -> hello (struct mqd_local_hello) -> refused here: struct mqd_local_welcome with the reason, and the end
+    connect -> hello (struct mqd_local_hello) -> refused here: struct mqd_local_welcome with the
+    reason, and the end
                                               -> handed over: the worker makes the memory and welcomes
 
-What is checked here is what can be said without a worker: the layout's version and hash. Who the client is says the kernel (SO_PEERCRED), not the client; it goes with
-the socket, to be in the worker's log and in every request that comes back here.
+What is checked here is what can be said without a worker: the layout's version and hash. Who the
+client is says the kernel (SO_PEERCRED), not the client; it goes with the socket, to be in the
+worker's log and in every request that comes back here.
 
-Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id
-32 bytes, NUL-terminated.
+Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data
+bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id 32 bytes,
+NUL-terminated.
 
-Bounds: HELLO_COUNT_MAX clients that have not said hello, each for HELLO_S; beyond, the oldest goes. WAITING_COUNT_MAX that no worker has room for in its hand-off socket.
+Bounds: HELLO_COUNT_MAX clients that have not said hello, each for HELLO_S; beyond, the oldest goes.
+WAITING_COUNT_MAX that no worker has room for in its hand-off socket.
 """
 
 from __future__ import annotations
@@ -60,32 +65,53 @@ def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
     if magic != LAYOUT_MAGIC:
         return None
     if version != LAYOUT_VERSION:
-        return f"the client has layout version {version}, this broker {LAYOUT_VERSION}: install the same version of mqd for both, or connect by TCP"
+        return (
+            f"the client has layout version {version}, this broker {LAYOUT_VERSION}: install the same version of mqd"
+            " for both, or connect by TCP"
+        )
     if len(packet) != HELLO.size:
-        return f"the client's hello has {len(packet)} bytes, not {HELLO.size}: install the same version of mqd for both, or connect by TCP"
+        return (
+            f"the client's hello has {len(packet)} bytes, not {HELLO.size}: install the same version of mqd for both,"
+            " or connect by TCP"
+        )
     _, _, submission_count, client_hash, data_bytes, reply_bytes, _, client_id = HELLO.unpack(packet)
     if client_hash != abi_hash:
-        return "the client was built from other sources than this broker (their layouts differ): install the same version of mqd for both, or connect by TCP"
+        return (
+            "the client was built from other sources than this broker (their layouts differ): install the same version"
+            " of mqd for both, or connect by TCP"
+        )
     return Hello(submission_count, data_bytes, reply_bytes, client_id.split(b"\0")[0])
 
 
 def handoff(hello: Hello, uid: int, pid: int) -> bytes:
     return HANDOFF.pack(
-        MAGIC, LISTENER_LOCAL, FLAG_LOCAL, hello.data_bytes, hello.reply_bytes, hello.submission_count, uid & 0xFFFFFFFF, pid, hello.client_id[:31]
+        MAGIC,
+        LISTENER_LOCAL,
+        FLAG_LOCAL,
+        hello.data_bytes,
+        hello.reply_bytes,
+        hello.submission_count,
+        uid & 0xFFFFFFFF,
+        pid,
+        hello.client_id[:31],
     )
 
 
 def refuse(connection: socket.socket, error: int, reason: str) -> None:
     """Says why, and ends it."""
     try:
-        connection.send(WELCOME.pack(LAYOUT_MAGIC, 0, 0, error, reason.encode()[:231]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        connection.send(
+            WELCOME.pack(LAYOUT_MAGIC, 0, 0, error, reason.encode()[:231]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        )
     except OSError:
         pass  # gone already
     connection.close()
 
 
 class LocalClients:
-    """`listener` None: there are none. `attachment_count(worker)` and `running(worker)` come from the control segment."""
+    """`listener` None: there are none. `attachment_count(worker)` and `running(worker)` come from
+    the control segment.
+    """
 
     def __init__(
         self,
@@ -128,7 +154,7 @@ class LocalClients:
             self._retry.cancel()
         self._loop = None
 
-    # -- hello -------------------------------------------------------------------------------------------------------------
+    # -- hello -------------------------------------------------------------------------------------
 
     def _on_readable(self, listener: socket.socket) -> None:
         assert self._loop is not None
@@ -140,14 +166,18 @@ class LocalClients:
             except OSError as error:
                 if error.errno in (errno.ECONNABORTED, errno.EINVAL):
                     continue
-                log.error("cannot accept local clients for now; raise the limit of open files (ulimit -n)", reason=str(error))
+                log.error(
+                    "cannot accept local clients for now; raise the limit of open files (ulimit -n)", reason=str(error)
+                )
                 self._loop.remove_reader(listener.fileno())
                 self._loop.call_later(PAUSE_S, self._start_again, listener)
                 return
             connection.setblocking(False)
             if len(self._greeting) >= HELLO_COUNT_MAX:
                 self._drop(next(iter(self._greeting)), "others wait to say hello")
-            self._greeting[connection] = self._loop.call_later(HELLO_S, self._drop, connection, f"no hello within {HELLO_S:.0f} s")
+            self._greeting[connection] = self._loop.call_later(
+                HELLO_S, self._drop, connection, f"no hello within {HELLO_S:.0f} s"
+            )
             self._loop.add_reader(connection.fileno(), self._on_hello, connection)
 
     def _start_again(self, listener: socket.socket) -> None:
@@ -184,22 +214,31 @@ class LocalClients:
             refuse(connection, native.E_LAYOUT, said)
         else:
             connection.close()
-        log.warning("a local client was refused", pid=pid, uid=uid, reason=said or "what it said is no hello of an mqd client")
+        log.warning(
+            "a local client was refused", pid=pid, uid=uid, reason=said or "what it said is no hello of an mqd client"
+        )
 
-    # -- handing over ------------------------------------------------------------------------------------------------------
+    # -- handing over ------------------------------------------------------------------------------
 
     def _order(self) -> list[int]:
-        """Workers by how many local clients they serve; those that do not run come last: the keeper holds their sockets for the successor."""
+        """Workers by how many local clients they serve; those that do not run come last: the keeper
+        holds their sockets for the successor.
+        """
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
             self._handed = [0] * len(self._handoffs)
             self._handed_s = now
-        return sorted(range(len(self._handoffs)), key=lambda worker: (not self._running(worker), self._attachment_count(worker) + self._handed[worker]))
+        return sorted(
+            range(len(self._handoffs)),
+            key=lambda worker: (not self._running(worker), self._attachment_count(worker) + self._handed[worker]),
+        )
 
     def _send(self, connection: socket.socket, message: bytes) -> bool:
         for worker in self._order():
             try:
-                socket.send_fds(self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                socket.send_fds(
+                    self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                )
             except OSError:
                 continue  # full, or its worker is being replaced
             self._handed[worker] += 1
@@ -211,7 +250,11 @@ class LocalClients:
         if not self._waiting and self._send(connection, message):
             return
         if len(self._waiting) >= WAITING_COUNT_MAX:
-            refuse(connection, native.E_FULL, "the workers are too busy to take another client; try again, or connect by TCP")
+            refuse(
+                connection,
+                native.E_FULL,
+                "the workers are too busy to take another client; try again, or connect by TCP",
+            )
             return
         self._waiting.append((connection, message))
         self._try_later()

@@ -1,16 +1,24 @@
-"""Requests of clients on this host that another host answers: those to coordinators, and ListOffsets of partitions that it leads. A client that is attached by shared memory knows
-no other broker than this one; so this one asks in its name.
+"""Requests of clients on this host that another host answers: those to coordinators, and
+ListOffsets of partitions that it leads. A client that is attached by shared memory knows no other
+broker than this one; so this one asks in its name.
 
-    entry host     answer(): the coordinator of the group or transactional id is elsewhere -> Envelope (KIP-590): the request's frame, who the client is -> that host's acceptor
-    other host     serve(): the request is answered as if its client had connected here; what only hosts may ask is refused -> Envelope's answer: the response's frame
+    entry host     answer(): the coordinator of the group or transactional id is elsewhere ->
+                   Envelope (KIP-590): the request's frame, who the client is -> that host's
+                   acceptor
+    other host     serve(): the request is answered as if its client had connected here; what only
+                   hosts may ask is refused -> Envelope's answer: the response's frame
 
 Invariants
-    E1  a client gains nothing by the way round: what comes in an Envelope has a client's rights, whoever sent it, and only RELAYED is taken
-    E2  when the other host cannot be asked, or does not answer, the request is answered here, as by a host that does not coordinate (NOT_COORDINATOR and the like), which clients try
-        again: every one of these requests may be carried out twice (that is what Kafka's clients do after a lost connection)
-    E3  ListOffsets is split by leaders; each part is answered by its leader, or by this host's refusal
-Bounds: those of mqd/acceptor/interbroker/client.py and between.py. The connections are not those of markers, which must not wait behind a JoinGroup.
-Concurrency: the event loop's thread.
+    E1  a client gains nothing by the way round: what comes in an Envelope has a client's rights,
+        whoever sent it, and only RELAYED is taken
+    E2  when the other host cannot be asked, or does not answer, the request is answered here, as by
+        a host that does not coordinate (NOT_COORDINATOR and the like), which clients try again:
+        every one of these requests may be carried out twice (that is what Kafka's clients do after
+        a lost connection)
+    E3  ListOffsets is split by leaders; each part is answered by its leader, or by this host's
+        refusal
+Bounds: those of mqd/acceptor/interbroker/client.py and between.py. The connections are not those of
+markers, which must not wait behind a JoinGroup. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -34,7 +42,8 @@ from mqd.protocol.messages import EnvelopeRequest, EnvelopeResponse, ListOffsets
 ENVELOPE = 58
 LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN = 2, 9, 22, 24
 GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))  # name their group in group_id, as OffsetFetch does in its own way
-TRANSACTION_APIS = frozenset((25, 26))  # name their transactional_id, as InitProducerId and AddPartitionsToTxn do in theirs
+# name their transactional_id, as InitProducerId and AddPartitionsToTxn do in theirs
+TRANSACTION_APIS = frozenset((25, 26))
 RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
 WAIT_FOR_MEMBERS = frozenset((11, 14))  # JoinGroup, SyncGroup: answered when all have come
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
@@ -56,8 +65,17 @@ class Relaying:
         self._broker = broker
         self._peers = peers
 
-    async def answer(self, address: Address, header: RequestHeader, request: object, frame: bytes, here: Callable[[object], Awaitable[object | None]]) -> bytes | object | None:
-        """The other host's response frame; or, for ListOffsets, the response. None: this host answers. `here(request)`: this host's answer."""
+    async def answer(
+        self,
+        address: Address,
+        header: RequestHeader,
+        request: object,
+        frame: bytes,
+        here: Callable[[object], Awaitable[object | None]],
+    ) -> bytes | object | None:
+        """The other host's response frame; or, for ListOffsets, the response. None: this host
+        answers. `here(request)`: this host's answer.
+        """
         if address.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
             return None
         if header.api_key == LIST_OFFSETS:
@@ -68,13 +86,17 @@ class Relaying:
         try:
             return await self._ask(node_id, address, header, frame)
         except PeerError as error:
-            log.info("a coordinator on another host cannot be asked; the client tries again", node=node_id, reason=str(error))
+            log.info(
+                "a coordinator on another host cannot be asked; the client tries again", node=node_id, reason=str(error)
+            )
             return None
 
-    # -- coordinators --------------------------------------------------------------------------------------------------------
+    # -- coordinators ------------------------------------------------------------------------------
 
     def _coordinator_of(self, header: RequestHeader, request: object) -> int:
-        """The other host that coordinates what the request names; -1: this one does, or nobody, or several do."""
+        """The other host that coordinates what the request names; -1: this one does, or nobody, or
+        several do.
+        """
         coordinators = self._broker.coordinators
         names = coordinated_names(header, request)
         of_groups = header.api_key in GROUP_APIS or header.api_key == OFFSET_FETCH
@@ -91,8 +113,12 @@ class Relaying:
     async def _ask(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
         """Raises PeerError."""
         principal = msgspec.msgpack.encode(Principal(address.uid, address.pid))
-        envelope = EnvelopeRequest(request_data=frame, request_principal=principal, client_host_address=own_address(self._broker))
-        response = await self._peers.request(node_id, envelope, 0, WAIT_S_MAX if header.api_key in WAIT_FOR_MEMBERS else TIMEOUT_S)
+        envelope = EnvelopeRequest(
+            request_data=frame, request_principal=principal, client_host_address=own_address(self._broker)
+        )
+        response = await self._peers.request(
+            node_id, envelope, 0, WAIT_S_MAX if header.api_key in WAIT_FOR_MEMBERS else TIMEOUT_S
+        )
         assert isinstance(response, EnvelopeResponse)
         if response.error_code or not response.response_data:
             raise PeerError(f"host {node_id} refuses to answer for a client: error {response.error_code}")
@@ -100,39 +126,75 @@ class Relaying:
             raise PeerError(f"host {node_id} answers another request")
         return bytes(response.response_data)
 
-    # -- ListOffsets -----------------------------------------------------------------------------------------------------------
+    # -- ListOffsets -------------------------------------------------------------------------------
 
-    async def _list_offsets(self, address: Address, header: RequestHeader, request: object, here: Callable[[object], Awaitable[object | None]]) -> object | None:
+    async def _list_offsets(
+        self,
+        address: Address,
+        header: RequestHeader,
+        request: object,
+        here: Callable[[object], Awaitable[object | None]],
+    ) -> object | None:
         assert isinstance(request, ListOffsetsRequest)
         parts = split_by_leader(self._broker, request)
         if set(parts) <= {-1}:
             return None
-        answers = await asyncio.gather(*(self._listed(node_id, address, header, part, here) for node_id, part in parts.items()))
-        found = {(topic.name, one.partition_index): one for answer in answers for topic in answer.topics for one in topic.partitions}
+        answers = await asyncio.gather(
+            *(self._listed(node_id, address, header, part, here) for node_id, part in parts.items())
+        )
+        found = {
+            (topic.name, one.partition_index): one
+            for answer in answers
+            for topic in answer.topics
+            for one in topic.partitions
+        }
         return ListOffsetsResponse(
             throttle_time_ms=max(answer.throttle_time_ms for answer in answers),
             topics=[
-                ListOffsetsResponse.TopicResponse(name=topic.name, partitions=[found.get((topic.name, one.partition_index)) or _unknown(one.partition_index) for one in topic.partitions])
+                ListOffsetsResponse.TopicResponse(
+                    name=topic.name,
+                    partitions=[
+                        found.get((topic.name, one.partition_index)) or _unknown(one.partition_index)
+                        for one in topic.partitions
+                    ],
+                )
                 for topic in request.topics
             ],
         )
 
     async def _listed(
-        self, node_id: int, address: Address, header: RequestHeader, part: ListOffsetsRequest, here: Callable[[object], Awaitable[object | None]]
+        self,
+        node_id: int,
+        address: Address,
+        header: RequestHeader,
+        part: ListOffsetsRequest,
+        here: Callable[[object], Awaitable[object | None]],
     ) -> ListOffsetsResponse:
         if node_id >= 0:
             try:
                 frame = encode_request(part, header.api_version, header.correlation_id, header.client_id)
-                return decode_response(await self._ask(node_id, address, header, frame), LIST_OFFSETS, header.api_version)[1]  # type: ignore[return-value]
+                return decode_response(
+                    await self._ask(node_id, address, header, frame), LIST_OFFSETS, header.api_version
+                )[1]  # type: ignore[return-value]
             except (PeerError, ProtocolError) as error:
-                log.info("a leader on another host cannot be asked for offsets; the client tries again", node=node_id, reason=str(error))
+                log.info(
+                    "a leader on another host cannot be asked for offsets; the client tries again",
+                    node=node_id,
+                    reason=str(error),
+                )
         answer = await here(part)
         assert isinstance(answer, ListOffsetsResponse)
         return answer
 
 
 def _unknown(index: int) -> object:
-    return ListOffsetsResponse.PartitionResponse(partition_index=index, error_code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER), timestamp=-1, offset=-1, leader_epoch=-1)
+    return ListOffsetsResponse.PartitionResponse(
+        partition_index=index,
+        error_code=int(ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        timestamp=-1,
+        offset=-1,
+        leader_epoch=-1,
+    )
 
 
 def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
@@ -140,9 +202,13 @@ def split_by_leader(broker: Broker, request: ListOffsetsRequest) -> dict[int, Li
     parts: dict[int, dict[str, list[object]]] = {}
     for topic in request.topics:
         for one in topic.partitions:
-            parts.setdefault(leader_elsewhere(broker, topic.name, one.partition_index), {}).setdefault(topic.name, []).append(one)
+            parts.setdefault(leader_elsewhere(broker, topic.name, one.partition_index), {}).setdefault(
+                topic.name, []
+            ).append(one)
     return {
-        node_id: msgspec.structs.replace(request, topics=[ListOffsetsRequest.Topic(name=name, partitions=asked) for name, asked in topics.items()])
+        node_id: msgspec.structs.replace(
+            request, topics=[ListOffsetsRequest.Topic(name=name, partitions=asked) for name, asked in topics.items()]
+        )
         for node_id, topics in parts.items()
     }
 
@@ -161,7 +227,9 @@ def coordinated_names(header: RequestHeader, request: object) -> list[str]:
 
 
 def own_address(broker: Broker) -> bytes:
-    """Where the client is, for those who describe members: this host, as others reach it. Empty when that is a name."""
+    """Where the client is, for those who describe members: this host, as others reach it. Empty
+    when that is a name.
+    """
     own = broker.metadata.brokers.get(broker.node_id)
     try:
         return ipaddress.ip_address(own.inter_broker_host if own is not None else "").packed
@@ -169,7 +237,7 @@ def own_address(broker: Broker) -> bytes:
         return b""
 
 
-# -- the other host's side ---------------------------------------------------------------------------------------------------------
+# -- the other host's side -------------------------------------------------------------------------
 
 
 def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
@@ -178,13 +246,17 @@ def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
         raise ProtocolError("cut off", "Envelope header", position=len(frame))
     position = _FIXED_BYTES + max(int.from_bytes(frame[8:_FIXED_BYTES], "big", signed=True), 0)
     if position >= len(frame) or frame[position] or frame[2:4] != b"\0\0":
-        raise ProtocolError("of another version, or with tagged fields", "Envelope header", position=min(position, len(frame)))
+        raise ProtocolError(
+            "of another version, or with tagged fields", "Envelope header", position=min(position, len(frame))
+        )
     request = codec.decode(EnvelopeRequest, 0, frame, position + 1)
     return int.from_bytes(frame[4:8], "big", signed=True), request  # type: ignore[return-value]
 
 
 async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
-    """Another host asks in a client's name: the response's frame; None: the connection is to end. `answer(address, frame)` -> the response's frame."""
+    """Another host asks in a client's name: the response's frame; None: the connection is to end.
+    `answer(address, frame)` -> the response's frame.
+    """
     try:
         correlation_id, envelope = _open(frame)
         principal = msgspec.msgpack.decode(envelope.request_principal or b"", type=Principal)
@@ -193,7 +265,11 @@ async def serve(frame: bytes, answer: Callable[[Address, bytes], Awaitable[bytes
         return None
     inner = bytes(envelope.request_data or b"")
     allowed = len(inner) >= 4 and may_be_relayed(int.from_bytes(inner[:2], "big"), int.from_bytes(inner[2:4], "big"))
-    response = await answer(Address(peer_ip=_text(envelope.client_host_address), uid=principal.uid, pid=principal.pid), inner) if allowed else None
+    response = (
+        await answer(Address(peer_ip=_text(envelope.client_host_address), uid=principal.uid, pid=principal.pid), inner)
+        if allowed
+        else None
+    )
     error = 0 if response is not None else int(ErrorCode.INVALID_REQUEST)
     out = bytearray(encode_response_header(ENVELOPE, 0, correlation_id))
     codec.encode_into(out, EnvelopeResponse(response_data=response, error_code=error), 0)

@@ -1,4 +1,6 @@
-"""What a cluster lacks, as one of its hosts sees it, in Prometheus' families. Pure functions of the acceptor's metadata; called by the scrape's thread."""
+"""What a cluster lacks, as one of its hosts sees it, in Prometheus' families. Pure functions of the
+acceptor's metadata; called by the scrape's thread.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,9 @@ from mqd.cluster.metadata.rules.partitions import effective_min_in_sync, wanted_
 
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
-    """(without a leader, in the whole cluster; led here and a replica is not in sync; led here and fewer in sync than min.insync.replicas asks for)."""
+    """(without a leader, in the whole cluster; led here and a replica is not in sync; led here and
+    fewer in sync than min.insync.replicas asks for).
+    """
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:
         return 0, 0, 0
@@ -21,7 +25,9 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
                 without_leader += 1
             elif one.leader == node_id and len(one.in_sync_replicas) < len(one.replicas):
                 under_replicated += len(one.in_sync_replicas) < len(one.replicas) - len(one.adding)
-                under_min += len(one.in_sync_replicas) < effective_min_in_sync(wanted, len(one.replicas), len(one.adding))
+                under_min += len(one.in_sync_replicas) < effective_min_in_sync(
+                    wanted, len(one.replicas), len(one.adding)
+                )
     return without_leader, under_replicated, under_min
 
 
@@ -29,12 +35,30 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     brokers = GaugeMetricFamily("mqd_cluster_brokers", "Registered brokers, by state", labels=["state"])
     found = list(metadata.brokers.values())
     for state, count in (
-        ("in_service", sum(not one.fenced for one in found)), ("fenced", sum(one.fenced for one in found)), ("draining", sum(one.draining for one in found)),
-    ):  # fmt: skip
+        ("in_service", sum(not one.fenced for one in found)),
+        ("fenced", sum(one.fenced for one in found)),
+        ("draining", sum(one.draining for one in found)),
+    ):
         brokers.add_metric([state], count)
     without_leader, under_replicated, under_min = partitions(metadata, node_id)
     yield brokers
-    yield GaugeMetricFamily("mqd_cluster_active_controller", "1 on the host that is the active controller", value=metadata.controller_id == node_id)
-    yield GaugeMetricFamily("mqd_cluster_partitions_without_leader", "Partitions of the whole cluster that nobody leads", value=without_leader)
-    yield GaugeMetricFamily("mqd_partitions_under_replicated", "Partitions led here of which a replica is not in sync", value=under_replicated)
-    yield GaugeMetricFamily("mqd_partitions_under_min_in_sync", "Partitions led here with fewer replicas in sync than acks=all asks for: it is refused there", value=under_min)
+    yield GaugeMetricFamily(
+        "mqd_cluster_active_controller",
+        "1 on the host that is the active controller",
+        value=metadata.controller_id == node_id,
+    )
+    yield GaugeMetricFamily(
+        "mqd_cluster_partitions_without_leader",
+        "Partitions of the whole cluster that nobody leads",
+        value=without_leader,
+    )
+    yield GaugeMetricFamily(
+        "mqd_partitions_under_replicated",
+        "Partitions led here of which a replica is not in sync",
+        value=under_replicated,
+    )
+    yield GaugeMetricFamily(
+        "mqd_partitions_under_min_in_sync",
+        "Partitions led here with fewer replicas in sync than acks=all asks for: it is refused there",
+        value=under_min,
+    )

@@ -1,4 +1,5 @@
-"""What a directory says, for scrapes of the metrics: asked in a thread of its own, so that one that hangs costs one thread and holds up no scrape for long.
+"""What a directory says, for scrapes of the metrics: asked in a thread of its own, so that one that
+hangs costs one thread and holds up no scrape for long.
 
 Concurrency: any thread.
 """
@@ -28,7 +29,10 @@ class Kept(Generic[T]):
         with self._lock:
             if self._asking is not None or time.monotonic() - self._known_at <= self._kept_s:
                 return
-            self._asking, self._asked_at = threading.Thread(target=self._ask, name="measuring", daemon=True), time.monotonic()
+            self._asking, self._asked_at = (
+                threading.Thread(target=self._ask, name="measuring", daemon=True),
+                time.monotonic(),
+            )
             try:
                 self._asking.start()
             except RuntimeError:  # no thread is to be had

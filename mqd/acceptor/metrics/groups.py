@@ -1,7 +1,10 @@
-"""Lag and members of consumer groups as metrics, under the names of kafka_exporter, which users' dashboards know.
+"""Lag and members of consumer groups as metrics, under the names of kafka_exporter, which users'
+dashboards know.
 
-Read in the scrape's thread from what the coordinator's loop is changing: copies of dictionaries, each taken in one step of the interpreter; a group that changes meanwhile shows
-as it was or as it is. Bound: SERIES_MAX partitions of groups, by group's name; how many were left out is a metric too. Sums by topic are of what is shown.
+Read in the scrape's thread from what the coordinator's loop is changing: copies of dictionaries,
+each taken in one step of the interpreter; a group that changes meanwhile shows as it was or as it
+is. Bound: SERIES_MAX partitions of groups, by group's name; how many were left out is a metric too.
+Sums by topic are of what is shown.
 """
 
 from collections.abc import Iterator
@@ -19,11 +22,17 @@ _LABELS = ["consumergroup", "topic", "partition"]
 
 
 def collect(broker: Broker) -> Iterator[Any]:
-    offset = GaugeMetricFamily("kafka_consumergroup_current_offset", "Committed offset of a group in a partition", labels=_LABELS)
-    lag = GaugeMetricFamily("kafka_consumergroup_lag", "Records between the committed offset and the high watermark", labels=_LABELS)
+    offset = GaugeMetricFamily(
+        "kafka_consumergroup_current_offset", "Committed offset of a group in a partition", labels=_LABELS
+    )
+    lag = GaugeMetricFamily(
+        "kafka_consumergroup_lag", "Records between the committed offset and the high watermark", labels=_LABELS
+    )
     lag_sum = GaugeMetricFamily("kafka_consumergroup_lag_sum", "Lag of a group in a topic", labels=_LABELS[:2])
     members = GaugeMetricFamily("kafka_consumergroup_members", "Members of a group", labels=_LABELS[:1])
-    left_out = GaugeMetricFamily("mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown")
+    left_out = GaugeMetricFamily(
+        "mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown"
+    )
     shown = left = 0
     for group in sorted(_groups(broker), key=lambda group: group.group_id):
         members.add_metric([group.group_id], _member_count(group))
@@ -54,7 +63,9 @@ def _groups(broker: Broker) -> list[Group]:
         return []
     for _ in range(TRIES):
         try:
-            return [core for _, core in list(broker.coordinators.groups.items()) if isinstance(core, Group) and core.exists]
+            return [
+                core for _, core in list(broker.coordinators.groups.items()) if isinstance(core, Group) and core.exists
+            ]
         except RuntimeError:
             continue  # groups came or went while they were listed
     return []

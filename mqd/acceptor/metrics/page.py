@@ -1,7 +1,9 @@
 """Metrics in Prometheus' text format on an admin port of the loopback address.
 
-The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py): it reads the control segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor
-the loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown (mqd/acceptor/metrics/directories.py).
+The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py): it reads the control
+segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor the
+loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown
+(mqd/acceptor/metrics/directories.py).
 """
 
 import os
@@ -26,7 +28,25 @@ from mqd.log import compaction_report, damage
 
 PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
 SIZES_KEPT_S = 10.0
-HANDLER_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+HANDLER_BUCKETS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
 
 _HELP = {
     "LOOPS": "Turns of the worker's loop",
@@ -64,7 +84,10 @@ _HELP = {
     "REPLICA_BYTES": "Bytes appended as a follower",
     "RELAYED_BATCHES": "Record batches of local clients, sent on to leaders on other hosts",
     "RELAYED_BYTES": "Bytes of the requests that brought them there",
-    "RELAY_FAILURES": "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried again",
+    "RELAY_FAILURES": (
+        "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried"
+        " again"
+    ),
     "BATCHES_REDIRECTED": "Record batches for retired partitions, given to the partitions that take their records",
     "IN_SYNC_SHRINKS": "Replicas that left the in-sync set of a partition led here",
     "IN_SYNC_EXPANDS": "Replicas that joined the in-sync set of a partition led here",
@@ -94,7 +117,9 @@ class _Directory(NamedTuple):
 
 
 class _Reports(NamedTuple):
-    """What workers have written into the run directory. `damage`: with the worker. `compaction`: by worker."""
+    """What workers have written into the run directory. `damage`: with the worker. `compaction`: by
+    worker.
+    """
 
     damage: list[tuple[int, damage.Damage]]
     compaction: list[compaction_report.Report]
@@ -104,8 +129,10 @@ _NOTHING = _Directory({})
 
 
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
-    """From 128 buckets, four to a power of two of microseconds, to cumulative ones at each power of two in seconds, and the sum (within 12.5 %: the middle
-    of each bucket stands for what fell into it)."""
+    """From 128 buckets, four to a power of two of microseconds, to cumulative ones at each power of
+    two in seconds, and the sum (within 12.5 %: the middle of each bucket stands for what fell into
+    it).
+    """
     cumulative, total, sum_us = [], 0, 0.0
     for power in range(_POWERS):
         for quarter in range(4):
@@ -131,9 +158,15 @@ class Metrics:
         self._lock = threading.Lock()  # one scrape at a time
         self._arena: Any = lambda: (0, 0)
         self._handler = Histogram(
-            "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", ["api"], registry=self._registry, buckets=HANDLER_BUCKETS
+            "mqd_handler_seconds",
+            "Time the acceptor took for a request, waiting included",
+            ["api"],
+            registry=self._registry,
+            buckets=HANDLER_BUCKETS,
         )
-        self._failed = Counter("mqd_handler_failures", "Requests that ended their connection", ["api"], registry=self._registry)
+        self._failed = Counter(
+            "mqd_handler_failures", "Requests that ended their connection", ["api"], registry=self._registry
+        )
         self._registry.register(self)  # type: ignore[arg-type]
 
     def observe(self, api: str, seconds: float, failed: bool) -> None:
@@ -145,10 +178,12 @@ class Metrics:
         """`extents()` gives (used, total) of the acceptor's own arena."""
         self._arena = extents
 
-    # -- the server --------------------------------------------------------------------------------------------------------
+    # -- the server --------------------------------------------------------------------------------
 
     def start(self, admin_port: int, kafka_port: int) -> int:
-        """Returns the port, -1 when metrics are switched off (admin.port=-1) or no port is to be had. A port that is taken is replaced by a free one."""
+        """Returns the port, -1 when metrics are switched off (admin.port=-1) or no port is to be
+        had. A port that is taken is replaced by a free one.
+        """
         listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
         if listener is None:
             return -1
@@ -156,7 +191,7 @@ class Metrics:
         MetricsServer(listener, lambda: generate_latest(self._registry)).start()
         return port
 
-    # -- a scrape ----------------------------------------------------------------------------------------------------------
+    # -- a scrape ----------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Any]:
         with self._lock:
@@ -169,16 +204,25 @@ class Metrics:
             yield from group_metrics.collect(self._broker)
             yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
             used, total = self._arena()
-            yield GaugeMetricFamily("mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used)
+            yield GaugeMetricFamily(
+                "mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used
+            )
             yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
-            yield GaugeMetricFamily("mqd_metadata_version", "Version of the metadata that the acceptor serves", value=self._broker.metadata.version)
+            yield GaugeMetricFamily(
+                "mqd_metadata_version",
+                "Version of the metadata that the acceptor serves",
+                value=self._broker.metadata.version,
+            )
 
     def describe(self) -> list[Any]:
         return []
 
     def _workers(self) -> Iterator[Any]:
         families: dict[str, Any] = {}
-        times = {name: HistogramMetricFamily(f"mqd_{name.lower()}_seconds", text, labels=["worker"]) for name, text in _TIMES.items()}
+        times = {
+            name: HistogramMetricFamily(f"mqd_{name.lower()}_seconds", text, labels=["worker"])
+            for name, text in _TIMES.items()
+        }
         connections = GaugeMetricFamily("mqd_connections", "Open connections", labels=["worker"])
         running = GaugeMetricFamily("mqd_worker_running", "1 while the worker serves", labels=["worker"])
         for worker in range(self._worker_count):
@@ -192,7 +236,9 @@ class Metrics:
                 if family is None:
                     make = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
                     shown = name.lower().replace("_total", "_max")  # in Prometheus only a counter ends in _total
-                    family = families[name] = make(f"mqd_{shown}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"])
+                    family = families[name] = make(
+                        f"mqd_{shown}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"]
+                    )
                 family.add_metric(label, int(counters[member]))
             for time_kind in native.Histogram:
                 if time_kind.name in times:
@@ -207,10 +253,16 @@ class Metrics:
         end = GaugeMetricFamily("mqd_partition_log_end_offset", "Offset of the next record", labels=labels)
         high = GaugeMetricFamily("mqd_partition_high_watermark", "Offset up to which consumers may read", labels=labels)
         online = GaugeMetricFamily("mqd_partition_online", "1 while the partition is served", labels=labels)
-        damaged = GaugeMetricFamily("mqd_corrupt_segments", "Stored segments in which a checksum is wrong; the worker's log says where", labels=labels)
+        damaged = GaugeMetricFamily(
+            "mqd_corrupt_segments",
+            "Stored segments in which a checksum is wrong; the worker's log says where",
+            labels=labels,
+        )
         measured = [one.known() for one in self._directories]
         reports = self._reports.known()
-        found = Tally((worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ()))
+        found = Tally(
+            (worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ())
+        )
         for topic in list(self._broker.metadata.topics.values()):
             for partition in topic.partitions:
                 if partition.slot < 0:  # another host's
@@ -244,18 +296,35 @@ class Metrics:
 
     def _read_reports(self) -> "_Reports":
         workers = range(self._worker_count)
-        return _Reports([(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)], [compaction_report.read(self._run_dir, worker) for worker in workers])
+        return _Reports(
+            [(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)],
+            [compaction_report.read(self._run_dir, worker) for worker in workers],
+        )
 
     def _compaction(self) -> Iterator[Any]:
         sums = {
-            "runs": "Compactions of a partition that ended well", "failures": "Compactions that failed, or met what they cannot read", "read_bytes": "Bytes read by compaction",
-            "written_bytes": "Bytes written by compaction", "records_read": "Records looked at by compaction", "records_kept": "Records that compaction kept",
+            "runs": "Compactions of a partition that ended well",
+            "failures": "Compactions that failed, or met what they cannot read",
+            "read_bytes": "Bytes read by compaction",
+            "written_bytes": "Bytes written by compaction",
+            "records_read": "Records looked at by compaction",
+            "records_kept": "Records that compaction kept",
             "seconds": "Time spent in compaction, throttling included",
         }
-        families = {name: CounterMetricFamily(f"mqd_compaction_{name}", text, labels=["worker"]) for name, text in sums.items()}
+        families = {
+            name: CounterMetricFamily(f"mqd_compaction_{name}", text, labels=["worker"]) for name, text in sums.items()
+        }
         labels = ["topic", "partition"]
-        dirty = GaugeMetricFamily("mqd_compaction_dirty_ratio", "Share of a compacted partition that was dirty when it was last looked at", labels=labels)
-        uncleanable = GaugeMetricFamily("mqd_compaction_uncleanable", "1: the partition cannot be compacted; the worker's log says why", labels=labels)
+        dirty = GaugeMetricFamily(
+            "mqd_compaction_dirty_ratio",
+            "Share of a compacted partition that was dirty when it was last looked at",
+            labels=labels,
+        )
+        uncleanable = GaugeMetricFamily(
+            "mqd_compaction_uncleanable",
+            "1: the partition cannot be compacted; the worker's log says why",
+            labels=labels,
+        )
         reports = self._reports.known()
         for worker, report in enumerate(reports.compaction if reports is not None else ()):
             for name, family in families.items():

@@ -1,15 +1,23 @@
-"""The HTTP server of the metrics page: one thread, at most CONNECTIONS_MAX connections, GET /metrics and nothing else.
+"""The HTTP server of the metrics page: one thread, at most CONNECTIONS_MAX connections, GET
+/metrics and nothing else.
 
-Any local user can connect, so nothing that a client does, or leaves undone, may cost the acceptor more than these bounds:
+Any local user can connect, so nothing that a client does, or leaves undone, may cost the acceptor
+more than these bounds:
 
-M1  at most CONNECTIONS_MAX descriptors. When all are taken, the connection that has moved no byte for the longest gives way to the next one, but not before it has had GRACE_S: this also
-    bounds how many are accepted in a second. A scraper that sends its request at once is answered while others are silent.
-M2  a connection ends REQUEST_S after it was accepted unless its request is whole, RENDER_S after that unless the page is there, and ANSWER_S after that unless it has read it all.
-M3  the page is rendered by one thread at a time, for all who have asked by the time it is done. Between two renderings PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time that the last one took,
-    so rendering never takes more than a quarter of a CPU. A scrape that comes sooner waits: an answer is never older than one rendering takes.
+M1  at most CONNECTIONS_MAX descriptors. When all are taken, the connection that has moved no byte
+    for the longest gives way to the next one, but not before it has had GRACE_S: this also bounds
+    how many are accepted in a second. A scraper that sends its request at once is answered while
+    others are silent.
+M2  a connection ends REQUEST_S after it was accepted unless its request is whole, RENDER_S after
+    that unless the page is there, and ANSWER_S after that unless it has read it all.
+M3  the page is rendered by one thread at a time, for all who have asked by the time it is done.
+    Between two renderings PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time that the last one
+    took, so rendering never takes more than a quarter of a CPU. A scrape that comes sooner waits:
+    an answer is never older than one rendering takes.
 M4  a request is at most REQUEST_BYTES_MAX.
 
-Concurrency: one thread, and the one that renders, which hands over its page by `_rendered` and the eventfd.
+Concurrency: one thread, and the one that renders, which hands over its page by `_rendered` and the
+eventfd.
 """
 
 import contextlib
@@ -39,7 +47,10 @@ log = logging.get("acceptor.metrics")
 
 
 def _answer(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}Connection:"
+        " close\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -51,7 +62,9 @@ _FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered;
 
 
 class _Client:
-    """`to_send` None: the request is not whole, or (`waiting`) the page is not there yet. Times are time.monotonic()."""
+    """`to_send` None: the request is not whole, or (`waiting`) the page is not there yet. Times are
+    time.monotonic().
+    """
 
     __slots__ = ("deadline_s", "moved_s", "received", "socket", "to_send", "waiting")
 
@@ -65,7 +78,9 @@ class _Client:
 
 
 def verdict(received: bytes) -> bytes | None:
-    """The answer to a request that gets no page; b"" for one that gets it; None while it is not whole."""
+    """The answer to a request that gets no page; b"" for one that gets it; None while it is not
+    whole.
+    """
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
@@ -105,7 +120,7 @@ class MetricsServer:
         self._ending = True
         os.eventfd_write(self._wake, 1)
 
-    # -- the loop ----------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:
@@ -180,7 +195,7 @@ class MetricsServer:
         self._selector.unregister(client.socket)
         client.socket.close()
 
-    # -- one connection ----------------------------------------------------------------------------------------------------
+    # -- one connection ----------------------------------------------------------------------------
 
     def _on_client(self, client: _Client) -> None:
         try:
@@ -227,7 +242,7 @@ class MetricsServer:
         if not client.to_send:
             self._close(client)
 
-    # -- the page ----------------------------------------------------------------------------------------------------------
+    # -- the page ----------------------------------------------------------------------------------
 
     def _begin_page(self) -> None:
         self._rendering, self._render_from_s = True, float("inf")
@@ -265,11 +280,15 @@ class MetricsServer:
 
 
 def listen(admin_port: int, kafka_port: int, offset: int) -> socket.socket | None:
-    """On the loopback address. A port that is taken is replaced by a free one, with a log line. None: no port is to be had."""
+    """On the loopback address. A port that is taken is replaced by a free one, with a log line.
+    None: no port is to be had.
+    """
     wanted = admin_port or (kafka_port + offset if kafka_port + offset <= 65535 else 0)
     for port in dict.fromkeys((wanted, 0)):
         try:
             return socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
         except OSError as error:
-            log.warning("the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error))
+            log.warning(
+                "the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error)
+            )
     return None

@@ -1,7 +1,9 @@
-"""`mqd cat`: kcat's letters and kcat's output, so that habits and scripts carry over. Compared with kcat 1.7.1.
+"""`mqd cat`: kcat's letters and kcat's output, so that habits and scripts carry over. Compared with
+kcat 1.7.1.
 
-Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset also beside -D; -Z prints NULL for null and not for empty; wrong usage is exit
-code 2. Else as kcat: 0 done, 1 failed, also when no broker is reached.
+Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset also beside -D; -Z
+prints NULL for null and not for empty; wrong usage is exit code 2. Else as kcat: 0 done, 1 failed,
+also when no broker is reached.
 """
 
 import contextlib
@@ -52,8 +54,14 @@ def _say(letters: Letters, text: str) -> None:
 
 
 @click.command(
-    help="Read, write and list with kcat's letters.\n\nThe default broker is 127.0.0.1:9092 (or MQD_BOOTSTRAP). Without a mode: -P when stdin is piped, else -C.",
-    epilog="FORMAT: %s payload, %S its size, %R that as 4 bytes, %k key, %K its size, %t topic, %p partition, %o offset, %T time, %h headers.",
+    help=(
+        "Read, write and list with kcat's letters.\n\nThe default broker is 127.0.0.1:9092 (or MQD_BOOTSTRAP). Without"
+        " a mode: -P when stdin is piped, else -C."
+    ),
+    epilog=(
+        "FORMAT: %s payload, %S its size, %R that as 4 bytes, %k key, %K its size, %t topic, %p partition, %o offset,"
+        " %T time, %h headers."
+    ),
 )
 @click.option("-C", "mode", flag_value="C", help="Consume.")
 @click.option("-P", "mode", flag_value="P", help="Produce.")
@@ -62,7 +70,9 @@ def _say(letters: Letters, text: str) -> None:
 @click.option("-b", "--bootstrap", metavar="BROKERS", help="Broker to ask.")
 @click.option("-t", "topics", multiple=True, metavar="TOPIC", help="Topic.")
 @click.option("-p", "partition", type=int, help="Partition; -1: any.")
-@click.option("-o", "offsets", multiple=True, metavar="OFFSET", help="beginning, end, N, -N, s@MS (start), e@MS (stop).")
+@click.option(
+    "-o", "offsets", multiple=True, metavar="OFFSET", help="beginning, end, N, -N, s@MS (start), e@MS (stop)."
+)
 @click.option("-D", "delimiter", default="\\n", metavar="DELIM", help="Message delimiter.")
 @click.option("-K", "key_delimiter", metavar="DELIM", help="Key delimiter.")
 @click.option("-k", "fixed_key", metavar="KEY", help="Key of messages without one.")
@@ -129,26 +139,48 @@ def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
     outer = ctx.find_root().obj or {}
     config = _properties(given)
     named = config.pop("bootstrap.servers", None) or config.pop("metadata.broker.list", None)
-    bootstrap = given["bootstrap"] or named or outer.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+    bootstrap = (
+        given["bootstrap"] or named or outer.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+    )
     topics, arguments = given["topics"], given["arguments"]
     mode = given["mode"]
     letters = Letters(
-        bootstrap=bootstrap, mode=mode or ("C" if sys.stdin.isatty() else "P"), topics=topics, partition=given["partition"], offsets=given["offsets"],
-        delimiter=unescape(given["delimiter"]), key_delimiter=unescape(given["key_delimiter"]) if given["key_delimiter"] else None,
-        fixed_key=None if given["fixed_key"] is None else given["fixed_key"].encode(), count=given["count"], headers=given["headers"], fields=given["fields"],
-        as_json=given["as_json"] or given["output_format"] == "json", exit_at_end=given["exit_at_end"], quiet=given["quiet"], unbuffered=given["unbuffered"],
-        null=given["null"], show_offset=given["show_offset"], lines=given["lines"], tee=given["tee"], timeout_s=given["timeout_s"], config=config, arguments=arguments,
+        bootstrap=bootstrap,
+        mode=mode or ("C" if sys.stdin.isatty() else "P"),
+        topics=topics,
+        partition=given["partition"],
+        offsets=given["offsets"],
+        delimiter=unescape(given["delimiter"]),
+        key_delimiter=unescape(given["key_delimiter"]) if given["key_delimiter"] else None,
+        fixed_key=None if given["fixed_key"] is None else given["fixed_key"].encode(),
+        count=given["count"],
+        headers=given["headers"],
+        fields=given["fields"],
+        as_json=given["as_json"] or given["output_format"] == "json",
+        exit_at_end=given["exit_at_end"],
+        quiet=given["quiet"],
+        unbuffered=given["unbuffered"],
+        null=given["null"],
+        show_offset=given["show_offset"],
+        lines=given["lines"],
+        tee=given["tee"],
+        timeout_s=given["timeout_s"],
+        config=config,
+        arguments=arguments,
     )
     if not letters.delimiter:
         raise click.UsageError("-D: the delimiter cannot be empty")
     if letters.mode in "CP" and len(topics) != 1:
         raise click.UsageError("-t TOPIC is missing" if not topics else f"-{letters.mode} takes one -t")
     if mode is None:
-        _say(letters, f"Auto-selecting {'Consumer' if letters.mode == 'C' else 'Producer'} mode (use -P or -C to override)")
+        _say(
+            letters,
+            f"Auto-selecting {'Consumer' if letters.mode == 'C' else 'Producer'} mode (use -P or -C to override)",
+        )
     return letters
 
 
-# -- -L ------------------------------------------------------------------------------------------------------------------------
+# -- -L --------------------------------------------------------------------------------------------
 
 
 def _list(letters: Letters) -> None:
@@ -160,44 +192,66 @@ def _list(letters: Letters) -> None:
     found = admin.list_topics(timeout=letters.timeout_s)
     wanted = letters.topics[0] if letters.topics else None
     topics = [topic for name, topic in found.topics.items() if wanted is None or name == wanted]
-    click.echo(_list_json(found, topics, wanted) if letters.as_json else _list_text(found, topics, wanted), nl=not letters.as_json)
+    click.echo(
+        _list_json(found, topics, wanted) if letters.as_json else _list_text(found, topics, wanted),
+        nl=not letters.as_json,
+    )
     if wanted is not None and not topics:
         raise CliError(f"{wanted}: unknown topic; mqd topic list shows the topics there are")
 
 
 def _list_text(found: Any, topics: list[Any], wanted: str | None) -> str:
-    lines = [f"Metadata for {wanted or 'all topics'} (from broker {found.orig_broker_id}: {found.orig_broker_name}):", f" {len(found.brokers)} brokers:"]
+    lines = [
+        f"Metadata for {wanted or 'all topics'} (from broker {found.orig_broker_id}: {found.orig_broker_name}):",
+        f" {len(found.brokers)} brokers:",
+    ]
     for broker in found.brokers.values():
-        lines.append(f"  broker {broker.id} at {broker.host}:{broker.port}{' (controller)' if broker.id == found.controller_id else ''}")
+        lines.append(
+            f"  broker {broker.id} at"
+            f" {broker.host}:{broker.port}{' (controller)' if broker.id == found.controller_id else ''}"
+        )
     lines.append(f" {len(topics)} topics:")
     for topic in topics:
-        lines.append(f'  topic "{topic.topic}" with {len(topic.partitions)} partitions:' + (f" {topic.error.str()}" if topic.error is not None else ""))
+        lines.append(
+            f'  topic "{topic.topic}" with {len(topic.partitions)} partitions:'
+            + (f" {topic.error.str()}" if topic.error is not None else "")
+        )
         for partition in topic.partitions.values():
             replicas, in_sync = (",".join(map(str, ids)) for ids in (partition.replicas, partition.isrs))
             error = f", {partition.error.str()}" if partition.error is not None else ""
-            lines.append(f"    partition {partition.id}, leader {partition.leader}, replicas: {replicas}, isrs: {in_sync}{error}")
+            lines.append(
+                f"    partition {partition.id}, leader {partition.leader}, replicas: {replicas}, isrs: {in_sync}{error}"
+            )
     return "\n".join(lines)
 
 
 def _list_json(found: Any, topics: list[Any], wanted: str | None) -> str:
     def partition(item: Any) -> dict[str, Any]:
         shown: dict[str, Any] = {"partition": item.id} | ({"error": item.error.str()} if item.error is not None else {})
-        return shown | {"leader": item.leader, "replicas": [{"id": node} for node in item.replicas], "isrs": [{"id": node} for node in item.isrs]}
+        return shown | {
+            "leader": item.leader,
+            "replicas": [{"id": node} for node in item.replicas],
+            "isrs": [{"id": node} for node in item.isrs],
+        }
 
     def topic(item: Any) -> dict[str, Any]:
         shown: dict[str, Any] = {"topic": item.topic} | ({"error": item.error.str()} if item.error is not None else {})
         return shown | {"partitions": [partition(each) for each in item.partitions.values()]}
 
-    return json.dumps({
-        "originating_broker": {"id": found.orig_broker_id, "name": found.orig_broker_name},
-        "query": {"topic": wanted or "*"},
-        "controllerid": found.controller_id,
-        "brokers": [{"id": broker.id, "name": f"{broker.host}:{broker.port}"} for broker in found.brokers.values()],
-        "topics": [topic(item) for item in topics],
-    }, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(
+        {
+            "originating_broker": {"id": found.orig_broker_id, "name": found.orig_broker_name},
+            "query": {"topic": wanted or "*"},
+            "controllerid": found.controller_id,
+            "brokers": [{"id": broker.id, "name": f"{broker.host}:{broker.port}"} for broker in found.brokers.values()],
+            "topics": [topic(item) for item in topics],
+        },
+        ensure_ascii=False,
+        separators=(",", ":"),
+    )
 
 
-# -- -Q ------------------------------------------------------------------------------------------------------------------------
+# -- -Q --------------------------------------------------------------------------------------------
 
 
 def _query(letters: Letters) -> None:
@@ -221,9 +275,15 @@ def _query(letters: Letters) -> None:
     by_topic: dict[str, dict[str, Any]] = {}
     for answer in answers:
         error = {"error": answer.error.str()} if answer.error is not None else {}
-        by_topic.setdefault(answer.topic, {"topic": answer.topic})[str(answer.partition)] = {"partition": answer.partition, "offset": answer.offset} | error
+        by_topic.setdefault(answer.topic, {"topic": answer.topic})[str(answer.partition)] = {
+            "partition": answer.partition,
+            "offset": answer.offset,
+        } | error
         if not letters.as_json:
-            click.echo(f"{answer.topic} [{answer.partition}] offset {answer.offset}" + (f": {answer.error.str()}" if error else ""))
+            click.echo(
+                f"{answer.topic} [{answer.partition}] offset {answer.offset}"
+                + (f": {answer.error.str()}" if error else "")
+            )
     if letters.as_json:
         click.echo(json.dumps(by_topic, separators=(",", ":")), nl=False)
     failed = next((answer.error for answer in answers if answer.error is not None), None)
@@ -231,7 +291,7 @@ def _query(letters: Letters) -> None:
         raise CliError(f"offsets could not be queried: {failed.str()}")
 
 
-# -- -C ------------------------------------------------------------------------------------------------------------------------
+# -- -C --------------------------------------------------------------------------------------------
 
 
 def _places(letters: Letters) -> tuple[Start, Start | None]:
@@ -253,7 +313,11 @@ def _renderer(letters: Letters, leader: Callable[[int], int]) -> Callable[[Any],
     null = b"NULL" if letters.null else b""
     if letters.fields is not None:
         return compile_format(letters.fields, null)
-    head = [] if letters.key_delimiter is None else [compile_format("%o"), compile_format("%k", null)][0 if letters.show_offset else 1 :]
+    head = (
+        []
+        if letters.key_delimiter is None
+        else [compile_format("%o"), compile_format("%k", null)][0 if letters.show_offset else 1 :]
+    )
     between, end, payload = letters.key_delimiter or b"", letters.delimiter, compile_format("%s", null)
     return lambda message: b"".join([part(message) + between for part in head]) + payload(message) + end
 
@@ -287,7 +351,7 @@ def _consume(letters: Letters) -> None:
         reader.close()
 
 
-# -- -P ------------------------------------------------------------------------------------------------------------------------
+# -- -P --------------------------------------------------------------------------------------------
 
 
 def _input(letters: Letters) -> Any:
@@ -316,8 +380,16 @@ def _produce(letters: Letters) -> None:
         for record in _input(letters):
             # whole files are sent as they are, split by -K only when they are read as lines
             whole = bool(letters.arguments) and not letters.lines
-            key, value = (letters.fixed_key, record) if whole else split_key(record, letters.key_delimiter, letters.fixed_key)
-            writer.send(topic, None if letters.null and not value else value, None if letters.null and not key else key, headers, partition)
+            key, value = (
+                (letters.fixed_key, record) if whole else split_key(record, letters.key_delimiter, letters.fixed_key)
+            )
+            writer.send(
+                topic,
+                None if letters.null and not value else value,
+                None if letters.null and not key else key,
+                headers,
+                partition,
+            )
             if letters.tee:
                 sys.stdout.buffer.write(record)
             if letters.count is not None and writer.sent_count >= letters.count:

@@ -10,11 +10,24 @@ import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-_METADATA, _API_VERSIONS, _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 3, 18, 32, 57, 55, 60, 64, 80, 81
+(
+    _METADATA,
+    _API_VERSIONS,
+    _DESCRIBE_CONFIGS,
+    _UPDATE_FEATURES,
+    _DESCRIBE_QUORUM,
+    _DESCRIBE_CLUSTER,
+    _UNREGISTER,
+    _ADD_VOTER,
+    _REMOVE_VOTER,
+) = (3, 18, 32, 57, 55, 60, 64, 80, 81)
 _TOPIC = "__cluster_metadata"
 _TIMEOUT_MS = 30_000
 _OPENS_LISTENERS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
-_CLOSED = 'no other host can join, for this one was started without --cluster-seeds: see "One host grows to three" in docs/operations.md'
+_CLOSED = (
+    'no other host can join, for this one was started without --cluster-seeds: see "One host grows to three" in'
+    " docs/operations.md"
+)
 
 
 @click.group(short_help="Hosts, controllers and the key of a cluster.")
@@ -22,7 +35,7 @@ def command() -> None:
     """Hosts, controllers and the key of a cluster."""
 
 
-# -- what there is ---------------------------------------------------------------------------------------------------------------
+# -- what there is ---------------------------------------------------------------------------------
 
 
 class _Seen:
@@ -33,7 +46,9 @@ class _Seen:
         from mqd.cli.kafka_request import Broker, check
         from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
 
-        asked = DescribeQuorumRequest.TopicData(topic_name=_TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])
+        asked = DescribeQuorumRequest.TopicData(
+            topic_name=_TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
+        )
         with Broker(settings.bootstrap) as broker:
             cluster = broker.ask(_DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
             quorum = broker.ask(_DESCRIBE_QUORUM, DescribeQuorumRequest(topics=[asked]))
@@ -43,9 +58,16 @@ class _Seen:
         check("the quorum of controllers", self.quorum.error_code, self.quorum.error_message)
         self.cluster_id = cluster.cluster_id
         self.brokers = sorted(cluster.brokers, key=lambda one: one.broker_id)
-        self.listeners = {node.node_id: _address(node.listeners[0].host, node.listeners[0].port) for node in quorum.nodes if node.listeners}
+        self.listeners = {
+            node.node_id: _address(node.listeners[0].host, node.listeners[0].port)
+            for node in quorum.nodes
+            if node.listeners
+        }
         self.judged = voters.judged(self.quorum)
-        self.end_offset = max((one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id), default=self.quorum.high_watermark)
+        self.end_offset = max(
+            (one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id),
+            default=self.quorum.high_watermark,
+        )
 
     @property
     def voters(self) -> list[int]:
@@ -57,11 +79,17 @@ class _Seen:
         for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
             for one in sorted(replicas, key=lambda one: one.replica_id):
                 newest = max(one.last_caught_up_timestamp, -1)
-                found.append({
-                    "node": one.replica_id, "role": "leader" if one.replica_id == self.quorum.leader_id else role, "directory": _uuid_text(one.replica_directory_id),
-                    "listener": self.listeners.get(one.replica_id), "log_end_offset": one.log_end_offset,
-                    "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1, "last_caught_up_ms": newest,
-                })  # fmt: skip
+                found.append(
+                    {
+                        "node": one.replica_id,
+                        "role": "leader" if one.replica_id == self.quorum.leader_id else role,
+                        "directory": _uuid_text(one.replica_directory_id),
+                        "listener": self.listeners.get(one.replica_id),
+                        "log_end_offset": one.log_end_offset,
+                        "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1,
+                        "last_caught_up_ms": newest,
+                    }
+                )
         return found
 
 
@@ -92,7 +120,11 @@ class _Partitions:
         self.count = len(found)
         self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
         self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
-        self.not_in_sync = [f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)]
+        self.not_in_sync = [
+            f"{name}-{one.partition_index}"
+            for name, one in found
+            if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
+        ]
 
     def told(self) -> list[str]:
         lines = []
@@ -111,7 +143,9 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER
     from mqd.protocol.messages import DescribeConfigsRequest
 
-    resource = DescribeConfigsRequest.Resource(resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_OPENS_LISTENERS))
+    resource = DescribeConfigsRequest.Resource(
+        resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_OPENS_LISTENERS)
+    )
     with Broker(settings.bootstrap) as broker:
         (found,) = broker.ask(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
     check(f"broker {nodes[0]}", found.error_code, found.error_message)
@@ -120,16 +154,25 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
 
 
 def _some(names: list[str]) -> str:
-    return f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    return (
+        f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    )
 
 
 def _whole(settings: Settings) -> bool:
-    """Nothing is missing: every broker in service, every voter heard of lately, every replica in sync. False also while nobody answers."""
+    """Nothing is missing: every broker in service, every voter heard of lately, every replica in
+    sync. False also while nobody answers.
+    """
     try:
         seen, partitions = _Seen(settings), _Partitions(settings)
     except CliError:
         return False
-    return not seen.judged.missing and not any(one.is_fenced for one in seen.brokers) and not partitions.without_leader and not partitions.not_in_sync
+    return (
+        not seen.judged.missing
+        and not any(one.is_fenced for one in seen.brokers)
+        and not partitions.without_leader
+        and not partitions.not_in_sync
+    )
 
 
 def _wait(settings: Settings, seconds: float) -> None:
@@ -145,28 +188,57 @@ def _wait(settings: Settings, seconds: float) -> None:
 
 @command.command("status")
 @options
-@click.option("--wait", "wait_s", type=click.FloatRange(0), metavar="SECONDS", help="First wait until every broker is in service and every replica in sync; an error after SECONDS.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="First wait until every broker is in service and every replica in sync; an error after SECONDS.",
+)
 def status(settings: Settings, wait_s: float | None) -> None:
-    """Show the cluster in one look: its id, its active controller, its brokers, and what is missing."""
+    """Show the cluster in one look: its id, its active controller, its brokers, and what is
+    missing.
+    """
     if wait_s is not None:
         _wait(settings, wait_s)
     from mqd.cli import offline_replicas as offline
 
     seen, partitions = _Seen(settings), _Partitions(settings)
-    places = offline.places(partitions.leaderless, {one.broker_id: _address(one.host, one.port) for one in seen.brokers if not one.is_fenced})
+    places = offline.places(
+        partitions.leaderless,
+        {one.broker_id: _address(one.host, one.port) for one in seen.brokers if not one.is_fenced},
+    )
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
     fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
     judged = seen.judged
     if settings.json:
-        emit_json({
-            "cluster_id": seen.cluster_id, "controller": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "voters": seen.voters,
-            "brokers": in_service, "fenced": fenced, "voters_not_heard_of": judged.silent, "voters_behind": judged.behind, "voters_that_may_be_lost": judged.may_be_lost,
-            "partitions": partitions.count, "partitions_without_leader": partitions.without_leader, "partitions_not_in_sync": partitions.not_in_sync,
-            "not_served": [{"partition": one.partition, "node": one.node, "directories": list(one.directories)} for one in places],
-        })  # fmt: skip
+        emit_json(
+            {
+                "cluster_id": seen.cluster_id,
+                "controller": seen.quorum.leader_id,
+                "epoch": seen.quorum.leader_epoch,
+                "high_watermark": seen.quorum.high_watermark,
+                "voters": seen.voters,
+                "brokers": in_service,
+                "fenced": fenced,
+                "voters_not_heard_of": judged.silent,
+                "voters_behind": judged.behind,
+                "voters_that_may_be_lost": judged.may_be_lost,
+                "partitions": partitions.count,
+                "partitions_without_leader": partitions.without_leader,
+                "partitions_not_in_sync": partitions.not_in_sync,
+                "not_served": [
+                    {"partition": one.partition, "node": one.node, "directories": list(one.directories)}
+                    for one in places
+                ],
+            }
+        )
         return
     click.echo(f"cluster {seen.cluster_id}")
-    click.echo(f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset {seen.quorum.high_watermark}")
+    click.echo(
+        f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset"
+        f" {seen.quorum.high_watermark}"
+    )
     click.echo(f"voters: {_nodes(seen.voters)}{judged.told()}")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
     if _is_closed(settings, in_service + fenced):
@@ -184,38 +256,70 @@ def _nodes(nodes: list[int]) -> str:
 @command.command("brokers")
 @options
 def brokers(settings: Settings) -> None:
-    """List the brokers: where clients reach them, whether they are in service, their part in the quorum."""
+    """List the brokers: where clients reach them, whether they are in service, their part in the
+    quorum.
+    """
     seen = _Seen(settings)
     roles = {one["node"]: one["role"] for one in seen.replicas()}
     found = [
-        {"node": one.broker_id, "address": _address(one.host, one.port), "rack": one.rack, "state": "fenced" if one.is_fenced else "in service", "quorum": roles.get(one.broker_id, "-")}
+        {
+            "node": one.broker_id,
+            "address": _address(one.host, one.port),
+            "rack": one.rack,
+            "state": "fenced" if one.is_fenced else "in service",
+            "quorum": roles.get(one.broker_id, "-"),
+        }
         for one in seen.brokers
     ]
     if settings.json:
         emit_json(found)
     else:
-        emit_table(("NODE", "ADDRESS", "RACK", "STATE", "QUORUM"), [(one["node"], one["address"], one["rack"] or "-", one["state"], one["quorum"]) for one in found])
+        emit_table(
+            ("NODE", "ADDRESS", "RACK", "STATE", "QUORUM"),
+            [(one["node"], one["address"], one["rack"] or "-", one["state"], one["quorum"]) for one in found],
+        )
 
 
 @command.command("controller")
 @options
 def controller(settings: Settings) -> None:
-    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each is."""
+    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each
+    is.
+    """
     seen = _Seen(settings)
     found = seen.replicas()
     if settings.json:
-        emit_json({"leader": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "replicas": found})
+        emit_json(
+            {
+                "leader": seen.quorum.leader_id,
+                "epoch": seen.quorum.leader_epoch,
+                "high_watermark": seen.quorum.high_watermark,
+                "replicas": found,
+            }
+        )
         return
-    rows = [(one["node"], one["role"], one["listener"] or "-", one["lag"] if one["lag"] >= 0 else "-", _ago(one["last_caught_up_ms"], seen.judged.now_ms), one["directory"]) for one in found]
+    rows = [
+        (
+            one["node"],
+            one["role"],
+            one["listener"] or "-",
+            one["lag"] if one["lag"] >= 0 else "-",
+            _ago(one["last_caught_up_ms"], seen.judged.now_ms),
+            one["directory"],
+        )
+        for one in found
+    ]
     click.echo(f"epoch {seen.quorum.leader_epoch}, committed up to offset {seen.quorum.high_watermark}")
     emit_table(("NODE", "ROLE", "LISTENER", "LAG", "CAUGHT UP", "DIRECTORY"), rows)
 
 
-# -- voters ----------------------------------------------------------------------------------------------------------------------
+# -- voters ----------------------------------------------------------------------------------------
 
 
 def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
-    """The replica's directory id: as given, or the only one that the quorum knows of this node. Raises CliError."""
+    """The replica's directory id: as given, or the only one that the quorum knows of this node.
+    Raises CliError.
+    """
     from base64 import urlsafe_b64decode
 
     if directory is not None:
@@ -233,7 +337,10 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
     if not known:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows whom it knows")
     if len(known) > 1:
-        raise CliError(f"node {node} is known with several directories ({', '.join(one['directory'] for one in known)}); say which with --directory")
+        raise CliError(
+            f"node {node} is known with several directories ({', '.join(one['directory'] for one in known)}); say which"
+            " with --directory"
+        )
     return _directory(settings, node, known[0]["directory"])
 
 
@@ -248,7 +355,9 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 
     found = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found))
+        answer = broker.ask(
+            _ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found)
+        )
     check(f"node {node}", answer.error_code, answer.error_message)
     _done(settings, f"node {node} is a voter")
 
@@ -274,16 +383,20 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     _done(settings, f"node {node} is no voter any more")
 
 
-# -- replicas --------------------------------------------------------------------------------------------------------------------
+# -- replicas --------------------------------------------------------------------------------------
 
 
 @command.command("drain")
 @options
 @click.argument("node", type=click.IntRange(0))
-@click.option("--cancel", is_flag=True, help="NODE takes part again; what has left it stays away until mqd cluster balance.")
+@click.option(
+    "--cancel", is_flag=True, help="NODE takes part again; what has left it stays away until mqd cluster balance."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait until the last replica has left.")
 def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
-    """Move all replicas of NODE to other brokers, and place none there, so that it can be stopped for good."""
+    """Move all replicas of NODE to other brokers, and place none there, so that it can be stopped
+    for good.
+    """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UnregisterBrokerRequest
@@ -293,7 +406,15 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
         check(f"node {node}", answer.error_code, answer.error_message)
         if not cancel and not no_wait:
             moves.wait_until_empty(broker, node, not settings.json)
-    said = "takes part again" if cancel else "is being drained" if no_wait else "holds no replica any more; stop it, and mqd cluster forget takes it off the list"
+    said = (
+        "takes part again"
+        if cancel
+        else (
+            "is being drained"
+            if no_wait
+            else "holds no replica any more; stop it, and mqd cluster forget takes it off the list"
+        )
+    )
     if settings.json:
         emit_json({"node": node, "drain": not cancel})
     else:
@@ -323,9 +444,11 @@ def forget(settings: Settings, node: int) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would move, move nothing.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
 def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
-    """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers: after a host has joined.
+    """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers:
+    after a host has joined.
 
-    The active controller remembers what is still to move; another one only ends what has begun. Run it again then, it goes on from there.
+    The active controller remembers what is still to move; another one only ends what has begun. Run
+    it again then, it goes on from there.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker, check
@@ -335,19 +458,40 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     with Broker(settings.bootstrap) as broker:
         answer = broker.ask(moves.ALTER, AlterPartitionReassignmentsRequest(topics=asked, balance=2 if dry_run else 1))
         check("balancing", answer.error_code, answer.error_message)
-        plan = {(topic.name, one.partition_index): list(one.target) for topic in answer.responses for one in topic.partitions}
+        plan = {
+            (topic.name, one.partition_index): list(one.target)
+            for topic in answer.responses
+            for one in topic.partitions
+        }
         if not dry_run and not no_wait:
-            moves.wait(broker, plan, not settings.json, "there is another active controller, which does not know of the balance, or somebody has cancelled it; run mqd cluster balance again, it goes on from here")
+            moves.wait(
+                broker,
+                plan,
+                not settings.json,
+                "there is another active controller, which does not know of the balance, or somebody has cancelled it;"
+                " run mqd cluster balance again, it goes on from here",
+            )
     if settings.json:
-        emit_json([{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()])
+        emit_json(
+            [{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()]
+        )
     elif dry_run and plan:
-        emit_table(("TOPIC", "PARTITION", "REPLICAS"), [(topic, index, ",".join(map(str, replicas))) for (topic, index), replicas in sorted(plan.items())])
+        emit_table(
+            ("TOPIC", "PARTITION", "REPLICAS"),
+            [(topic, index, ",".join(map(str, replicas))) for (topic, index), replicas in sorted(plan.items())],
+        )
     elif not plan:
         click.echo("balanced already; nothing moves")
     else:
-        click.echo(f"{len(plan)} partition{'s' * (len(plan) != 1)} {('move' if len(plan) != 1 else 'moves') if no_wait else 'moved'}")
+        click.echo(
+            f"{len(plan)} partition{'s' * (len(plan) != 1)}"
+            f" {('move' if len(plan) != 1 else 'moves') if no_wait else 'moved'}"
+        )
         if no_wait:
-            click.echo("another active controller ends what it has begun, and begins no more: if there is one before all has moved, run mqd cluster balance again, it goes on from there")
+            click.echo(
+                "another active controller ends what it has begun, and begins no more: if there is one before all has"
+                " moved, run mqd cluster balance again, it goes on from there"
+            )
 
 
 def _done(settings: Settings, text: str) -> None:
@@ -357,11 +501,13 @@ def _done(settings: Settings, text: str) -> None:
         click.echo(text)
 
 
-# -- versions --------------------------------------------------------------------------------------------------------------------
+# -- versions --------------------------------------------------------------------------------------
 
 
 class _Versions:
-    """Which levels of which features the hosts in service support, each asked itself, and which are in force. Raises CliError."""
+    """Which levels of which features the hosts in service support, each asked itself, and which are
+    in force. Raises CliError.
+    """
 
     def __init__(self, settings: Settings) -> None:
         from mqd.cli.kafka_request import Broker
@@ -376,9 +522,14 @@ class _Versions:
                 continue
             with Broker(_address(one.host, one.port)) as broker:
                 answer = broker.ask(_API_VERSIONS, asked)
-            self.supported[one.broker_id] = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
+            self.supported[one.broker_id] = {
+                feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features
+            }
         with Broker(settings.bootstrap) as broker:
-            self.in_force = {feature.name: feature.max_version_level for feature in broker.ask(_API_VERSIONS, asked).finalized_features}
+            self.in_force = {
+                feature.name: feature.max_version_level
+                for feature in broker.ask(_API_VERSIONS, asked).finalized_features
+            }
         names = sorted({name for ranges in self.supported.values() for name in ranges})
         self.newest = {name: max(self.of(node, name)[1] for node in self.supported) for name in names}
 
@@ -391,13 +542,20 @@ class _Versions:
     def behind(self) -> list[str]:
         found = []
         for node in self.supported:
-            lacking = [f"{name} {level} (it can do {self.of(node, name)[0]} to {self.of(node, name)[1]})" for name, level in self.raised().items() if self.of(node, name)[1] < level]
+            lacking = [
+                f"{name} {level} (it can do {self.of(node, name)[0]} to {self.of(node, name)[1]})"
+                for name, level in self.raised().items()
+                if self.of(node, name)[1] < level
+            ]
             if lacking:
                 found.append(f"node {node} does not support {', '.join(lacking)}")
         return found
 
     def table(self) -> list[tuple[str, ...]]:
-        ranges = {name: [f"{self.of(node, name)[0]}-{self.of(node, name)[1]}" for node in self.supported] for name in self.newest}
+        ranges = {
+            name: [f"{self.of(node, name)[0]}-{self.of(node, name)[1]}" for node in self.supported]
+            for name in self.newest
+        }
         return [(name, str(self.in_force.get(name, 0)), *ranges[name]) for name in self.newest]
 
 
@@ -405,9 +563,11 @@ class _Versions:
 @options
 @click.option("--dry-run", is_flag=True, help="Show what each host supports and what would be raised, raise nothing.")
 def upgrade(settings: Settings, dry_run: bool) -> None:
-    """Put in force what only the newest version of mqd can do, when every host runs it. Until then hosts of two versions work together; after it none of the older one is let in.
+    """Put in force what only the newest version of mqd can do, when every host runs it. Until then
+    hosts of two versions work together; after it none of the older one is let in.
 
-    Each feature is raised to the newest level that any host supports; refused, with their names, while there are hosts that do not.
+    Each feature is raised to the newest level that any host supports; refused, with their names,
+    while there are hosts that do not.
     """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
@@ -417,30 +577,54 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     if not settings.json:
         emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())
     if versions.behind():
-        raise CliError(f"{'; '.join(versions.behind())}. Upgrade first, then try again; a host that is gone for good: mqd cluster forget")
+        raise CliError(
+            f"{'; '.join(versions.behind())}. Upgrade first, then try again; a host that is gone for good: mqd cluster"
+            " forget"
+        )
     if raised:
-        updates = [UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=1) for name, level in raised.items()]
+        updates = [
+            UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=1)
+            for name, level in raised.items()
+        ]
         with Broker(settings.bootstrap) as broker:
-            answer = broker.ask(_UPDATE_FEATURES, UpdateFeaturesRequest(timeout_ms=_TIMEOUT_MS, feature_updates=updates, validate_only=dry_run))
+            answer = broker.ask(
+                _UPDATE_FEATURES,
+                UpdateFeaturesRequest(timeout_ms=_TIMEOUT_MS, feature_updates=updates, validate_only=dry_run),
+            )
         check("the levels", answer.error_code, answer.error_message)
     if settings.json:
-        emit_json({"in_force": versions.in_force, "raised": raised, "supported": {str(node): ranges for node, ranges in versions.supported.items()}, "dry_run": dry_run})
+        emit_json(
+            {
+                "in_force": versions.in_force,
+                "raised": raised,
+                "supported": {str(node): ranges for node, ranges in versions.supported.items()},
+                "dry_run": dry_run,
+            }
+        )
     elif raised:
-        click.echo(f"{'would be' if dry_run else 'are'} in force now: {', '.join(f'{name} {level}' for name, level in raised.items())}")
+        click.echo(
+            f"{'would be' if dry_run else 'are'} in force now:"
+            f" {', '.join(f'{name} {level}' for name, level in raised.items())}"
+        )
     else:
         click.echo("nothing to raise: all that these hosts support is in force")
 
 
-# -- the last resort -------------------------------------------------------------------------------------------------------------
+# -- the last resort -------------------------------------------------------------------------------
 
 
 @command.command("force-standalone")
-@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Of the host that goes on; its broker must not run.  [env: MQD_DATA_DIR]")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Of the host that goes on; its broker must not run.  [env: MQD_DATA_DIR]",
+)
 @click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     """Let one host go on alone after most voters of the quorum were lost for good.
 
-    Changes of the metadata that only the lost voters had are gone. The other hosts of the cluster, when they come back, are refused until their data directories are emptied; then they join anew.
+    Changes of the metadata that only the lost voters had are gone. The other hosts of the cluster,
+    when they come back, are refused until their data directories are emptied; then they join anew.
     Choose the host whose metadata reaches farthest.
     """
     from mqd.base.paths import default_data_dir, layout
@@ -451,7 +635,10 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
 
     places = layout(data_dir or default_data_dir())
     if not accepted:
-        raise CliError("nothing was done: what only the lost voters had will be gone; say --i-accept-data-loss if that is what you want")
+        raise CliError(
+            "nothing was done: what only the lost voters had will be gone; say --i-accept-data-loss if that is what you"
+            " want"
+        )
     known = load_identity(places)
     if known is None:
         raise CliError(f"{places.data_dir} is no data directory of a broker")
@@ -464,12 +651,14 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
         for fd in fds:
             os.close(fd)
     click.echo(
-        f"node {known.node_id} is the only voter now, in generation {done.generation}, with the metadata up to offset {done.offset} (known to be committed: {done.known_committed});"
-        f" voters were {_nodes(list(done.voters_before))}. Start it; empty the data directories of the others before they come back."
+        f"node {known.node_id} is the only voter now, in generation {done.generation}, with the metadata up to offset"
+        f" {done.offset} (known to be committed: {done.known_committed}); voters were"
+        f" {_nodes(list(done.voters_before))}. Start it; empty the data directories of the others before they come"
+        " back."
     )
 
 
-# -- the key ---------------------------------------------------------------------------------------------------------------------
+# -- the key ---------------------------------------------------------------------------------------
 
 
 @command.command("key")
@@ -477,14 +666,18 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
 def key(file: Path) -> None:
     """Make a cluster's key and write it to FILE, readable by you alone.
 
-    Copy FILE to every host of the cluster and start each with cluster.key.file=FILE: hosts that do not have it are turned away.
+    Copy FILE to every host of the cluster and start each with cluster.key.file=FILE: hosts that do
+    not have it are turned away.
     """
     from base64 import urlsafe_b64encode
 
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise CliError(f"{file} exists already; a key that hosts use must not be replaced on one of them alone: choose another name") from error
+        raise CliError(
+            f"{file} exists already; a key that hosts use must not be replaced on one of them alone: choose another"
+            " name"
+        ) from error
     except OSError as error:
         raise CliError(f"cannot write {file}: {error.strerror}") from error
     with open(fd, "wb") as out:
@@ -494,18 +687,31 @@ def key(file: Path) -> None:
     click.echo(f"{file}: copy it to every host of the cluster, and start each with --set cluster.key.file=FILE")
 
 
-# -- one for trying things out ------------------------------------------------------------------------------------------------------
+# -- one for trying things out ---------------------------------------------------------------------
 
 
 @command.command("local")
 @click.option("--brokers", "count", type=click.IntRange(1, 9), default=3, show_default=True, help="How many.")
-@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Where everything is kept.  [default: beside the broker's, with -cluster]")
-@click.option("--port", type=click.IntRange(1, 65533), default=9092, show_default=True, help="Port for clients, on 127.0.0.1, 127.0.0.2, ...; the next two are used between brokers.")
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes of each broker.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where everything is kept.  [default: beside the broker's, with -cluster]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65533),
+    default=9092,
+    show_default=True,
+    help="Port for clients, on 127.0.0.1, 127.0.0.2, ...; the next two are used between brokers.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes of each broker."
+)
 def local(count: int, data_dir: Path | None, port: int, workers: int) -> None:
     """Start a cluster on this machine, in the foreground, for trying things out.
 
-    Each broker has an address and a data directory of its own, and is an ordinary one: stop, kill or restart any of them meanwhile. Ctrl-C stops all.
+    Each broker has an address and a data directory of its own, and is an ordinary one: stop, kill
+    or restart any of them meanwhile. Ctrl-C stops all.
     """
     import shlex
     import signal
@@ -520,4 +726,6 @@ def local(count: int, data_dir: Path | None, port: int, workers: int) -> None:
         cluster.wait_ready()
         click.echo(local_cluster.guide(brokers))
         while (ended := cluster.next_end()) is not None:
-            click.echo(f"broker {ended.node_id} has ended; to start it again: {shlex.join(['mqd', *ended.arguments()])}")
+            click.echo(
+                f"broker {ended.node_id} has ended; to start it again: {shlex.join(['mqd', *ended.arguments()])}"
+            )

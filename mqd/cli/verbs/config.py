@@ -64,21 +64,37 @@ def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bo
     missing = [key for key in keys if key not in entries]
     if missing:
         raise CliError(f"{resource} has no property {', '.join(missing)}; mqd config get {resource} --all lists them")
-    shown = [entries[name] for name in (keys or sorted(entries))]
+    shown = [entries[name] for name in keys or sorted(entries)]
     if not keys and not everything:
         shown = [entry for entry in shown if not entry.is_default and entry.source != ConfigSource.DEFAULT_CONFIG.value]
     sources = {source.value: source.name.removesuffix("_CONFIG").lower().replace("_", " ") for source in ConfigSource}
     if settings.json:
-        emit_json([{
-            "name": entry.name, "value": entry.value, "source": sources.get(entry.source, "unknown"), "read_only": entry.is_read_only, "sensitive": entry.is_sensitive,
-        } for entry in shown])
+        emit_json(
+            [
+                {
+                    "name": entry.name,
+                    "value": entry.value,
+                    "source": sources.get(entry.source, "unknown"),
+                    "read_only": entry.is_read_only,
+                    "sensitive": entry.is_sensitive,
+                }
+                for entry in shown
+            ]
+        )
     elif keys and not sys.stdout.isatty():
         for entry in shown:
             click.echo(f"{entry.name}={'' if entry.value is None else entry.value}")
     elif not shown:
         click.echo(f"nothing is set on {resource}; --all shows the defaults")
     else:
-        rows = [(entry.name, "(hidden)" if entry.is_sensitive else "" if entry.value is None else entry.value, sources.get(entry.source, "unknown")) for entry in shown]
+        rows = [
+            (
+                entry.name,
+                "(hidden)" if entry.is_sensitive else "" if entry.value is None else entry.value,
+                sources.get(entry.source, "unknown"),
+            )
+            for entry in shown
+        ]
         emit_table(("PROPERTY", "VALUE", "SET BY"), rows)
 
 

@@ -9,20 +9,48 @@ from mqd.cli.common import Settings, complete_topic, options, pairs
 from mqd.cli.records import compile_format, envelope, parse_start, parse_time, Start
 
 
-@click.command(help="Read the records of a topic.", epilog="FORMAT: %k key, %v value, %K %V their sizes, %t topic, %p partition, %o offset, %T time in ms, %h headers.")
+@click.command(
+    help="Read the records of a topic.",
+    epilog="FORMAT: %k key, %v value, %K %V their sizes, %t topic, %p partition, %o offset, %T time in ms, %h headers.",
+)
 @options
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("-o", "--offset", default="beginning", show_default=True, metavar="WHERE", help="beginning, end, an offset, -COUNT (that many of each partition) or @TIME (2026-01-31T12:00, ms since 1970, -15m).")
+@click.option(
+    "-o",
+    "--offset",
+    default="beginning",
+    show_default=True,
+    metavar="WHERE",
+    help=(
+        "beginning, end, an offset, -COUNT (that many of each partition) or @TIME (2026-01-31T12:00, ms since 1970,"
+        " -15m)."
+    ),
+)
 @click.option("--until", metavar="TIME", help="Stop before this time.")
-@click.option("-p", "--partition", "partitions", multiple=True, type=click.IntRange(0), help="Only this partition; may be repeated.")
+@click.option(
+    "-p",
+    "--partition",
+    "partitions",
+    multiple=True,
+    type=click.IntRange(0),
+    help="Only this partition; may be repeated.",
+)
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many records.")
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end of the partitions.  [default: wait for more]")
 @click.option("-f", "--fields", metavar="FORMAT", default="%v\\n", show_default=True, help="What to print of a record.")
 @click.option("-Z", "--show-null", is_flag=True, help="Print NULL for a null key or value.")
 @click.option("-X", "properties", multiple=True, metavar="PROPERTY=VALUE", help="Any property of librdkafka.")
 def command(
-    settings: Settings, topic: str, offset: str, until: str | None, partitions: tuple[int, ...], count: int | None, exit_at_end: bool, fields: str,
-    show_null: bool, properties: tuple[str, ...],
+    settings: Settings,
+    topic: str,
+    offset: str,
+    until: str | None,
+    partitions: tuple[int, ...],
+    count: int | None,
+    exit_at_end: bool,
+    fields: str,
+    show_null: bool,
+    properties: tuple[str, ...],
 ) -> None:
     now = datetime.now().astimezone()
     start = parse_start(offset, now)

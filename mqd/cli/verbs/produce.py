@@ -19,20 +19,53 @@ _PROGRESS_S = 0.1
 @options
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE...]")
-@click.option("-k", "--key-separator", metavar="TEXT", help="Split each line into key and value here, such as : or \\t.")
+@click.option(
+    "-k", "--key-separator", metavar="TEXT", help="Split each line into key and value here, such as : or \\t."
+)
 @click.option("-K", "--key", metavar="TEXT", help="Key of the lines that have none of their own.")
-@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record; may be repeated.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record; may be repeated."
+)
 @click.option("-p", "--partition", type=click.IntRange(0), help="Write to this partition.  [default: by key]")
-@click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none", show_default=True)
-@click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True, help="Who must have a record: nobody, the leader, all in sync.")
+@click.option(
+    "-z",
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["0", "1", "all"]),
+    default="all",
+    show_default=True,
+    help="Who must have a record: nobody, the leader, all in sync.",
+)
 @click.option("--idempotent", is_flag=True, help="No duplicates and no change of order when the client tries again.")
 @click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="What ends a record.")
-@click.option("-Z", "--null-empty", is_flag=True, help="An empty key or value is null (a null value deletes its key in a compacted topic).")
+@click.option(
+    "-Z",
+    "--null-empty",
+    is_flag=True,
+    help="An empty key or value is null (a null value deletes its key in a compacted topic).",
+)
 @click.option("--whole-files", is_flag=True, help="Each FILE is one record.")
 @click.option("-X", "properties", multiple=True, metavar="PROPERTY=VALUE", help="Any property of librdkafka.")
 def command(
-    settings: Settings, topic: str, files: tuple[str, ...], key_separator: str | None, key: str | None, headers: tuple[str, ...], partition: int | None,
-    compression: str, acks: str, idempotent: bool, delimiter: str, null_empty: bool, whole_files: bool, properties: tuple[str, ...],
+    settings: Settings,
+    topic: str,
+    files: tuple[str, ...],
+    key_separator: str | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
+    compression: str,
+    acks: str,
+    idempotent: bool,
+    delimiter: str,
+    null_empty: bool,
+    whole_files: bool,
+    properties: tuple[str, ...],
 ) -> None:
     from mqd.cli.topic_writing import Writer
 
@@ -40,7 +73,11 @@ def command(
         raise click.UsageError("a separator cannot be empty")
     if idempotent and acks != "all":
         raise click.UsageError("--idempotent needs --acks all")
-    config = {"compression.type": compression, "acks": acks} | ({"enable.idempotence": "true"} if idempotent else {}) | pairs(properties, "-X")
+    config = (
+        {"compression.type": compression, "acks": acks}
+        | ({"enable.idempotence": "true"} if idempotent else {})
+        | pairs(properties, "-X")
+    )
     parsed_headers = [parse_header(text) for text in headers]
     separator, fixed = unescape(key_separator) if key_separator else None, None if key is None else key.encode()
     writer = Writer(settings.bootstrap, config)
@@ -48,15 +85,26 @@ def command(
     with _Progress(files) as progress, writer:
         for record in _records(files, unescape(delimiter), whole_files, progress):
             own_key, value = split_key(record, separator, fixed)
-            writer.send(topic, None if null_empty and not value else value, None if null_empty and not own_key else own_key, parsed_headers,
-                        -1 if partition is None else partition)
+            writer.send(
+                topic,
+                None if null_empty and not value else value,
+                None if null_empty and not own_key else own_key,
+                parsed_headers,
+                -1 if partition is None else partition,
+            )
             progress.at(writer)
     seconds = time.monotonic() - started
     if settings.json:
-        emit_json({"topic": topic, "records": writer.sent_count, "bytes": writer.sent_bytes, "seconds": round(seconds, 3)})
+        emit_json(
+            {"topic": topic, "records": writer.sent_count, "bytes": writer.sent_bytes, "seconds": round(seconds, 3)}
+        )
     elif sys.stderr.isatty():
         rate = writer.sent_count / seconds if seconds else 0.0
-        click.echo(f"{writer.sent_count} records, {human_bytes(writer.sent_bytes)} written to {topic} in {seconds:.1f} s ({rate:,.0f} records/s)", err=True)
+        click.echo(
+            f"{writer.sent_count} records, {human_bytes(writer.sent_bytes)} written to {topic} in {seconds:.1f} s"
+            f" ({rate:,.0f} records/s)",
+            err=True,
+        )
 
 
 def _records(files: tuple[str, ...], delimiter: bytes, whole_files: bool, progress: "_Progress") -> Iterator[bytes]:
@@ -70,7 +118,9 @@ def _records(files: tuple[str, ...], delimiter: bytes, whole_files: bool, progre
 
 
 class _Progress:
-    """A bar on stderr when that is a terminal and stdin is not one that somebody types on; otherwise nothing, and nothing of it is imported."""
+    """A bar on stderr when that is a terminal and stdin is not one that somebody types on;
+    otherwise nothing, and nothing of it is imported.
+    """
 
     def __init__(self, files: tuple[str, ...]):
         regular = all(os.path.isfile(name) for name in files)
@@ -86,8 +136,13 @@ class _Progress:
             from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TextColumn("{task.fields[records]:,} records"), TimeElapsedColumn(),
-                console=Console(stderr=True), transient=True,
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TextColumn("{task.fields[records]:,} records"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
             )
             self._task = self._bar.add_task("writing", total=self._total, records=0)
             self._bar.start()

@@ -50,7 +50,10 @@ def _found(settings: Settings, match_type: int, name: str | None) -> list[tuple[
     with Broker(settings.bootstrap) as broker:
         answer = broker.ask(_DESCRIBE, DescribeClientQuotasRequest(components=[wanted], strict=True))
     check("quotas", answer.error_code, answer.error_message)
-    found = [(entry.entity[0].entity_name, {value.key: value.value for value in entry.values}) for entry in answer.entries or []]
+    found = [
+        (entry.entity[0].entity_name, {value.key: value.value for value in entry.values})
+        for entry in answer.entries or []
+    ]
     return sorted(found, key=lambda entry: (entry[0] is None, entry[0] or ""))
 
 
@@ -72,7 +75,10 @@ def list_(settings: Settings, client: str | None, default: bool) -> None:
     if settings.json:
         emit_json([{"client_id": name, **{key: quotas.get(key) for key in _KEYS.values()}} for name, quotas in found])
     elif found:
-        rows = [("<default>" if name is None else name, *(_text(key, quotas.get(key)) for key in _KEYS.values())) for name, quotas in found]
+        rows = [
+            ("<default>" if name is None else name, *(_text(key, quotas.get(key)) for key in _KEYS.values()))
+            for name, quotas in found
+        ]
         emit_table(("CLIENT", "PRODUCE", "FETCH", "REQUESTS"), rows)
     else:
         click.echo(f"no quota is set{'' if client is None and not default else ' for ' + _shown(client)}")
@@ -84,7 +90,10 @@ def _alter(settings: Settings, client: str | None, operations: dict[str, float |
 
     entry = AlterClientQuotasRequest.EntryData(
         entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client)],
-        ops=[AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in operations.items()],
+        ops=[
+            AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
+            for key, value in operations.items()
+        ],
     )
     with Broker(settings.bootstrap) as broker:
         (answer,) = broker.ask(_ALTER, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)).entries
@@ -94,12 +103,29 @@ def _alter(settings: Settings, client: str | None, operations: dict[str, float |
 @command.command("set")
 @options
 @click.argument("client", required=False)
-@click.option("--default", is_flag=True, help="The default of all clients without a quota of their own; each client id gets it for itself.")
+@click.option(
+    "--default",
+    is_flag=True,
+    help="The default of all clients without a quota of their own; each client id gets it for itself.",
+)
 @click.option("--produce", type=Rate(), help="What it may send, on all brokers' connections together: 500k, 10MB.")
 @click.option("--fetch", type=Rate(), help="What it may read.")
-@click.option("--requests", type=click.FloatRange(0, min_open=True), metavar="PERCENT", help="Time that its requests may take, 100 is one worker.")
+@click.option(
+    "--requests",
+    type=click.FloatRange(0, min_open=True),
+    metavar="PERCENT",
+    help="Time that its requests may take, 100 is one worker.",
+)
 @click.option("--dry-run", is_flag=True, help="Let the broker check, change nothing.")
-def set_(settings: Settings, client: str | None, default: bool, produce: int | None, fetch: int | None, requests: float | None, dry_run: bool) -> None:
+def set_(
+    settings: Settings,
+    client: str | None,
+    default: bool,
+    produce: int | None,
+    fetch: int | None,
+    requests: float | None,
+    dry_run: bool,
+) -> None:
     """Limit CLIENT; what is not named stays as it is."""
     client = _client(client, default)
     given = {_KEYS["produce"]: produce, _KEYS["fetch"]: fetch, _KEYS["requests"]: requests}
@@ -134,7 +160,9 @@ def delete(settings: Settings, client: str | None, default: bool, produce: bool,
     if settings.json:
         emit_json({"client_id": client, "removed": gone})
     else:
-        click.echo(f"{_shown(client)} is no longer limited: {', '.join(name for name, key in _KEYS.items() if key in gone)}")
+        click.echo(
+            f"{_shown(client)} is no longer limited: {', '.join(name for name, key in _KEYS.items() if key in gone)}"
+        )
 
 
 __all__ = ["CliError", "command"]

@@ -13,7 +13,19 @@ from mqd.cli.common import CliError, emit_json
 if TYPE_CHECKING:
     from mqd.cli.sizing import Figures, Plan
 
-_POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40, "pi": 1 << 50}
+_POWERS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "p": 10**15,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+    "pi": 1 << 50,
+}
 _SECONDS = {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
 
@@ -34,16 +46,43 @@ class _Quantity(click.ParamType):
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
-COUNT = _Quantity("RATE", _NUMBER + r"([kmg])?(?:/s)?", lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()], "a rate such as 5000, 100k or 1.5M")
-BYTES = _Quantity("BYTES", _NUMBER + r"([kmgtp]i?)?b?(?:/s)?", lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()], "a size such as 100, 1KB (1000), 1KiB (1024) or 20TB")
-TIME = _Quantity("TIME", _NUMBER + r"(ms|s|min|m|h|d|w|y)", lambda m: float(m[1]) * _SECONDS[m[2].lower()], "a time such as 90s, 12h, 7d or 2w")
+COUNT = _Quantity(
+    "RATE",
+    _NUMBER + r"([kmg])?(?:/s)?",
+    lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()],
+    "a rate such as 5000, 100k or 1.5M",
+)
+BYTES = _Quantity(
+    "BYTES",
+    _NUMBER + r"([kmgtp]i?)?b?(?:/s)?",
+    lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()],
+    "a size such as 100, 1KB (1000), 1KiB (1024) or 20TB",
+)
+TIME = _Quantity(
+    "TIME",
+    _NUMBER + r"(ms|s|min|m|h|d|w|y)",
+    lambda m: float(m[1]) * _SECONDS[m[2].lower()],
+    "a time such as 90s, 12h, 7d or 2w",
+)
 NETWORK = _Quantity(
-    "BANDWIDTH", _NUMBER + r"([kmgt]i?)?(bit|b)(?:/s|ps)?", lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()] / (8 if m[3].lower() == "bit" else 1),
+    "BANDWIDTH",
+    _NUMBER + r"([kmgt]i?)?(bit|b)(?:/s|ps)?",
+    lambda m: float(m[1]) * _POWERS[(m[2] or "").lower()] / (8 if m[3].lower() == "bit" else 1),
     "a bandwidth such as 10Gbit or 1.25GB",
 )
-SHARE = _Quantity("SHARE", _NUMBER + r"(%)?", lambda m: float(m[1]) / (100 if m[2] else 1), "a share such as 0.3 or 30%")
+SHARE = _Quantity(
+    "SHARE", _NUMBER + r"(%)?", lambda m: float(m[1]) / (100 if m[2] else 1), "a share such as 0.3 or 30%"
+)
 RATIO = _Quantity(
-    "RATIO", _NUMBER + r"(%|x)?", lambda m: None if not float(m[1]) else 1 / float(m[1]) if (m[2] or "").lower() == "x" else float(m[1]) / (100 if m[2] else 1),
+    "RATIO",
+    _NUMBER + r"(%|x)?",
+    lambda m: (
+        None
+        if not float(m[1])
+        else 1 / float(m[1])
+        if (m[2] or "").lower() == "x"
+        else float(m[1]) / (100 if m[2] else 1)
+    ),
     "a ratio such as 0.5 or 50% (of the size before) or 2x (smaller)",
 )
 
@@ -88,7 +127,13 @@ def _table(found: Plan, hosts: int) -> None:
     row("stored a day", shown("stored_per_day"))
     row("stored", shown("stored"))
     row("  with replicas", shown("stored_replicated"))
-    for title, name in (("disk", "disk"), ("disk writes", "disk_write"), ("disk reads", "disk_read"), ("network in", "network_in"), ("network out", "network_out")):
+    for title, name in (
+        ("disk", "disk"),
+        ("disk writes", "disk_write"),
+        ("disk reads", "disk_read"),
+        ("network in", "network_in"),
+        ("network out", "network_out"),
+    ):
         row(title, shown(name), shown(f"{name}_per_host") if hosts > 1 else "")
     row("cores", shown("cores"), f"{shown('workers_per_host')} worker{'s' if found['workers_per_host'] > 1 else ''}")
     row("memory", "", shown("memory_per_host")) if hosts > 1 else row("memory", shown("memory_per_host"))
@@ -108,13 +153,31 @@ def _formulas(found: Plan) -> None:
 @click.option("--record-size", type=BYTES, required=True, help="Key, value and headers of a record.")
 @click.option("--retention", type=TIME, required=True, help="How long records are kept.")
 @click.option("--replication", type=click.IntRange(1, 16), default=1, show_default=True, help="Copies of each record.")
-@click.option("--compression", type=RATIO, default="1", show_default=True, help="Size afterwards by size before: 0.5, 50% or 2x.")
-@click.option("--consumers", type=click.IntRange(0), default=1, show_default=True, help="Groups that each read everything (fan-out).")
-@click.option("--cold-consumers", type=click.IntRange(0), default=0, show_default=True, help="Of these, how many read from the disk.")
-@click.option("--lag", type=TIME, default="60s", show_default=True, help="How far behind the others are served from memory.")
+@click.option(
+    "--compression", type=RATIO, default="1", show_default=True, help="Size afterwards by size before: 0.5, 50% or 2x."
+)
+@click.option(
+    "--consumers",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Groups that each read everything (fan-out).",
+)
+@click.option(
+    "--cold-consumers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of these, how many read from the disk.",
+)
+@click.option(
+    "--lag", type=TIME, default="60s", show_default=True, help="How far behind the others are served from memory."
+)
 @click.option("--headroom", type=SHARE, default="30%", show_default=True, help="What stays free of everything.")
 @click.option("--failures", type=click.IntRange(0), help="Hosts that may be lost.  [default: 1 with replicas, else 0]")
-@click.option("--batch-size", type=BYTES, default="16KiB", show_default=True, help="Of the producers (batch.size), uncompressed.")
+@click.option(
+    "--batch-size", type=BYTES, default="16KiB", show_default=True, help="Of the producers (batch.size), uncompressed."
+)
 @click.option("--fetch-size", type=BYTES, default="64KiB", show_default=True, help="What a consumer gets at a time.")
 @click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Of all topics.")
 @click.option("--segment-size", type=BYTES, default="1GiB", show_default=True, help="segment.bytes.")
@@ -123,30 +186,89 @@ def _formulas(found: Plan) -> None:
 @click.option("--host-disk", type=BYTES, default="20TB", show_default=True)
 @click.option("--host-disk-bandwidth", type=BYTES, default="1GB", show_default=True, help="Per second, sequential.")
 @click.option("--host-network", type=NETWORK, default="10Gbit", show_default=True, help="Per second, each way.")
-@click.option("--figures", "figures_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Costs per core of another machine: a file like the shipped one.")
-@click.option("--append-cost", type=click.FloatRange(0), help="CPU-µs for a batch appended.  [default: measured, by size]")
+@click.option(
+    "--figures",
+    "figures_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Costs per core of another machine: a file like the shipped one.",
+)
+@click.option(
+    "--append-cost", type=click.FloatRange(0), help="CPU-µs for a batch appended.  [default: measured, by size]"
+)
 @click.option("--forward-cost", type=click.FloatRange(0), help="CPU-µs more for one that another worker owns.")
 @click.option("--fetch-cost", type=click.FloatRange(0), help="CPU-µs for one fetch.")
-@click.option("--contention", type=click.FloatRange(0, 1), help="Of the Universal Scalability Law, between workers of a host.")
+@click.option(
+    "--contention", type=click.FloatRange(0, 1), help="Of the Universal Scalability Law, between workers of a host."
+)
 @click.option("--coherency", type=click.FloatRange(0, 1), help="The same law's other coefficient.")
 @click.option("--formulas", is_flag=True, help="Show how each number follows.")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
+)
 @click.pass_context
 def command(
-    ctx: click.Context, rate: float, record_size: float, retention: float, replication: int, compression: float, consumers: int, cold_consumers: int, lag: float,
-    headroom: float, failures: int | None, batch_size: float, fetch_size: float, partitions: int, segment_size: float, host_cores: int, host_memory: float, host_disk: float,
-    host_disk_bandwidth: float, host_network: float, figures_path: Path | None, append_cost: float | None, forward_cost: float | None, fetch_cost: float | None,
-    contention: float | None, coherency: float | None, formulas: bool, output_format: str | None,
+    ctx: click.Context,
+    rate: float,
+    record_size: float,
+    retention: float,
+    replication: int,
+    compression: float,
+    consumers: int,
+    cold_consumers: int,
+    lag: float,
+    headroom: float,
+    failures: int | None,
+    batch_size: float,
+    fetch_size: float,
+    partitions: int,
+    segment_size: float,
+    host_cores: int,
+    host_memory: float,
+    host_disk: float,
+    host_disk_bandwidth: float,
+    host_network: float,
+    figures_path: Path | None,
+    append_cost: float | None,
+    forward_cost: float | None,
+    fetch_cost: float | None,
+    contention: float | None,
+    coherency: float | None,
+    formulas: bool,
+    output_format: str | None,
 ) -> None:
     from mqd.cli.sizing import Host, Load, Unsizable, plan, to_json
 
-    changes = {"append_cpu_us": append_cost, "forward_cpu_us": forward_cost, "fetch_cpu_us": fetch_cost, "contention": contention, "coherency": coherency}
+    changes = {
+        "append_cpu_us": append_cost,
+        "forward_cpu_us": forward_cost,
+        "fetch_cpu_us": fetch_cost,
+        "contention": contention,
+        "coherency": coherency,
+    }
     figures = _figures(figures_path, changes)
     load = Load(
-        rate=rate, record_bytes=record_size, retention_s=retention, replication=replication, compression=compression, consumers=consumers, cold_consumers=cold_consumers,
-        batch_bytes=int(batch_size), fetch_bytes=int(fetch_size), partitions=partitions, segment_bytes=int(segment_size), lag_s=lag, headroom=headroom, failures=failures,
+        rate=rate,
+        record_bytes=record_size,
+        retention_s=retention,
+        replication=replication,
+        compression=compression,
+        consumers=consumers,
+        cold_consumers=cold_consumers,
+        batch_bytes=int(batch_size),
+        fetch_bytes=int(fetch_size),
+        partitions=partitions,
+        segment_bytes=int(segment_size),
+        lag_s=lag,
+        headroom=headroom,
+        failures=failures,
     )
-    host = Host(cores=host_cores, memory_bytes=host_memory, disk_bytes=host_disk, disk_bytes_per_s=host_disk_bandwidth, network_bytes_per_s=host_network)
+    host = Host(
+        cores=host_cores,
+        memory_bytes=host_memory,
+        disk_bytes=host_disk,
+        disk_bytes_per_s=host_disk_bandwidth,
+        network_bytes_per_s=host_network,
+    )
     try:
         found = plan(load, host, figures)
     except Unsizable as error:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mqd.cli.common import EXIT_USAGE, CliError, NobodyReadsError, Settings, error_line, options, pairs, say, stop_when_interrupted
+from mqd.cli.common import (
+    EXIT_USAGE,
+    CliError,
+    NobodyReadsError,
+    Settings,
+    error_line,
+    options,
+    pairs,
+    say,
+    stop_when_interrupted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,15 +29,44 @@ _ROWS_MAX = 1000
 @click.command("sql", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("query")
 @click.option("--live", is_flag=True, help="Go on as records come, until interrupted.")
-@click.option("--from", "starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True, help="Where a live query begins.")
-@click.option("--schema", "schemas", multiple=True, metavar="TOPIC=DDL", help='Fields of a topic\'s values, e.g. flights="carrier STRING, dep_delay INT".  [default: found in its first 1,000 values]')
-@click.option("--max-rows", type=click.IntRange(1), help="Rows shown of a query that ends.  [default: 1000; with --format json all]")
+@click.option(
+    "--from",
+    "starting",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="Where a live query begins.",
+)
+@click.option(
+    "--schema",
+    "schemas",
+    multiple=True,
+    metavar="TOPIC=DDL",
+    help=(
+        'Fields of a topic\'s values, e.g. flights="carrier STRING, dep_delay INT".  [default: found in its first 1,000'
+        " values]"
+    ),
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(1),
+    help="Rows shown of a query that ends.  [default: 1000; with --format json all]",
+)
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master.")
 @options
-def command(settings: Settings, query: str, live: bool, starting: str, schemas: tuple[str, ...], max_rows: int | None, master: str) -> int:
+def command(
+    settings: Settings,
+    query: str,
+    live: bool,
+    starting: str,
+    schemas: tuple[str, ...],
+    max_rows: int | None,
+    master: str,
+) -> int:
     """Query topics with Spark SQL.
 
-    A topic's name is a table: fields of JSON values are columns, `record` has key, value, topic, partition, offset, timestamp. Names with dots or dashes stand in backquotes.
+    A topic's name is a table: fields of JSON values are columns, `record` has key, value, topic,
+    partition, offset, timestamp. Names with dots or dashes stand in backquotes.
 
     mqd sql "SELECT carrier, count(*) FROM flights GROUP BY carrier"
     """
@@ -43,7 +82,9 @@ def command(settings: Settings, query: str, live: bool, starting: str, schemas: 
     except SettingsError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     try:
-        frame = prepared(spark, query, topics, settings.bootstrap, pairs(schemas, "--schema"), live, starting if live else "earliest")
+        frame = prepared(
+            spark, query, topics, settings.bootstrap, pairs(schemas, "--schema"), live, starting if live else "earliest"
+        )
         return _follow(frame, settings.json) if live else _show(frame, settings.json, max_rows)
     except (CliError, NobodyReadsError):
         raise
@@ -61,7 +102,9 @@ def _lines(frame: DataFrame) -> DataFrame:
 
 
 def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
-    """`max_rows` None: as many as somebody reads, and all for a program. Says on stderr that there are more."""
+    """`max_rows` None: as many as somebody reads, and all for a program. Says on stderr that there
+    are more.
+    """
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():
             say(row[0])
@@ -114,7 +157,9 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
 
 
 def _table(columns: list[str], found: list) -> None:  # type: ignore[type-arg]
-    """Raises NobodyReadsError. Written by say(): a Console that meets a closed pipe raises SystemExit, in whichever thread."""
+    """Raises NobodyReadsError. Written by say(): a Console that meets a closed pipe raises
+    SystemExit, in whichever thread.
+    """
     from rich.console import Console
     from rich.table import Table
 

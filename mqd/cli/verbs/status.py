@@ -29,13 +29,24 @@ def _describe(status: Status) -> dict[str, Any]:
         "log_level": status.log_level,
         "processes": [
             {
-                "name": one.name, "role": one.role, "pid": one.pid, "state": one.state, "started_ms": one.started_ms,
-                "uptime_s": max(0, now - one.started_ms) // 1000, "restart_count": one.restart_count,
+                "name": one.name,
+                "role": one.role,
+                "pid": one.pid,
+                "state": one.state,
+                "started_ms": one.started_ms,
+                "uptime_s": max(0, now - one.started_ms) // 1000,
+                "restart_count": one.restart_count,
             }
             for one in status.processes
         ],
         "workers": [
-            {"index": index, "connections": connections, "partitions": partitions, "local_clients": local_clients, "local_bytes": local_bytes}
+            {
+                "index": index,
+                "connections": connections,
+                "partitions": partitions,
+                "local_clients": local_clients,
+                "local_bytes": local_bytes,
+            }
             for index, (connections, partitions, local_clients, local_bytes) in enumerate(
                 zip(status.connections, status.partitions, status.local_clients, status.local_bytes, strict=True)
             )
@@ -44,7 +55,9 @@ def _describe(status: Status) -> dict[str, Any]:
 
 
 def ask(data_dir: Path) -> dict[str, Any]:
-    """What `mqd status --format json` prints; with "reason" and nothing else of worth when no broker runs there."""
+    """What `mqd status --format json` prints; with "reason" and nothing else of worth when no
+    broker runs there.
+    """
     from mqd.shm.attach import KeeperError
     from mqd.shm.tools import KeeperTool
 
@@ -56,7 +69,7 @@ def ask(data_dir: Path) -> dict[str, Any]:
 
 
 def duration(seconds: int) -> str:
-    """"3 d 4 h", "5 min 2 s": the two largest units."""
+    """ "3 d 4 h", "5 min 2 s": the two largest units."""
     parts = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)
@@ -67,7 +80,9 @@ def duration(seconds: int) -> str:
 
 def _show(about: dict[str, Any]) -> None:
     state = "ready" if about["ready"] else "not ready (starting, restarting a process, or stopping)"
-    click.echo(f"{state} on {about['host']}:{about['port']}, up {duration(about['uptime_s'])}, data in {about['data_dir']}")
+    click.echo(
+        f"{state} on {about['host']}:{about['port']}, up {duration(about['uptime_s'])}, data in {about['data_dir']}"
+    )
     metrics = f"metrics on http://127.0.0.1:{about['metrics_port']}/metrics, " if about["metrics_port"] else ""
     click.echo(f"{metrics}log level {about['log_level']}")
     if about["client_socket"]:
@@ -86,11 +101,18 @@ def _show(about: dict[str, Any]) -> None:
 
 
 @click.command(short_help="Show a broker's processes, ports and partitions.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+)
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
+)
 @click.pass_context
 def command(ctx: click.Context, data_dir: Path | None, output_format: str | None) -> int:
-    """Show the broker of a data directory: its processes, ports, partitions, connections and local clients (by shared memory) per worker, uptime.
+    """Show the broker of a data directory: its processes, ports, partitions, connections and local
+    clients (by shared memory) per worker, uptime.
 
     Exit status: 0 it is ready, 1 it runs but is not ready, 3 it does not run.
     """
@@ -100,7 +122,10 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     if about["ready"]:
         from mqd.cli import offline_replicas as offline
 
-        about["not_served"] = [{"partition": one.partition, "directories": list(one.directories), "told": one.told()} for one in offline.here(about["host"], about["port"])]
+        about["not_served"] = [
+            {"partition": one.partition, "directories": list(one.directories), "told": one.told()}
+            for one in offline.here(about["host"], about["port"])
+        ]
     if as_json:
         emit_json(about)
     elif "reason" in about:

@@ -20,13 +20,28 @@ def command() -> None:
 @command.command()
 @options
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), help="Number of partitions.  [default: the broker's num.partitions]")
-@click.option("-r", "--replication-factor", type=click.IntRange(1), help="Replicas of each.  [default: the broker's default.replication.factor]")
-@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A property of the topic; may be repeated.")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1), help="Number of partitions.  [default: the broker's num.partitions]"
+)
+@click.option(
+    "-r",
+    "--replication-factor",
+    type=click.IntRange(1),
+    help="Replicas of each.  [default: the broker's default.replication.factor]",
+)
+@click.option(
+    "-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A property of the topic; may be repeated."
+)
 @click.option("--if-not-exists", is_flag=True, help="No error when the topic exists.")
 @click.option("--dry-run", is_flag=True, help="Let the broker check, create nothing.")
 def create(
-    settings: Settings, name: str, partitions: int | None, replication_factor: int | None, configs: tuple[str, ...], if_not_exists: bool, dry_run: bool
+    settings: Settings,
+    name: str,
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    dry_run: bool,
 ) -> None:
     """Create the topic NAME."""
     from confluent_kafka import KafkaError, KafkaException
@@ -34,7 +49,9 @@ def create(
 
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, named
 
-    topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c"))
+    topic = NewTopic(
+        name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c")
+    )
     created = True
     admin = admin_client(settings.bootstrap)  # must outlive its futures
     try:
@@ -46,7 +63,13 @@ def create(
     if settings.json:
         emit_json({"topic": name, "created": created and not dry_run})
     else:
-        click.echo(f"topic {name} could be created" if dry_run and created else f"created topic {name}" if created else f"topic {name} exists")
+        click.echo(
+            f"topic {name} could be created"
+            if dry_run and created
+            else f"created topic {name}"
+            if created
+            else f"topic {name} exists"
+        )
 
 
 @command.command("list")
@@ -61,9 +84,21 @@ def list_(settings: Settings, internal: bool) -> None:
     topics = metadata(admin_client(settings.bootstrap)).topics
     found = [topics[name] for name in sorted(topics) if internal or not name.startswith("__")]
     if settings.json:
-        emit_json([{"topic": topic.topic, "partitions": len(topic.partitions), "replication_factor": _replication_factor(topic)} for topic in found])
+        emit_json(
+            [
+                {
+                    "topic": topic.topic,
+                    "partitions": len(topic.partitions),
+                    "replication_factor": _replication_factor(topic),
+                }
+                for topic in found
+            ]
+        )
     elif sys.stdout.isatty():
-        emit_table(("TOPIC", "PARTITIONS", "REPLICAS"), [(topic.topic, len(topic.partitions), _replication_factor(topic)) for topic in found])
+        emit_table(
+            ("TOPIC", "PARTITIONS", "REPLICAS"),
+            [(topic.topic, len(topic.partitions), _replication_factor(topic)) for topic in found],
+        )
     else:
         for topic in found:
             click.echo(topic.topic)
@@ -82,7 +117,9 @@ def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[in
 
     found: list[dict[int, int | None]] = []
     asked = [
-        admin.list_offsets({TopicPartition(name, index): spec for index in partitions}, request_timeout=REQUEST_TIMEOUT_S)
+        admin.list_offsets(
+            {TopicPartition(name, index): spec for index in partitions}, request_timeout=REQUEST_TIMEOUT_S
+        )
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
     ]
     for futures in asked:
@@ -102,7 +139,10 @@ def _configs(admin: Any, name: str) -> list[Any]:
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S
 
     resource = ConfigResource(ResourceType.TOPIC, name)
-    return sorted(admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource].result().values(), key=lambda entry: entry.name)
+    return sorted(
+        admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource].result().values(),
+        key=lambda entry: entry.name,
+    )
 
 
 @command.command()
@@ -122,22 +162,48 @@ def describe(settings: Settings, name: str) -> None:
     partitions = []
     for index in sorted(topic.partitions):
         partition, (start, end) = topic.partitions[index], offsets[index]
-        partitions.append({
-            "partition": index, "leader": partition.leader, "replicas": partition.replicas, "in_sync_replicas": partition.isrs,
-            "log_start_offset": start, "high_watermark": end, "error": partition.error.str() if partition.error is not None else None,
-        })
+        partitions.append(
+            {
+                "partition": index,
+                "leader": partition.leader,
+                "replicas": partition.replicas,
+                "in_sync_replicas": partition.isrs,
+                "log_start_offset": start,
+                "high_watermark": end,
+                "error": partition.error.str() if partition.error is not None else None,
+            }
+        )
     if settings.json:
-        emit_json({"topic": name, "replication_factor": _replication_factor(topic), "config": configs, "partitions": partitions})
+        emit_json(
+            {
+                "topic": name,
+                "replication_factor": _replication_factor(topic),
+                "config": configs,
+                "partitions": partitions,
+            }
+        )
         return
     records = sum((p["high_watermark"] or 0) - (p["log_start_offset"] or 0) for p in partitions)
     replicas = _replication_factor(topic)
-    click.echo(f"topic {name}: {len(partitions)} partition{'s' * (len(partitions) != 1)}, {replicas} replica{'s' * (replicas != 1)}, {records} offsets in use")
+    click.echo(
+        f"topic {name}: {len(partitions)} partition{'s' * (len(partitions) != 1)}, {replicas}"
+        f" replica{'s' * (replicas != 1)}, {records} offsets in use"
+    )
     for key, value in configs.items():
         click.echo(f"  {key}={value}")
     rows = []
     for p in partitions:
         shown = ["?" if p[key] is None else p[key] for key in ("log_start_offset", "high_watermark")]
-        rows.append((p["partition"], p["leader"], ",".join(map(str, p["replicas"])), ",".join(map(str, p["in_sync_replicas"])), *shown, p["error"] or ""))
+        rows.append(
+            (
+                p["partition"],
+                p["leader"],
+                ",".join(map(str, p["replicas"])),
+                ",".join(map(str, p["in_sync_replicas"])),
+                *shown,
+                p["error"] or "",
+            )
+        )
     emit_table(("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START OFFSET", "HIGH WATERMARK", ""), rows)
 
 
@@ -145,7 +211,14 @@ def describe(settings: Settings, name: str) -> None:
 @options
 @click.argument("name", shell_complete=complete_topic)
 @click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a property; may be repeated.")
-@click.option("-d", "--delete", "deleted", multiple=True, metavar="KEY", help="Return a property to the broker's value; may be repeated.")
+@click.option(
+    "-d",
+    "--delete",
+    "deleted",
+    multiple=True,
+    metavar="KEY",
+    help="Return a property to the broker's value; may be repeated.",
+)
 def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
     """Change the configuration of the topic NAME; what is not named stays."""
     from mqd.cli.verbs.config import alter as alter_configs
@@ -199,7 +272,9 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
 @click.argument("name", shell_complete=complete_topic)
 @click.option("--to", "total", required=True, type=click.IntRange(1), help="The new number of partitions.")
 def add_partitions(settings: Settings, name: str, total: int) -> None:
-    """Give the topic NAME more partitions. Keys move: records of one key from before and after may lie in different partitions."""
+    """Give the topic NAME more partitions. Keys move: records of one key from before and after may
+    lie in different partitions.
+    """
     from confluent_kafka.admin import NewPartitions
 
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
@@ -218,19 +293,40 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @options
 @click.argument("name", shell_complete=complete_topic)
 @click.option("--to", "total", type=click.IntRange(1), help="How many remain: a divisor of the present number.")
-@click.option("--allow-moved-keys", is_flag=True, help="Any number: keys of the partitions that remain move to others, and lose their order there.")
+@click.option(
+    "--allow-moved-keys",
+    is_flag=True,
+    help="Any number: keys of the partitions that remain move to others, and lose their order there.",
+)
 @click.option("--wait", is_flag=True, help="Go on until the partitions are gone, which takes as long as retention.")
-@click.option("--no-wait", is_flag=True, help="Do not look at what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).")
+@click.option(
+    "--no-wait",
+    is_flag=True,
+    help="Do not look at what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).",
+)
 @click.option("--release", is_flag=True, help="End the producers' pause now, whatever groups have left to read.")
 @click.option("--status", is_flag=True, help="Show what is under way.")
-def retire_partitions(settings: Settings, name: str, total: int | None, allow_moved_keys: bool, wait: bool, no_wait: bool, release: bool, status: bool) -> None:
-    """Give the topic NAME fewer partitions. The others stay readable until retention has emptied them, then vanish.
+def retire_partitions(
+    settings: Settings,
+    name: str,
+    total: int | None,
+    allow_moved_keys: bool,
+    wait: bool,
+    no_wait: bool,
+    release: bool,
+    status: bool,
+) -> None:
+    """Give the topic NAME fewer partitions. The others stay readable until retention has emptied
+    them, then vanish.
 
-    Records that producers send to them, because of their keys, are appended to the partitions that remain, where their keys go from then on. Before that producers wait for a moment, until
-    the consumers of all groups have read what the retired partitions hold, so that no consumer sees the records of a key out of order. A group that is too far behind is told of. No
-    transaction may be open on the partitions.
+    Records that producers send to them, because of their keys, are appended to the partitions that
+    remain, where their keys go from then on. Before that producers wait for a moment, until the
+    consumers of all groups have read what the retired partitions hold, so that no consumer sees the
+    records of a key out of order. A group that is too far behind is told of. No transaction may be
+    open on the partitions.
 
-    What --wait waits for may take as long as retention does; interrupting it, or never asking for it, changes nothing about that.
+    What --wait waits for may take as long as retention does; interrupting it, or never asking for
+    it, changes nothing about that.
     """
     from mqd.cli import retirement as retiring
     from mqd.cli.broker_lookup import Cluster
@@ -242,10 +338,14 @@ def retire_partitions(settings: Settings, name: str, total: int | None, allow_mo
         if total is None:
             state = retiring.ask(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS)
         else:
-            state = retiring.ask(cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE)
+            state = retiring.ask(
+                cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE
+            )
         readers = retiring.Readers()
         if wait or (total is not None and not no_wait):
-            state, readers = retiring.wait(cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.look(cluster))
+            state, readers = retiring.wait(
+                cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.look(cluster)
+            )
         elif state.step == retiring.SEALED:
             readers = retiring.groups_behind(cluster, state)
         left = retiring.records_left(cluster, state) if state.step in (retiring.SEALED, retiring.REDIRECTED) else None
@@ -253,7 +353,9 @@ def retire_partitions(settings: Settings, name: str, total: int | None, allow_mo
 
 
 class _Retirement:
-    """What `retire-partitions` says: a line on the way whenever something has changed, and how it stands in the end."""
+    """What `retire-partitions` says: a line on the way whenever something has changed, and how it
+    stands in the end.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._json, self._said = settings.json, ""
@@ -282,17 +384,37 @@ class _Retirement:
             emit_json(retiring.as_json(state, readers, left))
             return
         if state.step == retiring.NONE:
-            click.echo(f"topic {state.topic} has {state.remaining} partition{'s' * (state.remaining != 1)}; none is being retired")
+            click.echo(
+                f"topic {state.topic} has {state.remaining} partition{'s' * (state.remaining != 1)}; none is being"
+                " retired"
+            )
             return
-        click.echo(f"topic {state.topic}: {len(state.retired)} partition{'s' * (len(state.retired) != 1)} from {state.remaining} on are being retired: {retiring.NAMES[state.step]}")
+        click.echo(
+            f"topic {state.topic}: {len(state.retired)} partition{'s' * (len(state.retired) != 1)} from"
+            f" {state.remaining} on are being retired: {retiring.NAMES[state.step]}"
+        )
         if readers.behind or readers.unknown:
-            click.echo(f"not read yet: {_behind(readers)}" + ("; records of a key may come out of order there, as when partitions were added" if state.step > retiring.SEALED else ""))
+            click.echo(
+                f"not read yet: {_behind(readers)}"
+                + (
+                    "; records of a key may come out of order there, as when partitions were added"
+                    if state.step > retiring.SEALED
+                    else ""
+                )
+            )
         if left is not None:
-            click.echo(f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they vanish (mqd topic retire-partitions {state.topic} --status, or --wait)")
+            click.echo(
+                f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they vanish (mqd topic"
+                f" retire-partitions {state.topic} --status, or --wait)"
+            )
 
 
 def _behind(readers: Any) -> str:
-    told = [f"group {one.group} has {one.records} records to read{'' if one.active else ' and no members: nobody waits for it'}" for one in readers.behind]
+    told = [
+        f"group {one.group} has {one.records} records to"
+        f" read{'' if one.active else ' and no members: nobody waits for it'}"
+        for one in readers.behind
+    ]
     unknown = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
     return "; ".join(told[:3] + ([f"and {len(told) - 3} more groups"] if len(told) > 3 else []) + unknown)
 
@@ -301,24 +423,48 @@ def _behind(readers: Any) -> str:
 @options
 @click.argument("name", shell_complete=complete_topic)
 @click.option("--brokers", metavar="ID,...", help="Move the topic to these brokers, over their racks first.")
-@click.option("--replication-factor", "-r", type=click.IntRange(1), help="With --brokers: this many replicas of each partition.  [default: as now]")
-@click.option("--plan", "plan_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Carry out a plan in the format of kafka-reassign-partitions.")
+@click.option(
+    "--replication-factor",
+    "-r",
+    type=click.IntRange(1),
+    help="With --brokers: this many replicas of each partition.  [default: as now]",
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Carry out a plan in the format of kafka-reassign-partitions.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan, move nothing.")
-@click.option("--status", is_flag=True, help="Show what is under way; with --plan, whether the plan has been carried out.")
+@click.option(
+    "--status", is_flag=True, help="Show what is under way; with --plan, whether the plan has been carried out."
+)
 @click.option("--cancel", is_flag=True, help="Stop what is under way; replicas stay where they were.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
 def reassign(
-    settings: Settings, name: str, brokers: str | None, replication_factor: int | None, plan_file: Path | None, dry_run: bool, status: bool, cancel: bool, no_wait: bool
+    settings: Settings,
+    name: str,
+    brokers: str | None,
+    replication_factor: int | None,
+    plan_file: Path | None,
+    dry_run: bool,
+    status: bool,
+    cancel: bool,
+    no_wait: bool,
 ) -> int:
-    """Move the partitions of the topic NAME to other brokers. Records are copied first; nobody is without them meanwhile.
+    """Move the partitions of the topic NAME to other brokers. Records are copied first; nobody is
+    without them meanwhile.
 
-    --plan FILE --status moves nothing and says of each partition of the plan whether it is done, under way (how far), or otherwise. Exit status: 0 all is done, 1 it is not.
+    --plan FILE --status moves nothing and says of each partition of the plan whether it is done,
+    under way (how far), or otherwise. Exit status: 0 all is done, 1 it is not.
     """
     from mqd.cli import moves, verifying
     from mqd.cli.kafka_request import Broker
 
     if (brokers is not None) + (plan_file is not None or status) + cancel != 1:
-        raise click.UsageError("say one of --brokers, --plan, --status, --cancel; or --plan and --status to verify a plan")
+        raise click.UsageError(
+            "say one of --brokers, --plan, --status, --cancel; or --plan and --status to verify a plan"
+        )
     with Broker(settings.bootstrap) as broker:
         if plan_file is not None and status:
             return _show_plan(settings, name, verifying.standings(broker, name, moves.read_plan(plan_file, name)))
@@ -329,7 +475,11 @@ def reassign(
             _show_moves(settings, name, found, cancel)
             return 0
         current = moves.replicas_of(broker, name)
-        plan = moves.read_plan(plan_file, name) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor, moves.racks_of(broker))
+        plan = (
+            moves.read_plan(plan_file, name)
+            if plan_file is not None
+            else moves.spread(current, _broker_ids(brokers or ""), replication_factor, moves.racks_of(broker))
+        )
         if dry_run:
             click.echo(moves.plan_text(plan))
             return 0
@@ -337,7 +487,9 @@ def reassign(
         if not no_wait:
             moves.wait(broker, plan, not settings.json)
     if settings.json:
-        emit_json([{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()])
+        emit_json(
+            [{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()]
+        )
     else:
         click.echo(f"topic {name}: {len(plan)} partition{'s' * (len(plan) != 1)} {'move' if no_wait else 'moved'}")
     return 0
@@ -357,7 +509,15 @@ def _show_plan(settings: Settings, name: str, found: list[Any]) -> int:
     if settings.json:
         emit_json([one.as_json() for one in found])
     else:
-        rows = [(one.partition[1], one.state, *(",".join(map(str, nodes)) or "-" for nodes in (one.planned, one.replicas)), one.share) for one in sorted(found)]
+        rows = [
+            (
+                one.partition[1],
+                one.state,
+                *(",".join(map(str, nodes)) or "-" for nodes in (one.planned, one.replicas)),
+                one.share,
+            )
+            for one in sorted(found)
+        ]
         emit_table(("PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"), rows)
         click.echo(verifying.told(name, found))
     return 0 if all(one.state == verifying.DONE for one in found) else EXIT_FAILED
@@ -365,13 +525,26 @@ def _show_plan(settings: Settings, name: str, found: list[Any]) -> int:
 
 def _show_moves(settings: Settings, name: str, found: dict[tuple[str, int], Any], cancelled: bool) -> None:
     if settings.json:
-        emit_json([{"topic": topic, "partition": index, "replicas": move.replicas, "adding": move.adding, "removing": move.removing} for (topic, index), move in found.items()])
+        emit_json(
+            [
+                {
+                    "topic": topic,
+                    "partition": index,
+                    "replicas": move.replicas,
+                    "adding": move.adding,
+                    "removing": move.removing,
+                }
+                for (topic, index), move in found.items()
+            ]
+        )
     elif not found:
         click.echo(f"topic {name}: nothing moves")
     elif cancelled:
         click.echo(f"topic {name}: {len(found)} partition{'s' * (len(found) != 1)} stay where they were")
     else:
-        rows = [(index, *(",".join(map(str, nodes)) or "-" for nodes in move)) for (_, index), move in sorted(found.items())]
+        rows = [
+            (index, *(",".join(map(str, nodes)) or "-" for nodes in move)) for (_, index), move in sorted(found.items())
+        ]
         emit_table(("PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows)
 
 

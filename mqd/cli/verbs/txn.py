@@ -39,7 +39,11 @@ def _complete_id(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     try:
         from mqd.cli.transactions import names
 
-        return [name for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP) if name.startswith(incomplete)]
+        return [
+            name
+            for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP)
+            if name.startswith(incomplete)
+        ]
     except Exception:
         return []
 
@@ -56,15 +60,31 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
     return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(partitions.items())) or "-"
 
 
-# -- list -----------------------------------------------------------------------------------------------------------------------
+# -- list ------------------------------------------------------------------------------------------
 
 
 @command.command("list")
 @options
-@click.option("--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False), help="Only transactions in this state; may be repeated.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_STATES, case_sensitive=False),
+    help="Only transactions in this state; may be repeated.",
+)
 @click.option("--longer-than", type=Duration(), help="Only those open for longer than this: 90s, 15m, 2h.")
-@click.option("--hanging", is_flag=True, help="Those open in a partition that no coordinator knows of, and will therefore never end.")
-@click.option("--idle", type=Duration(), default=_HANGING_AFTER, show_default=True, help="With --hanging: only those that wrote nothing for so long.")
+@click.option(
+    "--hanging",
+    is_flag=True,
+    help="Those open in a partition that no coordinator knows of, and will therefore never end.",
+)
+@click.option(
+    "--idle",
+    type=Duration(),
+    default=_HANGING_AFTER,
+    show_default=True,
+    help="With --hanging: only those that wrote nothing for so long.",
+)
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
     """List transactions, by transactional id, those open for longest first."""
     from mqd.cli import transactions as txns
@@ -82,24 +102,45 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         emit_json([_json(one) for one in found])
     elif found:
         rows = [
-            (one.transactional_id, one.state, _open_for(one.open_ms), one.producer_id, one.producer_epoch, sum(map(len, one.partitions.values()))) for one in found
+            (
+                one.transactional_id,
+                one.state,
+                _open_for(one.open_ms),
+                one.producer_id,
+                one.producer_epoch,
+                sum(map(len, one.partitions.values())),
+            )
+            for one in found
         ]
         emit_table(("TRANSACTIONAL ID", "STATE", "OPEN FOR", "PRODUCER ID", "EPOCH", "PARTITIONS"), rows)
     elif not away:
-        click.echo("there is no such transaction" if states or longer_than is not None else "there is no transactional id")
+        click.echo(
+            "there is no such transaction" if states or longer_than is not None else "there is no transactional id"
+        )
 
 
 def _json(one: "Transaction") -> dict[str, Any]:
     return {
-        "transactional_id": one.transactional_id, "state": one.state, "producer_id": one.producer_id, "producer_epoch": one.producer_epoch, "timeout_ms": one.timeout_ms,
-        "started_ms": one.started_ms if one.open_ms is not None else None, "open_ms": one.open_ms, "partitions": one.partitions,
+        "transactional_id": one.transactional_id,
+        "state": one.state,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "timeout_ms": one.timeout_ms,
+        "started_ms": one.started_ms if one.open_ms is not None else None,
+        "open_ms": one.open_ms,
+        "partitions": one.partitions,
     }
 
 
 def _open_json(one: "OpenProducer") -> dict[str, Any]:
     return {
-        "topic": one.topic, "partition": one.partition, "start_offset": one.start_offset, "producer_id": one.producer_id, "producer_epoch": one.producer_epoch,
-        "coordinator_epoch": one.coordinator_epoch, "idle_ms": one.idle_ms,
+        "topic": one.topic,
+        "partition": one.partition,
+        "start_offset": one.start_offset,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": one.coordinator_epoch,
+        "idle_ms": one.idle_ms,
     }
 
 
@@ -107,14 +148,20 @@ def _show_hanging(settings: Settings, found: "list[OpenProducer]") -> None:
     if settings.json:
         emit_json([_open_json(one) for one in found])
     elif found:
-        rows = [(one.topic, one.partition, one.start_offset, one.producer_id, one.producer_epoch, _open_for(one.idle_ms)) for one in found]
+        rows = [
+            (one.topic, one.partition, one.start_offset, one.producer_id, one.producer_epoch, _open_for(one.idle_ms))
+            for one in found
+        ]
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "PRODUCER ID", "EPOCH", "SILENT FOR"), rows)
-        click.echo(f"readers of committed records wait there; mqd txn abort {found[0].topic} {found[0].partition} {found[0].start_offset} --execute ends the first")
+        click.echo(
+            f"readers of committed records wait there; mqd txn abort {found[0].topic} {found[0].partition}"
+            f" {found[0].start_offset} --execute ends the first"
+        )
     else:
         click.echo("no transaction hangs")
 
 
-# -- describe -------------------------------------------------------------------------------------------------------------------
+# -- describe --------------------------------------------------------------------------------------
 
 
 @command.command()
@@ -150,27 +197,49 @@ def _places(cluster: "Cluster", found: "Transaction") -> "dict[tuple[str, int], 
 
     cluster.topics(found.partitions)
     partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
-    return {(one.topic, one.partition): one for one in txns.open_producers(cluster, partitions) if one.producer_id == found.producer_id}
+    return {
+        (one.topic, one.partition): one
+        for one in txns.open_producers(cluster, partitions)
+        if one.producer_id == found.producer_id
+    }
 
 
 def _show(found: "Transaction") -> None:
-    age = f", open for {_open_for(found.open_ms)} of at most {_open_for(found.timeout_ms)}" if found.open_ms is not None else f", time-out {_open_for(found.timeout_ms)}"
-    click.echo(f"transactional id {found.transactional_id}: {found.state}{age}, producer id {found.producer_id}, epoch {found.producer_epoch}")
+    age = (
+        f", open for {_open_for(found.open_ms)} of at most {_open_for(found.timeout_ms)}"
+        if found.open_ms is not None
+        else f", time-out {_open_for(found.timeout_ms)}"
+    )
+    click.echo(
+        f"transactional id {found.transactional_id}: {found.state}{age}, producer id {found.producer_id}, epoch"
+        f" {found.producer_epoch}"
+    )
 
 
-# -- abort ----------------------------------------------------------------------------------------------------------------------
+# -- abort -----------------------------------------------------------------------------------------
 
 
 @command.command()
 @options
-@click.argument("what", nargs=-1, required=True, metavar="TRANSACTIONAL_ID | TOPIC PARTITION [START_OFFSET]", shell_complete=_complete_id)
-@click.option("--producer-id", type=click.IntRange(0), help="With TOPIC PARTITION: whose transaction, in place of where it begins.")
+@click.argument(
+    "what",
+    nargs=-1,
+    required=True,
+    metavar="TRANSACTIONAL_ID | TOPIC PARTITION [START_OFFSET]",
+    shell_complete=_complete_id,
+)
+@click.option(
+    "--producer-id",
+    type=click.IntRange(0),
+    help="With TOPIC PARTITION: whose transaction, in place of where it begins.",
+)
 @click.option("--execute", is_flag=True, help="Abort it.  [default: show what would be aborted]")
 def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, execute: bool) -> None:
     """Abort a transaction, by id or by where it is open.
 
-    TRANSACTIONAL_ID: its transaction is aborted, and its producer fenced. TOPIC PARTITION START_OFFSET: the one that begins there, for those that no coordinator
-    knows of (mqd txn list --hanging).
+    TRANSACTIONAL_ID: its transaction is aborted, and its producer fenced. TOPIC PARTITION
+    START_OFFSET: the one that begins there, for those that no coordinator knows of (mqd txn list
+    --hanging).
     """
     from mqd.cli.broker_lookup import Cluster
 
@@ -181,9 +250,13 @@ def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, ex
             _abort_by_id(settings, cluster, what[0], execute)
         return
     if len(what) > 3 or not all(word.isdecimal() for word in what[1:]) or (len(what) == 3) == (producer_id is not None):
-        raise click.UsageError("give TRANSACTIONAL_ID, or TOPIC PARTITION START_OFFSET, or TOPIC PARTITION --producer-id ID")
+        raise click.UsageError(
+            "give TRANSACTIONAL_ID, or TOPIC PARTITION START_OFFSET, or TOPIC PARTITION --producer-id ID"
+        )
     with Cluster(settings.bootstrap) as cluster:
-        _abort_in_partition(settings, cluster, what[0], int(what[1]), int(what[2]) if len(what) == 3 else None, producer_id, execute)
+        _abort_in_partition(
+            settings, cluster, what[0], int(what[1]), int(what[2]) if len(what) == 3 else None, producer_id, execute
+        )
 
 
 def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: bool) -> None:
@@ -191,7 +264,10 @@ def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: boo
 
     found = txns.describe(cluster, name)
     if found.state in ("PrepareCommit", "PrepareAbort"):
-        raise CliError(f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nobody can change that")
+        raise CliError(
+            f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nobody can"
+            " change that"
+        )
     if found.state != "Ongoing":
         raise CliError(f"transactional id {name} has no transaction open; it is {found.state}")
     if execute:
@@ -201,50 +277,77 @@ def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: boo
     else:
         where = _partitions(found.partitions)
         if execute:
-            click.echo(f"aborted the transaction of {name} in {where}; its producer (id {found.producer_id}, epoch {found.producer_epoch}) is fenced")
+            click.echo(
+                f"aborted the transaction of {name} in {where}; its producer (id {found.producer_id}, epoch"
+                f" {found.producer_epoch}) is fenced"
+            )
         else:
             _show(found)
             click.echo(f"nothing was changed; --execute would abort it in {where} and fence its producer")
 
 
 def _abort_in_partition(
-    settings: Settings, cluster: "Cluster", topic: str, index: int, start_offset: int | None, producer_id: int | None, execute: bool
+    settings: Settings,
+    cluster: "Cluster",
+    topic: str,
+    index: int,
+    start_offset: int | None,
+    producer_id: int | None,
+    execute: bool,
 ) -> None:
     from mqd.cli import transactions as txns
 
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
     there = txns.open_producers(cluster, [(topic, index)])
-    found = [one for one in there if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)]
+    found = [
+        one
+        for one in there
+        if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)
+    ]
     if not found:
         others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in there[:5])
         wanted = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
-        raise CliError(f"no open transaction of {topic}-{index} {wanted}; " + (f"those open begin at {others}" if others else "none is open there"))
+        raise CliError(
+            f"no open transaction of {topic}-{index} {wanted}; "
+            + (f"those open begin at {others}" if others else "none is open there")
+        )
     one = found[0]
     owner = txns.known(cluster, [one.producer_id]).get(one.producer_id)
     everywhere = owner is not None and owner.state == "Ongoing"
     if execute:
         txns.abort_in_partition(cluster, one)
     if settings.json:
-        emit_json({
-            **_open_json(one), "transactional_id": owner.transactional_id if owner and everywhere else None, "maybe_committed": _maybe_committed(owner, one), "aborted": execute,
-        })  # fmt: skip
+        emit_json(
+            {
+                **_open_json(one),
+                "transactional_id": owner.transactional_id if owner and everywhere else None,
+                "maybe_committed": _maybe_committed(owner, one),
+                "aborted": execute,
+            }
+        )
         return
     what = f"the transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {one.start_offset}"
     if owner is not None and everywhere:
-        also = f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)}, aborted everywhere, and its producer fenced"
+        also = (
+            f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)}, aborted everywhere, and its"
+            " producer fenced"
+        )
     else:
         also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"
     if owner is not None and _maybe_committed(owner, one):
         also += (
-            f". It may be what {owner.transactional_id} committed last, its marker lost in a power cut (a topic with flush.on.ack=false): once it is aborted, readers of committed"
-            " records never see it here. mqd cat -C -X isolation.level=read_uncommitted shows them"
+            f". It may be what {owner.transactional_id} committed last, its marker lost in a power cut (a topic with"
+            " flush.on.ack=false): once it is aborted, readers of committed records never see it here. mqd cat -C -X"
+            " isolation.level=read_uncommitted shows them"
         )
     click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")
 
 
 def _maybe_committed(owner: "Transaction | None", one: "OpenProducer") -> bool:
-    """Whether its coordinator remembers a commit that may have been of it. Clients of version 2 have another epoch after each."""
+    """Whether its coordinator remembers a commit that may have been of it. Clients of version 2
+    have another epoch after each.
+    """
     return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
 
 

@@ -1,4 +1,6 @@
-"""`mqd up`: a broker in the foreground. Checks what can be checked first, then hands over to supervisord (mqd.keeper.supervise)."""
+"""`mqd up`: a broker in the foreground. Checks what can be checked first, then hands over to
+supervisord (mqd.keeper.supervise).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def _listeners_with_port(config: dict[str, str], port: int) -> str:
-    """`listeners` with the first one's port replaced: what --port means when listeners are configured too."""
+    """`listeners` with the first one's port replaced: what --port means when listeners are
+    configured too.
+    """
     from mqd.base.config import parse_listeners
 
     first, *others = parse_listeners(config)
@@ -38,14 +42,19 @@ def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], p
 
 
 def _preflight(settings: Settings) -> None:
-    """Would the keeper be able to start? Leaves the directories made and nothing else. Raises CliError."""
+    """Would the keeper be able to start? Leaves the directories made and nothing else. Raises
+    CliError.
+    """
     from mqd.base import paths
     from mqd.keeper import identity, reserve, sockets
     from mqd.shm import locks
 
     places = settings.places
     if any(mark in str(path) for path in (places.data_dir, places.run_dir, sys.executable) for mark in '%"\n'):
-        raise CliError(f"{places.data_dir}: a data directory cannot have a percent sign or a quotation mark in its name (supervisord's configuration could not name it)")
+        raise CliError(
+            f"{places.data_dir}: a data directory cannot have a percent sign or a quotation mark in its name"
+            " (supervisord's configuration could not name it)"
+        )
     fds: list[int] = []
     try:
         fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
@@ -69,12 +78,16 @@ def _preflight(settings: Settings) -> None:
 
 
 def _claim(places: Layout) -> int:
-    """The lock that says: a supervisord of ours runs here; its text is the pid for `mqd down`. Held until this process ends. Raises CliError."""
+    """The lock that says: a supervisord of ours runs here; its text is the pid for `mqd down`. Held
+    until this process ends. Raises CliError.
+    """
     from mqd.shm import locks
 
     fd = locks.lock_file(places.supervisor_lock)
     if fd is None:
-        raise CliError(f"another broker is starting or stopping in {places.data_dir}; wait for it, or choose another --data-dir")
+        raise CliError(
+            f"another broker is starting or stopping in {places.data_dir}; wait for it, or choose another --data-dir"
+        )
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
@@ -106,20 +119,39 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
 
 
 @click.command(short_help="Start a broker in the foreground.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Where everything is kept.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="Port for clients; 0: a free one.  [default: 9092]")
 @click.option("--workers", type=click.IntRange(1, 64), help="Worker processes.  [default: one per usable CPU]")
-@click.option("--config", "config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Properties file with Kafka's names.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Properties file with Kafka's names.",
+)
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One property; may be repeated.")
 @click.option("--node-id", type=click.IntRange(0), help="Number of this broker, its own in the cluster.  [default: 1]")
-@click.option("--cluster-seeds", metavar="HOST:PORT,...", help="Controller listeners of the hosts that form the cluster, the same on every host.")
+@click.option(
+    "--cluster-seeds",
+    metavar="HOST:PORT,...",
+    help="Controller listeners of the hosts that form the cluster, the same on every host.",
+)
 def command(
-    data_dir: Path | None, port: int | None, workers: int | None, config_file: Path | None, assignments: tuple[str, ...], node_id: int | None,
+    data_dir: Path | None,
+    port: int | None,
+    workers: int | None,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    node_id: int | None,
     cluster_seeds: str | None,
 ) -> int:
     """Start a broker in the foreground.
 
-    Prints one line that begins with "mqd ready" once it serves. Ctrl-C, SIGTERM or `mqd down` stop it cleanly. Logs are in DATA_DIR/logs.
+    Prints one line that begins with "mqd ready" once it serves. Ctrl-C, SIGTERM or `mqd down` stop
+    it cleanly. Logs are in DATA_DIR/logs.
     """
     overrides = pairs(assignments, "--set")
     if workers is not None:
@@ -147,7 +179,10 @@ def command(
         host = f"[{about.host}]" if ":" in about.host else about.host
         workers_text = f"{settings.worker_count} worker{'s' if settings.worker_count != 1 else ''}"
         try:
-            print(f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})", flush=True)
+            print(
+                f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})",
+                flush=True,
+            )
         except OSError:
             pass  # nobody reads our output; the broker serves all the same
 

@@ -1,13 +1,19 @@
-"""Who gets which partitions, where the members decide themselves (classic protocol): librdkafka's range, roundrobin and cooperative-sticky. And what members tell each other.
+"""Who gets which partitions, where the members decide themselves (classic protocol): librdkafka's
+range, roundrobin and cooperative-sticky. And what members tell each other.
 
-    subscription   version int16 = 1, topics: count int32, strings; user_data nullable bytes; owned partitions: count int32, (topic string, count int32, int32...)
-    assignment     version int16 = 1, partitions: count int32, (topic string, count int32, int32...); user_data nullable bytes
+    subscription   version int16 = 1, topics: count int32, strings; user_data nullable bytes; owned
+                   partitions: count int32, (topic string, count int32, int32...)
+    assignment     version int16 = 1, partitions: count int32, (topic string, count int32,
+                   int32...); user_data nullable bytes
 
-Written by other members, so hostile: lengths are checked, what does not fit raises ValueError. Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
+Written by other members, so hostile: lengths are checked, what does not fit raises ValueError.
+Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
 
     A1  every partition of a topic that somebody wants has one owner, who wants it; but for A3
-    A2  cooperative-sticky: counts are as even as subscriptions allow by moving single partitions, and nobody loses what need not move
-    A3  cooperative-sticky: what moves from one member to another is nobody's in this round: its owner gives it up, and joins again
+    A2  cooperative-sticky: counts are as even as subscriptions allow by moving single partitions,
+        and nobody loses what need not move
+    A3  cooperative-sticky: what moves from one member to another is nobody's in this round: its
+        owner gives it up, and joins again
 """
 
 from __future__ import annotations
@@ -100,13 +106,20 @@ def assign_cooperative(members: Members, counts: Counts) -> Assignment:
     for member_id, one in members.items():
         for place in one.owned:
             holders.setdefault(place, set()).add(member_id)
-    return {member_id: {place for place in places if holders.get(place, {member_id}) == {member_id}} for member_id, places in found.items()}
+    return {
+        member_id: {place for place in places if holders.get(place, {member_id}) == {member_id}}
+        for member_id, places in found.items()
+    }
 
 
-ASSIGNORS: dict[str, Callable[[Members, Counts], Assignment]] = {"range": assign_range, "roundrobin": assign_roundrobin, COOPERATIVE: assign_cooperative}
+ASSIGNORS: dict[str, Callable[[Members, Counts], Assignment]] = {
+    "range": assign_range,
+    "roundrobin": assign_roundrobin,
+    COOPERATIVE: assign_cooperative,
+}
 
 
-# -- what is written -----------------------------------------------------------------------------------------------------------
+# -- what is written -------------------------------------------------------------------------------
 
 
 def _string(text: str) -> bytes:
@@ -118,13 +131,21 @@ def _partitions(places: Iterable[TopicPartition]) -> bytes:
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(places):
         by_topic.setdefault(topic, []).append(index)
-    parts = [_string(topic) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes) for topic, indexes in by_topic.items()]
+    parts = [
+        _string(topic) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes)
+        for topic, indexes in by_topic.items()
+    ]
     return struct.pack(">i", len(parts)) + b"".join(parts)
 
 
 def encode_subscription(one: Subscription) -> bytes:
     topics = sorted(one.topics)
-    return struct.pack(">hi", _VERSION, len(topics)) + b"".join(map(_string, topics)) + struct.pack(">i", -1) + _partitions(one.owned)
+    return (
+        struct.pack(">hi", _VERSION, len(topics))
+        + b"".join(map(_string, topics))
+        + struct.pack(">i", -1)
+        + _partitions(one.owned)
+    )
 
 
 def encode_assignment(places: Iterable[TopicPartition]) -> bytes:

@@ -1,11 +1,15 @@
-"""A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup; whoever leads a generation assigns its partitions. Sans-I/O.
+"""A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat,
+LeaveGroup; whoever leads a generation assigns its partitions. Sans-I/O.
 
-Spoken where the broker does not let a member of the newer protocol into a group (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
+Spoken where the broker does not let a member of the newer protocol into a group
+(group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
 
 Invariants (check())
-    C1  what the application works on (`owned`) grows when Assign leaves, shrinks when Revoke or Lost is Done
+    C1  what the application works on (`owned`) grows when Assign leaves, shrinks when Revoke or
+        Lost is Done
     C2  one request is under way at a time, and one of Revoke, Assign and Lost
-    C3  eager: a member that joins owns nothing. Cooperative: it says what it owns, and joins again when it has given something up
+    C3  eager: a member that joins owns nothing. Cooperative: it says what it owns, and joins again
+        when it has given something up
     C4  next_ms is never later than what has to happen next
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).
@@ -19,18 +23,53 @@ from typing import Any
 
 import msgspec
 
-from mqd.client.group.assignors import ASSIGNORS, COOPERATIVE, Subscription, TopicPartition, decode_assignment, decode_subscription, encode_assignment, encode_subscription
+from mqd.client.group.assignors import (
+    ASSIGNORS,
+    COOPERATIVE,
+    Subscription,
+    TopicPartition,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from mqd.client.group.consumer_protocol import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED
 from mqd.client.group.events import (
-    Action, Answered, Assign, Done, Event, Leave, Left, Lost, Partition, Partitions, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered,
-)  # fmt: skip
+    Action,
+    Answered,
+    Assign,
+    Done,
+    Event,
+    Leave,
+    Left,
+    Lost,
+    Partition,
+    Partitions,
+    Polled,
+    Problem,
+    Resolve,
+    Revoke,
+    Send,
+    Subscribe,
+    Tick,
+    TopicsKnown,
+    Unanswered,
+)
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 JOIN, HEARTBEAT, LEAVE, SYNC = 11, 12, 13, 14
 JOIN_VERSION_MAX = 9
 PROTOCOL_TYPE = "consumer"
-_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT})
+_AWAY = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
 
 
 class State(enum.Enum):
@@ -90,7 +129,12 @@ class ClassicCore:
 
     @property
     def generation(self) -> int:
-        return self.epoch if self.member_id and self.state in (State.STABLE, State.JOINING, State.LEADING, State.SYNCING, State.LEAVING) else -1
+        return (
+            self.epoch
+            if self.member_id
+            and self.state in (State.STABLE, State.JOINING, State.LEADING, State.SYNCING, State.LEAVING)
+            else -1
+        )
 
     @property
     def has_lost(self) -> bool:
@@ -104,7 +148,7 @@ class ClassicCore:
         """A join is answered when all members have come, or their time is up."""
         return (self.settings.max_poll_interval_ms + 5_000) / 1000 if send.api_key in (JOIN, SYNC) else None
 
-    # -- events ----------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -173,8 +217,14 @@ class ClassicCore:
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
             self._on_polled(now_ms)
-        if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE) and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms:
-            text = f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the group; poll() joins again"
+        if (
+            self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE)
+            and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms
+        ):
+            text = (
+                f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the"
+                " group; poll() joins again"
+            )
             actions.append(Problem(MAX_POLL_EXCEEDED, text))
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
@@ -203,7 +253,9 @@ class ClassicCore:
         if self.state is State.LEADING:
             self._lead(actions)
         elif self.state is State.STABLE:
-            stale = self._assigned_counts is not None and any(counts.get(topic, 0) != count for topic, count in self._assigned_counts.items())
+            stale = self._assigned_counts is not None and any(
+                counts.get(topic, 0) != count for topic, count in self._assigned_counts.items()
+            )
             if stale or self._topics() != self._joined_topics:
                 self._rejoin()
 
@@ -220,7 +272,7 @@ class ClassicCore:
             matched.update(topic for topic in self.counts if matches(topic))
         return frozenset(matched)
 
-    # -- answers ---------------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _later(self, now_ms: int) -> None:
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
@@ -242,7 +294,11 @@ class ClassicCore:
             try:
                 self.target = set(decode_assignment(message.assignment))
             except ValueError as error:
-                self._fail(int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"the group's leader sent an assignment that cannot be read: {error}", actions)
+                self._fail(
+                    int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+                    f"the group's leader sent an assignment that cannot be read: {error}",
+                    actions,
+                )
         elif sent is HeartbeatRequest:
             self._failures, self._due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
@@ -281,7 +337,9 @@ class ClassicCore:
         try:
             self._members = {one.member_id: decode_subscription(one.metadata) for one in message.members}
         except ValueError as error:
-            self._fail(int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions)
+            self._fail(
+                int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions
+            )
             return
         self.state, self._due_ms = State.LEADING, now_ms + self.settings.heartbeat_interval_ms
         actions.append(Resolve((), tuple(sorted({topic for one in self._members.values() for topic in one.topics}))))
@@ -291,14 +349,25 @@ class ClassicCore:
         self._assigned_counts = {topic: self.counts.get(topic, 0) for topic in topics}
         known = {topic: count for topic, count in self._assigned_counts.items() if count}
         found = ASSIGNORS[self._protocol or ""](self._members, known)
-        self._sync([SyncGroupRequest.Assignment(member_id=member_id, assignment=encode_assignment(places)) for member_id, places in found.items()], actions)
+        self._sync(
+            [
+                SyncGroupRequest.Assignment(member_id=member_id, assignment=encode_assignment(places))
+                for member_id, places in found.items()
+            ],
+            actions,
+        )
 
     def _sync(self, assignments: list[Any], actions: list[Action]) -> None:
         self.state = State.SYNCING
         request = SyncGroupRequest(
-            group_id=self.settings.group_id, generation_id=self.epoch, member_id=self.member_id, group_instance_id=self.settings.instance_id, protocol_type=PROTOCOL_TYPE,
-            protocol_name=self._protocol, assignments=assignments,
-        )  # fmt: skip
+            group_id=self.settings.group_id,
+            generation_id=self.epoch,
+            member_id=self.member_id,
+            group_instance_id=self.settings.instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=self._protocol,
+            assignments=assignments,
+        )
         self._send(SYNC, request, actions)
 
     def _left(self, now_ms: int, actions: list[Action]) -> None:
@@ -307,7 +376,7 @@ class ClassicCore:
         if self.subscription is not None:
             self._begin(now_ms)
 
-    # -- what to do next -------------------------------------------------------------------------------------------------------
+    # -- what to do next ---------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
         if self.callback is None:
@@ -319,10 +388,20 @@ class ClassicCore:
                 self._send(LEAVE, self._leave_request(), actions)
             else:
                 self._left(now_ms, actions)
-        elif self.state is State.JOINING and self._wants_join and now_ms >= self._due_ms and (self.is_cooperative or not self.owned):
+        elif (
+            self.state is State.JOINING
+            and self._wants_join
+            and now_ms >= self._due_ms
+            and (self.is_cooperative or not self.owned)
+        ):
             self._send(JOIN, self._join_request(), actions)
         elif self.state is State.STABLE and now_ms >= self._due_ms:
-            request = HeartbeatRequest(group_id=self.settings.group_id, generation_id=self.epoch, member_id=self.member_id, group_instance_id=self.settings.instance_id)
+            request = HeartbeatRequest(
+                group_id=self.settings.group_id,
+                generation_id=self.epoch,
+                member_id=self.member_id,
+                group_instance_id=self.settings.instance_id,
+            )
             self._send(HEARTBEAT, request, actions)
             self._due_ms = now_ms + self.settings.heartbeat_interval_ms
 
@@ -354,7 +433,7 @@ class ClassicCore:
     def _named(self, places: set[TopicPartition]) -> Partitions:
         return tuple(sorted(Partition(topic, index) for topic, index in places))
 
-    # -- requests --------------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _send(self, api_key: int, message: Any, actions: list[Action]) -> None:
         self._number += 1
@@ -366,22 +445,30 @@ class ClassicCore:
         self._joined_topics = self._topics()
         metadata = encode_subscription(Subscription(self._joined_topics, frozenset(self.owned)))
         return JoinGroupRequest(
-            group_id=self.settings.group_id, session_timeout_ms=self.settings.session_timeout_ms, rebalance_timeout_ms=self.settings.max_poll_interval_ms, member_id=self.member_id,
-            group_instance_id=self.settings.instance_id, protocol_type=PROTOCOL_TYPE,
+            group_id=self.settings.group_id,
+            session_timeout_ms=self.settings.session_timeout_ms,
+            rebalance_timeout_ms=self.settings.max_poll_interval_ms,
+            member_id=self.member_id,
+            group_instance_id=self.settings.instance_id,
+            protocol_type=PROTOCOL_TYPE,
             protocols=[JoinGroupRequest.Protocol(name=name, metadata=metadata) for name in self.settings.assignors],
-        )  # fmt: skip
+        )
 
     def _leave_request(self) -> LeaveGroupRequest:
-        identity = LeaveGroupRequest.MemberIdentity(member_id=self.member_id, group_instance_id=self.settings.instance_id)
+        identity = LeaveGroupRequest.MemberIdentity(
+            member_id=self.member_id, group_instance_id=self.settings.instance_id
+        )
         return LeaveGroupRequest(group_id=self.settings.group_id, member_id=self.member_id, members=[identity])
 
-    # -- time ------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         times = [self._look_ms] if self._look_ms is not None else []
         if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
-        if self.under_way is None and (self.state is State.STABLE or (self.state is State.JOINING and self._wants_join and self.callback is None)):
+        if self.under_way is None and (
+            self.state is State.STABLE or (self.state is State.JOINING and self._wants_join and self.callback is None)
+        ):
             times.append(self._due_ms)
         if self.under_way is None and self.state is State.LEAVING and self.callback is None:
             times.append(self._due_ms)

@@ -1,12 +1,19 @@
-"""Commits of a consumer: one under way at a time, in the order they were asked for, tried again while the coordinator is away or the member's epoch has moved.
+"""Commits of a consumer: one under way at a time, in the order they were asked for, tried again
+while the coordinator is away or the member's epoch has moved.
 
-    C1  a commit that is tried again is tried before all later ones: an older offset never replaces a newer one
-    C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves callbacks)
-    C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this member may be in the group again, with an epoch that counts, and the partition's next
-        owner further on. What is under way then names the epoch in which the partition was this member's
-    C4  an offset is one of a topic id: where it is known it is what the broker is told, so that what has the topic's name by now is not committed for. A request names all of its topics
-        by id, or all by name: one partition that is not assigned, of which the id is not known, makes it one by name
-Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not come through after its time-out ends with the last error.
+    C1  a commit that is tried again is tried before all later ones: an older offset never replaces
+        a newer one
+    C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves
+        callbacks)
+    C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this
+        member may be in the group again, with an epoch that counts, and the partition's next owner
+        further on. What is under way then names the epoch in which the partition was this member's
+    C4  an offset is one of a topic id: where it is known it is what the broker is told, so that
+        what has the topic's name by now is not committed for. A request names all of its topics by
+        id, or all by name: one partition that is not assigned, of which the id is not known, makes
+        it one by name
+Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
+come through after its time-out ends with the last error.
 """
 
 from __future__ import annotations
@@ -20,7 +27,17 @@ from mqd.client import requests
 from mqd.client.group.coordinator import Coordinator
 from mqd.client.shm.inbox import Inbox
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
-from mqd.client.offsets import COMMIT_BY_ID_VERSION, COORDINATOR_AWAY, STALE, Committed, Key, PartitionResult, commit_request, commit_version_max, read_commit
+from mqd.client.offsets import (
+    COMMIT_BY_ID_VERSION,
+    COORDINATOR_AWAY,
+    STALE,
+    Committed,
+    Key,
+    PartitionResult,
+    commit_request,
+    commit_version_max,
+    read_commit,
+)
 from mqd.protocol.errors import ErrorCode
 
 QUEUE_MAX = 10_000
@@ -51,9 +68,23 @@ class Commit:
 class Commits:
     """`identity()` -> (member id, generation). Everything on the application's thread."""
 
-    def __init__(self, attachment: Any, inbox: Inbox, group_id: str, instance_id: str | None, identity: Callable[[], tuple[str, int]], on_committed: Callable[[Key, int], None], coordinator: Coordinator) -> None:
+    def __init__(
+        self,
+        attachment: Any,
+        inbox: Inbox,
+        group_id: str,
+        instance_id: str | None,
+        identity: Callable[[], tuple[str, int]],
+        on_committed: Callable[[Key, int], None],
+        coordinator: Coordinator,
+    ) -> None:
         self._attachment, self._inbox, self._coordinator = attachment, inbox, coordinator
-        self._group_id, self._instance_id, self._identity, self._on_committed = group_id, instance_id, identity, on_committed
+        self._group_id, self._instance_id, self._identity, self._on_committed = (
+            group_id,
+            instance_id,
+            identity,
+            on_committed,
+        )
         self._waiting: deque[Commit] = deque()
         self._under_way: Commit | None = None
         self._again_at = 0.0
@@ -96,7 +127,12 @@ class Commits:
         message = commit_request(self._group_id, member_id, generation, self._instance_id, left)
         try:
             version = self._attachment.api.pick(requests.OFFSET_COMMIT, commit_version_max(left))
-            self._attachment.send(requests.OFFSET_COMMIT, version, message, lambda response, error: self._inbox.put(self._on_response, commit, response, error))
+            self._attachment.send(
+                requests.OFFSET_COMMIT,
+                version,
+                message,
+                lambda response, error: self._inbox.put(self._on_response, commit, response, error),
+            )
         except KafkaException as problem:
             self._end(commit, problem.args[0])
 
@@ -119,7 +155,8 @@ class Commits:
             self._again_or_end(commit, error, error.code() in _AGAIN_LOCAL)
             return
         codes = read_commit(response, commit.offsets)
-        again = next((code for code in codes.values() if code in _AGAIN), 0)  # also where another partition's topic is refused for good
+        # also where another partition's topic is refused for good
+        again = next((code for code in codes.values() if code in _AGAIN), 0)
         if again in COORDINATOR_AWAY:
             self._coordinator.ask()
         if again:
@@ -130,12 +167,16 @@ class Commits:
         for key, code in codes.items():
             if not code and key not in commit.gone:
                 self._on_committed(key, commit.offsets[key].offset)
-        self._end(commit, broker_error(bad, "commit") if bad else None)  # of some is of the commit, as in librdkafka: nobody need look at each partition to hear of it
+        # of some is of the commit, as in librdkafka: nobody need look at each partition to hear of
+        # it
+        self._end(commit, broker_error(bad, "commit") if bad else None)
         if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
             self._look_again(unknown)
 
     def _look_again(self, topics: set[str]) -> None:
-        """Who reads them may not hear in another way that they are gone, and would go on naming the old ids."""
+        """Who reads them may not hear in another way that they are gone, and would go on naming the
+        old ids.
+        """
         with self._attachment.lock:
             known = topics.intersection(self._attachment.metadata.topics)
             if known:

@@ -1,19 +1,25 @@
-"""A member of a consumer group by KIP-848: ConsumerGroupHeartbeat says and hears everything. Sans-I/O.
+"""A member of a consumer group by KIP-848: ConsumerGroupHeartbeat says and hears everything.
+Sans-I/O.
 
-The coordinator says what the member is to have; the member goes there by itself: gives up first what it is not to have any more (the application is told, and commits),
-takes then what is new, and reports what it has. What it gave up goes to others only after that report.
+The coordinator says what the member is to have; the member goes there by itself: gives up first
+what it is not to have any more (the application is told, and commits), takes then what is new, and
+reports what it has. What it gave up goes to others only after that report.
 
 Invariants (check())
-    M1  what the application works on (`owned`) grows when Assign leaves, and shrinks when Revoke or Lost is Done
+    M1  what the application works on (`owned`) grows when Assign leaves, and shrinks when Revoke or
+        Lost is Done
     M2  one request is under way at a time, and one of Revoke, Assign and Lost
     M3  a request with epoch 0 says that the member has nothing, and it has nothing
     M4  who is no member owns nothing that it will keep: Lost or Revoke is under way or has been
-    M5  between a report of what the member has and its answer nothing comes to that: the coordinator may have given on what the report does not name
+    M5  between a report of what the member has and its answer nothing comes to that: the
+        coordinator may have given on what the report does not name
     M6  next_ms is never later than what has to happen next
-Bounds: owned and target are what the coordinator says; answers to requests that are not under way are dropped.
+Bounds: owned and target are what the coordinator says; answers to requests that are not under way
+are dropped.
 
-Sources: KIP-848, KIP-1082 (the client makes its own id); Kafka's consumer for which error means what. Differences: UNRELEASED_INSTANCE_ID is tried again for RELEASE_WAIT_MS (a
-static member that was killed and comes back would otherwise have to be started again by hand).
+Sources: KIP-848, KIP-1082 (the client makes its own id); Kafka's consumer for which error means
+what. Differences: UNRELEASED_INSTANCE_ID is tried again for RELEASE_WAIT_MS (a static member that
+was killed and comes back would otherwise have to be started again by hand).
 """
 
 from __future__ import annotations
@@ -23,8 +29,26 @@ import enum
 import msgspec
 
 from mqd.client.group.events import (
-    Action, Answered, Assign, Done, Event, Leave, Left, Lost, Partition, Partitions, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered,
-)  # fmt: skip
+    Action,
+    Answered,
+    Assign,
+    Done,
+    Event,
+    Leave,
+    Left,
+    Lost,
+    Partition,
+    Partitions,
+    Polled,
+    Problem,
+    Resolve,
+    Revoke,
+    Send,
+    Subscribe,
+    Tick,
+    TopicsKnown,
+    Unanswered,
+)
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -37,7 +61,15 @@ LEAVE_EPOCH, LEAVE_STATIC_EPOCH = -1, -2
 MAX_POLL_EXCEEDED = -147  # librdkafka's code
 
 _TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
-_LATER = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT})
+_LATER = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
 
 Owned = set[tuple[bytes, int]]
@@ -95,7 +127,7 @@ class GroupCore:
         self._leaving_number = 0
         self._leave_epoch = LEAVE_EPOCH if settings.instance_id is None else LEAVE_STATIC_EPOCH
 
-    # -- what others ask -------------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------
 
     @property
     def is_member(self) -> bool:
@@ -104,7 +136,9 @@ class GroupCore:
     @property
     def generation(self) -> int:
         """What a commit names as generation_id_or_member_epoch; -1: no member."""
-        stands = self.state is State.MEMBER or (self.state is State.LEAVING and self._was_member and not self._is_leaving_sent)
+        stands = self.state is State.MEMBER or (
+            self.state is State.LEAVING and self._was_member and not self._is_leaving_sent
+        )
         return self.epoch if stands and self.epoch > 0 else -1
 
     @property
@@ -121,7 +155,7 @@ class GroupCore:
         """How long a request may take; None: as any other."""
         return None
 
-    # -- events ----------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -155,7 +189,9 @@ class GroupCore:
             self._polled_ms = now_ms
             self._begin(now_ms)
         elif self.state is State.LEAVING and self.callback is None:
-            self._left(now_ms, actions)  # the request to leave, if it is under way, is dealt with before the one to join: one connection
+            # the request to leave, if it is under way, is dealt with before the one to join: one
+            # connection
+            self._left(now_ms, actions)
 
     def _begin(self, now_ms: int) -> None:
         self.state, self.epoch, self.target = State.JOINING, 0, None
@@ -184,12 +220,26 @@ class GroupCore:
     def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
         if is_polling:
             self._on_polled(now_ms)
-        if self.state in (State.MEMBER, State.JOINING) and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms:
-            text = f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the group; poll() joins again"
+        if (
+            self.state in (State.MEMBER, State.JOINING)
+            and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms
+        ):
+            text = (
+                f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the"
+                " group; poll() joins again"
+            )
             actions.append(Problem(MAX_POLL_EXCEEDED, text))
             self.state = State.STALE
             self.under_way = None
-            self._send(ConsumerGroupHeartbeatRequest(group_id=self.settings.group_id, member_id=self.member_id, member_epoch=self._leave_epoch, instance_id=self.settings.instance_id), actions)
+            self._send(
+                ConsumerGroupHeartbeatRequest(
+                    group_id=self.settings.group_id,
+                    member_id=self.member_id,
+                    member_epoch=self._leave_epoch,
+                    instance_id=self.settings.instance_id,
+                ),
+                actions,
+            )
 
     def _on_done(self, now_ms: int) -> None:
         if self.callback is None:
@@ -207,7 +257,7 @@ class GroupCore:
         elif self.state is State.STALE and not self.owned and self.subscription is not None:
             self._begin(now_ms)  # it polls: that is where Lost was carried out
 
-    # -- answers ---------------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _on_unanswered(self, number: int, now_ms: int) -> None:
         if number == self.under_way:
@@ -220,7 +270,9 @@ class GroupCore:
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
 
-    def _on_answered(self, number: int, message: ConsumerGroupHeartbeatResponse, now_ms: int, actions: list[Action]) -> None:
+    def _on_answered(
+        self, number: int, message: ConsumerGroupHeartbeatResponse, now_ms: int, actions: list[Action]
+    ) -> None:
         if number != self.under_way:
             return
         self.under_way = None
@@ -248,11 +300,14 @@ class GroupCore:
         self._interval_ms = max(1, message.heartbeat_interval_ms)
         self._due_ms = now_ms + self._interval_ms
         if message.assignment is not None:
-            self.target = {(one.topic_id, index) for one in message.assignment.topic_partitions for index in one.partitions}
+            self.target = {
+                (one.topic_id, index) for one in message.assignment.topic_partitions for index in one.partitions
+            }
             if self._unknown_topics():
                 self._resolve_ms, self._resolve_count = now_ms, 0
             elif self.target != self._told_owned:
-                self._say_owned = True  # also when it is what the application has by now: the coordinator wants to hear it
+                # also when it is what the application has by now: the coordinator wants to hear it
+                self._say_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
         if code in _LATER:
@@ -283,7 +338,7 @@ class GroupCore:
         else:
             self._begin(now_ms)
 
-    # -- going where the target is ---------------------------------------------------------------------------------------------
+    # -- going where the target is -----------------------------------------------------------------
 
     def _unknown_topics(self) -> set[bytes]:
         return {topic_id for topic_id, _ in self.target or () if topic_id not in self.names}
@@ -324,19 +379,33 @@ class GroupCore:
     def _named(self, partitions: Owned) -> Partitions:
         return tuple(sorted(Partition(self.names[topic_id], index, topic_id) for topic_id, index in partitions))
 
-    # -- requests --------------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _maybe_send(self, now_ms: int, actions: list[Action]) -> None:
         if self.state is State.LEAVING:
-            if self.callback is None and not self.owned and not self._is_leaving_sent and now_ms >= (self._due_ms if self._failures else 0):
+            if (
+                self.callback is None
+                and not self.owned
+                and not self._is_leaving_sent
+                and now_ms >= (self._due_ms if self._failures else 0)
+            ):
                 self.under_way = None
-                message = ConsumerGroupHeartbeatRequest(group_id=self.settings.group_id, member_id=self.member_id, member_epoch=self._leave_epoch, instance_id=self.settings.instance_id)
+                message = ConsumerGroupHeartbeatRequest(
+                    group_id=self.settings.group_id,
+                    member_id=self.member_id,
+                    member_epoch=self._leave_epoch,
+                    instance_id=self.settings.instance_id,
+                )
                 self._leaving_number = self._send(message, actions)
             return
         if self.under_way is not None or self.state not in (State.JOINING, State.MEMBER):
             return
         settled = self.callback is None
-        urgent = not self._failures and ((self._say_owned and settled) or self.subscription != self._said or (self.state is State.JOINING and self._say_all))
+        urgent = not self._failures and (
+            (self._say_owned and settled)
+            or self.subscription != self._said
+            or (self.state is State.JOINING and self._say_all)
+        )
         if urgent or now_ms >= self._due_ms:
             self._send(self._heartbeat(settled), actions)
             self._due_ms = now_ms + self._interval_ms
@@ -354,7 +423,12 @@ class GroupCore:
     def _heartbeat(self, settled: bool) -> ConsumerGroupHeartbeatRequest:
         everything, wanted = self._say_all, self.subscription
         assert wanted is not None
-        message = ConsumerGroupHeartbeatRequest(group_id=self.settings.group_id, member_id=self.member_id, member_epoch=self.epoch, instance_id=self.settings.instance_id)
+        message = ConsumerGroupHeartbeatRequest(
+            group_id=self.settings.group_id,
+            member_id=self.member_id,
+            member_epoch=self.epoch,
+            instance_id=self.settings.instance_id,
+        )
         if everything:
             message.rack_id, message.server_assignor = self.settings.rack_id, self.settings.server_assignor
             message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
@@ -373,7 +447,7 @@ class GroupCore:
             by_topic.setdefault(topic_id, []).append(index)
         return [_TopicPartitions(topic_id=topic_id, partitions=indexes) for topic_id, indexes in by_topic.items()]
 
-    # -- time ------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
         times = [self._resolve_ms] if self._resolve_ms is not None else []

@@ -1,7 +1,9 @@
-"""Where a group's coordinator is. On shared memory it is always this broker; but only who asks for it makes a broker that never had a group prepare to be one.
+"""Where a group's coordinator is. On shared memory it is always this broker; but only who asks for
+it makes a broker that never had a group prepare to be one.
 
-Asked when the consumer is made, and again when an answer says that the coordinator is away. Until the first answer nothing is sent to it: `when_known` waits.
-Concurrency: with the attachment's lock held, but `ask` and `when_known`, which take it.
+Asked when the consumer is made, and again when an answer says that the coordinator is away. Until
+the first answer nothing is sent to it: `when_known` waits. Concurrency: with the attachment's lock
+held, but `ask` and `when_known`, which take it.
 """
 
 from __future__ import annotations
@@ -49,7 +51,11 @@ class Coordinator:
         if attachment.is_closed or not attachment.attached:
             return
         version = attachment.api.pick(requests.FIND_COORDINATOR, _VERSION_MAX)
-        message = FindCoordinatorRequest(coordinator_keys=[self._group_id]) if version >= 4 else FindCoordinatorRequest(key=self._group_id)
+        message = (
+            FindCoordinatorRequest(coordinator_keys=[self._group_id])
+            if version >= 4
+            else FindCoordinatorRequest(key=self._group_id)
+        )
         self._is_under_way, self._again_at = True, None
         try:
             attachment.send(requests.FIND_COORDINATOR, version, message, self._on_response)
@@ -58,7 +64,11 @@ class Coordinator:
 
     def _on_response(self, response: Any, error: KafkaError | None) -> None:
         self._is_under_way = False
-        code = response.coordinators[0].error_code if error is None and response.coordinators else getattr(response, "error_code", 0)
+        code = (
+            response.coordinators[0].error_code
+            if error is None and response.coordinators
+            else getattr(response, "error_code", 0)
+        )
         if error is None and not code:
             self._known()
         else:
@@ -75,7 +85,8 @@ class Coordinator:
             self._known()
         if self._again_at is not None and now >= self._again_at and not self._is_under_way:
             self._send()
-        return self._again_at if self._attachment.attached else None  # without a broker it would be due at once, again and again; the turn that has one sends it
+        # without a broker it would be due at once, again and again; the turn that has one sends it
+        return self._again_at if self._attachment.attached else None
 
     def on_lost(self, _error: KafkaError) -> None:
         pass

@@ -1,7 +1,9 @@
-"""What goes into a group membership core and what comes out of it. Frozen, without clock, socket or thread; the same for both protocols.
+"""What goes into a group membership core and what comes out of it. Frozen, without clock, socket or
+thread; the same for both protocols.
 
-The shell (runner.py) sends what Send says, over one connection, in order, and gives back Answered or Unanswered with the same number. Revoke, Assign and Lost are
-carried out by the application's thread, in poll(), one after the other; each is ended by Done.
+The shell (runner.py) sends what Send says, over one connection, in order, and gives back Answered
+or Unanswered with the same number. Revoke, Assign and Lost are carried out by the application's
+thread, in poll(), one after the other; each is ended by Done.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Partitions = tuple[Partition, ...]
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Join, or change what the member wants. `regex`: RE2, matched against whole names by the coordinator; None: no expression."""
+    """Join, or change what the member wants. `regex`: RE2, matched against whole names by the
+    coordinator; None: no expression.
+    """
 
     topics: tuple[str, ...]
     regex: str | None = None
@@ -41,7 +45,9 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Unanswered(msgspec.Struct, frozen=True):
-    """The connection ended, or the answer could not be read: the coordinator may have done it or not."""
+    """The connection ended, or the answer could not be read: the coordinator may have done it or
+    not.
+    """
 
     number: int
 
@@ -51,7 +57,9 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class TopicsKnown(msgspec.Struct, frozen=True):
-    """What Resolve asked for, and everything else that is known. KIP-848: `names` of ids. Classic: `counts` of partitions by name, of all topics."""
+    """What Resolve asked for, and everything else that is known. KIP-848: `names` of ids. Classic:
+    `counts` of partitions by name, of all topics.
+    """
 
     names: dict[bytes, str] = {}
     counts: dict[str, int] = {}
@@ -99,14 +107,18 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Resolve(msgspec.Struct, frozen=True):
-    """Answered by TopicsKnown, again until the ids are known. `topics`: the names whose partition counts are wanted; None: of all (an expression)."""
+    """Answered by TopicsKnown, again until the ids are known. `topics`: the names whose partition
+    counts are wanted; None: of all (an expression).
+    """
 
     topic_ids: tuple[bytes, ...] = ()
     topics: tuple[str, ...] | None = ()
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """For the application. `code`: Kafka's, or one of librdkafka's negative ones. Fatal: the member has given up; only a new consumer joins again."""
+    """For the application. `code`: Kafka's, or one of librdkafka's negative ones. Fatal: the member
+    has given up; only a new consumer joins again.
+    """
 
     code: int
     text: str

@@ -1,4 +1,6 @@
-"""A consumer's membership core, as its configuration says, and its subscription as the coordinator reads it."""
+"""A consumer's membership core, as its configuration says, and its subscription as the coordinator
+reads it.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,40 @@ from mqd.client.group.consumer_protocol import GroupCore, Settings
 
 def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:
     """Of the consumer protocol (KIP-848)."""
-    return GroupCore(Settings(config["group.id"], own_id, config["group.instance.id"], config["client.rack"] or None, config["group.remote.assignor"], config["max.poll.interval.ms"]))
+    return GroupCore(
+        Settings(
+            config["group.id"],
+            own_id,
+            config["group.instance.id"],
+            config["client.rack"] or None,
+            config["group.remote.assignor"],
+            config["max.poll.interval.ms"],
+        )
+    )
 
 
 def classic_core(config: ConsumerConfig) -> ClassicCore:
     """Of the classic protocol."""
-    assignors = tuple(name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS)
-    return ClassicCore(ClassicSettings(
-        config["group.id"], config["group.instance.id"], config["session.timeout.ms"], config["heartbeat.interval.ms"], config["max.poll.interval.ms"],
-        assignors or ("range", "roundrobin"), max(config["topic.metadata.refresh.interval.ms"], 1_000),
-    ))  # fmt: skip
+    assignors = tuple(
+        name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS
+    )
+    return ClassicCore(
+        ClassicSettings(
+            config["group.id"],
+            config["group.instance.id"],
+            config["session.timeout.ms"],
+            config["heartbeat.interval.ms"],
+            config["max.poll.interval.ms"],
+            assignors or ("range", "roundrobin"),
+            max(config["topic.metadata.refresh.interval.ms"], 1_000),
+        )
+    )
 
 
 def subscribed(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
-    """(names, one expression for all that begin with ^ or None). librdkafka's expressions find, the coordinator's match whole names; who asks for group.protocol=consumer writes the latter."""
+    """(names, one expression for all that begin with ^ or None). librdkafka's expressions find, the
+    coordinator's match whole names; who asks for group.protocol=consumer writes the latter.
+    """
     names = tuple(sorted({topic for topic in topics if not topic.startswith("^")}))
     expressions = [topic for topic in topics if topic.startswith("^")]
     if not expressions:

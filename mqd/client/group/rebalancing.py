@@ -1,11 +1,16 @@
-"""A group's wishes, carried out on the application's thread: its callbacks are called, its assignment changed, its membership core told.
+"""A group's wishes, carried out on the application's thread: its callbacks are called, its
+assignment changed, its membership core told.
 
-Two ways to see the same membership. Incremental (group.protocol=consumer, or cooperative-sticky): callbacks hear of what comes and what goes. Eager (librdkafka's default): they hear
-of everything, first that all of it goes, then what there is from now on; so an application written for range assignment may call assign() with what it is given. The group's other
-members notice no difference: what stays with this member is not given up.
+Two ways to see the same membership. Incremental (group.protocol=consumer, or cooperative-sticky):
+callbacks hear of what comes and what goes. Eager (librdkafka's default): they hear of everything,
+first that all of it goes, then what there is from now on; so an application written for range
+assignment may call assign() with what it is given. The group's other members notice no difference:
+what stays with this member is not given up.
 
-    B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the exception leaves poll()
-    B2  what the callback has assigned itself is left as it is; else it is done for it, also when it, or the one before it, raises: the group has given these partitions to this member alone
+    B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the
+        exception leaves poll()
+    B2  what the callback has assigned itself is left as it is; else it is done for it, also when
+        it, or the one before it, raises: the group has given these partitions to this member alone
 """
 
 from __future__ import annotations
@@ -73,7 +78,13 @@ class Rebalancer:
         finally:
             self.is_lost = False
             self._consumer._runner.done()
-            if self._is_eager and not self._shown and self._group and not self._has_work and self._consumer._subscription:
+            if (
+                self._is_eager
+                and not self._shown
+                and self._group
+                and not self._has_work
+                and self._consumer._subscription
+            ):
                 self._show(list(self._group))
 
     @property
@@ -143,7 +154,9 @@ class Rebalancer:
             if consumer._inbox.operations:
                 self.carry_out(consumer._inbox.operations.popleft())
             else:
-                consumer.control.wait_for(lambda: consumer._inbox.operations or consumer._inbox.answers, min(deadline - time.monotonic(), 1.0))
+                consumer.control.wait_for(
+                    lambda: consumer._inbox.operations or consumer._inbox.answers, min(deadline - time.monotonic(), 1.0)
+                )
 
 
 def _listed(keys: list[Key]) -> list[TopicPartition]:

@@ -1,11 +1,15 @@
-"""The shell of a group membership core: sends its requests, keeps its time, and passes on what the application has to do.
+"""The shell of a group membership core: sends its requests, keeps its time, and passes on what the
+application has to do.
 
-It lives on the consumer's attachment for requests as a listener: whoever drives that attachment (its thread, mostly) gives it its turns, so a member keeps its place while
-the application is busy, and nothing runs while there is nothing to do.
+It lives on the consumer's attachment for requests as a listener: whoever drives that attachment
+(its thread, mostly) gives it its turns, so a member keeps its place while the application is busy,
+and nothing runs while there is nothing to do.
 
     R1  the core is called with `lock` held and nothing else; it calls nobody back
-    R2  what the application has to do (Assign, Revoke, Lost, Problem, Left) goes to `notify`, in order; the application's thread ends each of the first three with done()
-    R3  an answer is given to the core that asked: after a loss of the attachment every request under way ends as Unanswered
+    R2  what the application has to do (Assign, Revoke, Lost, Problem, Left) goes to `notify`, in
+        order; the application's thread ends each of the first three with done()
+    R3  an answer is given to the core that asked: after a loss of the attachment every request
+        under way ends as Unanswered
 """
 
 from __future__ import annotations
@@ -17,7 +21,23 @@ from collections.abc import Callable
 from typing import Any
 
 from mqd.client.group.coordinator import Coordinator
-from mqd.client.group.events import Action, Answered, Done, Event, Leave, Left, Partitions, Polled, Problem, Resolve, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.group.events import (
+    Action,
+    Answered,
+    Done,
+    Event,
+    Leave,
+    Left,
+    Partitions,
+    Polled,
+    Problem,
+    Resolve,
+    Send,
+    Subscribe,
+    Tick,
+    TopicsKnown,
+    Unanswered,
+)
 from mqd.client.messages import KafkaError
 from mqd.client.offsets import COORDINATOR_AWAY
 
@@ -29,9 +49,18 @@ def now_ms() -> int:
 
 
 class GroupRunner:
-    """`core`: a membership core; `notify(action)`: any thread, must not block. `has_progressed()`: whether poll() has handed something out since the last question."""
+    """`core`: a membership core; `notify(action)`: any thread, must not block. `has_progressed()`:
+    whether poll() has handed something out since the last question.
+    """
 
-    def __init__(self, attachment: Any, coordinator: Coordinator, core: Any, notify: Callable[[Action], None], has_progressed: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        attachment: Any,
+        coordinator: Coordinator,
+        core: Any,
+        notify: Callable[[Action], None],
+        has_progressed: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.core = core
         self.lock = threading.Lock()
         self.is_polling = False
@@ -48,7 +77,7 @@ class GroupRunner:
         attachment.subscribe(self)
         coordinator.when_known(self._on_coordinator)
 
-    # -- the application's thread ----------------------------------------------------------------------------------------------
+    # -- the application's thread ------------------------------------------------------------------
 
     def subscribe(self, topics: tuple[str, ...], regex: str | None) -> None:
         metadata = self._attachment.metadata
@@ -76,7 +105,9 @@ class GroupRunner:
             return self.core.member_id, self.core.generation
 
     def _give(self, *events: Event) -> None:
-        """Events from any thread. What the core wants to send leaves with the attachment's lock, so not from under ours."""
+        """Events from any thread. What the core wants to send leaves with the attachment's lock, so
+        not from under ours.
+        """
         with self.lock:
             self._handle(events)
             due = self._due()
@@ -100,7 +131,7 @@ class GroupRunner:
         next_ms = self.core.next_ms
         return None if next_ms is None else time.monotonic() + (next_ms - now_ms()) / 1000
 
-    # -- the attachment's turns: with its lock held ------------------------------------------------------------------------------
+    # -- the attachment's turns: with its lock held ------------------------------------------------
 
     def _on_coordinator(self) -> None:
         self._may_send = True
@@ -111,7 +142,13 @@ class GroupRunner:
         while self._unsent and self._may_send:
             send = self._unsent.popleft()
             version = attachment.api.pick(send.api_key, send.version_max)
-            attachment.send(send.api_key, version, send.message, lambda response, error, number=send.number: self._on_response(number, response, error), self.core.timeout_s(send))
+            attachment.send(
+                send.api_key,
+                version,
+                send.message,
+                lambda response, error, number=send.number: self._on_response(number, response, error),
+                self.core.timeout_s(send),
+            )
         if self._resolving is not None and self._resolve_version < 0:
             self._resolve_version = attachment.metadata.version
             topics = self._resolving.topics
@@ -125,7 +162,11 @@ class GroupRunner:
     def on_turn(self, _now: float) -> float | None:
         attachment = self._attachment
         if self._known_version != attachment.metadata.version:
-            counts = {name: topic.partition_count for name, topic in attachment.metadata.topics.items() if not topic.error and not topic.is_internal}
+            counts = {
+                name: topic.partition_count
+                for name, topic in attachment.metadata.topics.items()
+                if not topic.error and not topic.is_internal
+            }
             self._events.append(TopicsKnown(dict(attachment.metadata.names), counts))
             if 0 <= self._resolve_version != attachment.metadata.version:
                 self._resolving = None

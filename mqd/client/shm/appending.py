@@ -1,4 +1,5 @@
-"""Records into the C core, and into the accounts of who waits for them: whatever interrupts that, its caller learns how many were taken.
+"""Records into the C core, and into the accounts of who waits for them: whatever interrupts that,
+its caller learns how many were taken.
 
 Concurrency: with the attachment's lock held.
 """
@@ -21,7 +22,9 @@ PART_MAX = 8192  # records at a time: others want the lock, too
 
 
 class Refused(Exception):
-    """The C core will never take the first of these records, or this batch; `error` is what the report says."""
+    """The C core will never take the first of these records, or this batch; `error` is what the
+    report says.
+    """
 
     def __init__(self, error: KafkaError) -> None:
         super().__init__(error.str())
@@ -29,7 +32,9 @@ class Refused(Exception):
 
 
 class Taken:
-    """How many records of a call to append() are in the C core, or with the compressor: its caller's, who looks also when that raises."""
+    """How many records of a call to append() are in the C core, or with the compressor: its
+    caller's, who looks also when that raises.
+    """
 
     __slots__ = ("count",)
 
@@ -43,8 +48,10 @@ class Appender:
         self._batch_of = np.empty(PART_MAX, np.uint64)
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: Taken, first_index: int = 0) -> None:
-        """Records into the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises Refused when the first record is
-        one that it will never take."""
+        """Records into the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery,
+        their indices begin at first_index. Raises Refused when the first record is one that it will
+        never take.
+        """
         producer = self._producer
         if producer.compressor.enabled:
             producer.compressor.append(stage, chunk, rows, taken, first_index)
@@ -59,7 +66,11 @@ class Appender:
         except NativeError as error:
             if error.code == E_INVALID:
                 partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
-                wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
+                wrong = (
+                    KafkaError._UNKNOWN_PARTITION
+                    if partition >= stage.partition_count
+                    else KafkaError.MSG_SIZE_TOO_LARGE
+                )
                 raise Refused(local_error(wrong)) from None
             # else the attachment has ended: the driver knows, or will
         except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the records
@@ -67,8 +78,12 @@ class Appender:
             self._account(stage, batch_of[: taken.count], rows, first_index, parts)
             raise
 
-    def _account(self, stage: Stage, batch_of: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, Part]]) -> None:
-        """May be called again with the same `parts`, which are empty at first, when it was interrupted."""
+    def _account(
+        self, stage: Stage, batch_of: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, Part]]
+    ) -> None:
+        """May be called again with the same `parts`, which are empty at first, when it was
+        interrupted.
+        """
         if len(batch_of):
             self._producer.transactions.wrote()
             if not parts:
@@ -76,7 +91,9 @@ class Appender:
             self._producer.fates.appended(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
-        """A whole batch into the C core; its number, 0 = no room now. Raises Refused when it will never take it: its memory is smaller."""
+        """A whole batch into the C core; its number, 0 = no room now. Raises Refused when it will
+        never take it: its memory is smaller.
+        """
         try:
             return self._producer.native.append_batch(stage.number, partition, batch)
         except NativeError as error:

@@ -1,20 +1,31 @@
-"""An attachment to this host's broker: requests, wake-ups, the way back after the worker has died. Shared by producers and consumers; each has its own.
+"""An attachment to this host's broker: requests, wake-ups, the way back after the worker has died.
+Shared by producers and consumers; each has its own.
 
-    attachment = Attachment(opener, client_id="app")           # opener() -> an object with the methods of NativeClient below
+    attachment = Attachment(opener, client_id="app")           # opener() -> an object with the
+                                                               methods of NativeClient below
     attachment.subscribe(listener)                             # see Listener; held weakly
     response = attachment.request(api_key, version, message, timeout)          # blocks; KafkaException when there is no answer
     attachment.send(api_key, version, message, on_response, timeout)           # does not; on_response(response, error) is called by whoever drives
-    attachment.wait_for(predicate, timeout)                                    # blocks until predicate() is true; drives meanwhile
+    attachment.wait_for(predicate, timeout)                                    # blocks until
+                                                                               predicate() is true;
+                                                                               drives meanwhile
 
-The C attachment takes one thread at a time. Whoever holds the role of the *driver* waits in C (GIL released) for something to come, then takes `lock`, takes in what came
-and gives every listener a turn. The driver is the background thread; but a thread of the application that waits for an outcome takes the role over, so that an answer
-needs no switch of threads. The background thread takes the role back when nobody has driven for DRIVER_LEASE_S.
+The C attachment takes one thread at a time. Whoever holds the role of the *driver* waits in C (GIL
+released) for something to come, then takes `lock`, takes in what came and gives every listener a
+turn. The driver is the background thread; but a thread of the application that waits for an outcome
+takes the role over, so that an answer needs no switch of threads. The background thread takes the
+role back when nobody has driven for DRIVER_LEASE_S.
 
-1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new attachment) by the driver alone, and never closed under a wake(): `_waking` is held over that.
-2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and never call the user's code.
-3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died; whether the request took effect is unknown) or _DESTROY.
-4. What wake_by() asks for is never slept through: `_asked` is set before `_sleep_until` is looked at, and looked at after that is set, so one of the two threads sees the other.
-5. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing of the parent's is touched.
+1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new
+   attachment) by the driver alone, and never closed under a wake(): `_waking` is held over that.
+2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and
+   never call the user's code.
+3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died;
+   whether the request took effect is unknown) or _DESTROY.
+4. What wake_by() asks for is never slept through: `_asked` is set before `_sleep_until` is looked
+   at, and looked at after that is set, so one of the two threads sees the other.
+5. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing
+   of the parent's is touched.
 """
 
 from __future__ import annotations
@@ -50,7 +61,9 @@ OnResponse = Callable[[Any, KafkaError | None], None]
 
 
 class NativeClient(Protocol):
-    """What an opener gives: mqd_client of native/client/client.h. OSError with errno EPIPE: the worker has ended."""
+    """What an opener gives: mqd_client of native/client/client.h. OSError with errno EPIPE: the
+    worker has ended.
+    """
 
     worker: int
 
@@ -64,13 +77,19 @@ class NativeClient(Protocol):
 
 
 class Listener(Protocol):
-    """Who works on an attachment. All with its lock held. Where there is an on_forked() as well, it is called in a child of fork."""
+    """Who works on an attachment. All with its lock held. Where there is an on_forked() as well, it
+    is called in a child of fork.
+    """
 
     def on_turn(self, now: float) -> float | None:
-        """Something may have come, or the time last asked for has; not after a fatal loss. Returns when it wants the next turn at the latest (time.monotonic), None = whenever something comes."""
+        """Something may have come, or the time last asked for has; not after a fatal loss. Returns
+        when it wants the next turn at the latest (time.monotonic), None = whenever something comes.
+        """
 
     def on_lost(self, error: KafkaError) -> None:
-        """The worker has ended, or attaching failed again; fatal() = it will not be tried again. Whatever was asked is unanswered; `native` is still the old one."""
+        """The worker has ended, or attaching failed again; fatal() = it will not be tried again.
+        Whatever was asked is unanswered; `native` is still the old one.
+        """
 
     def on_reattached(self, old: Any, new: Any) -> None:
         """`new` is the native client from now on. `old` is closed afterwards."""
@@ -84,9 +103,18 @@ class _Pending:
 
 
 class Attachment:
-    """See the module. Raises KafkaException when the first attaching fails; later losses are repaired in the background."""
+    """See the module. Raises KafkaException when the first attaching fails; later losses are
+    repaired in the background.
+    """
 
-    def __init__(self, opener: Callable[[], NativeClient], *, client_id: str = "mqd", metadata_max_age_s: float = 300.0, request_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        opener: Callable[[], NativeClient],
+        *,
+        client_id: str = "mqd",
+        metadata_max_age_s: float = 300.0,
+        request_timeout_s: float = 30.0,
+    ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._waking = threading.RLock()  # nothing else is taken under it
@@ -125,12 +153,16 @@ class Attachment:
             self.close()
             raise
 
-    # -- requests ------------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
-    def send(self, api_key: int, version: int, message: object, on_response: OnResponse, timeout: float | None = None) -> int:
-        """Submits a request; returns its correlation id. on_response(response, None) or on_response(None, error), exactly once, possibly before this returns.
+    def send(
+        self, api_key: int, version: int, message: object, on_response: OnResponse, timeout: float | None = None
+    ) -> int:
+        """Submits a request; returns its correlation id. on_response(response, None) or
+        on_response(None, error), exactly once, possibly before this returns.
 
-        While there is no attachment the request waits for the next one; its time runs."""
+        While there is no attachment the request waits for the next one; its time runs.
+        """
         self._require_usable()
         deadline = time.monotonic() + (self.request_timeout_s if timeout is None else timeout)
         with self.lock:
@@ -150,7 +182,9 @@ class Attachment:
         return correlation_id
 
     def request(self, api_key: int, version: int, message: object, timeout: float = -1) -> Any:
-        """The response to a request. `timeout` in seconds, below 0: request_timeout_s. Raises KafkaException: _TIMED_OUT, _TRANSPORT (retriable), _DESTROY, _STATE."""
+        """The response to a request. `timeout` in seconds, below 0: request_timeout_s. Raises
+        KafkaException: _TIMED_OUT, _TRANSPORT (retriable), _DESTROY, _STATE.
+        """
         outcome: list[tuple[Any, KafkaError | None]] = []
         limit = self.request_timeout_s if timeout < 0 else timeout
         self.send(api_key, version, message, lambda response, error: outcome.append((response, error)), limit)
@@ -165,7 +199,7 @@ class Attachment:
         with self.lock:
             self._pending.pop(correlation_id, None)
 
-    # -- listening -------------------------------------------------------------------------------------------------------------
+    # -- listening ---------------------------------------------------------------------------------
 
     def subscribe(self, listener: Listener) -> None:
         with self.lock:
@@ -183,15 +217,19 @@ class Attachment:
                 self.native.wake()
 
     def wake_by(self, due: float) -> None:
-        """As wake, but only when the driver would sleep beyond `due`. A turn that is under way may have passed by what is due: another follows before the driver sleeps (4)."""
+        """As wake, but only when the driver would sleep beyond `due`. A turn that is under way may
+        have passed by what is due: another follows before the driver sleeps (4).
+        """
         self._asked = True
         if due < self._sleep_until:
             self.wake()
 
     def wait_for(self, predicate: Callable[[], object], timeout: float = -1) -> bool:
-        """Until predicate() is true (looked at with the lock held, after every turn); False when `timeout` seconds (below 0: no end) have passed first.
+        """Until predicate() is true (looked at with the lock held, after every turn); False when
+        `timeout` seconds (below 0: no end) have passed first.
 
-        Not with the lock held. Ends with KafkaException when the attachment is closed meanwhile."""
+        Not with the lock held. Ends with KafkaException when the attachment is closed meanwhile.
+        """
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
         with self.lock:
             if predicate():
@@ -217,10 +255,12 @@ class Attachment:
                 if self._parked and self._driver is None:
                     self._released.notify()
 
-    # -- life --------------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends everything at once; requests under way end with _DESTROY. Again: nothing. In a child of fork: nothing."""
+        """Ends everything at once; requests under way end with _DESTROY. Again: nothing. In a child
+        of fork: nothing.
+        """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
             return
@@ -260,7 +300,7 @@ class Attachment:
         if error is None and not response.error_code:
             self.api = requests.ApiTable.read(response)
 
-    # -- the driver ----------------------------------------------------------------------------------------------------------------
+    # -- the driver --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         """The background thread."""
@@ -291,7 +331,9 @@ class Attachment:
         self.changed.notify_all()
 
     def _drive_once(self, me: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
-        """One turn, then a wait (lock released), then a turn. Lock held on entry and exit; no driver then."""
+        """One turn, then a wait (lock released), then a turn. Lock held on entry and exit; no
+        driver then.
+        """
         self._driver = me
         try:
             self._asked = False
@@ -299,7 +341,10 @@ class Attachment:
             if (predicate is not None and predicate()) or self._closed or self.fatal is not None:
                 return
             self._sleep_until = due
-            native, wait_us = self.native, 0 if self._asked else int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)
+            native, wait_us = (
+                self.native,
+                (0 if self._asked else int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)),
+            )
             self.lock.release()
             try:
                 if self.attached:
@@ -316,7 +361,9 @@ class Attachment:
             self._driver = None
 
     def _turn(self) -> float:
-        """Takes in what came; every listener's turn. Returns when the next is due. Lock held; by the driver."""
+        """Takes in what came; every listener's turn. Returns when the next is due. Lock held; by
+        the driver.
+        """
         now = time.monotonic()
         if self._closed:
             return now
@@ -386,7 +433,7 @@ class Attachment:
         for correlation_id in [number for number in self._pending if number not in unsent]:
             self._tell_one(self._pending.pop(correlation_id).on_response, None, error)
 
-    # -- losing and finding the broker ---------------------------------------------------------------------------------------------
+    # -- losing and finding the broker -------------------------------------------------------------
 
     def _lost(self, error: OSError) -> None:
         if not self.attached or self._closed:
@@ -459,7 +506,11 @@ class Attachment:
             self.native, self.attached = native, attached
 
     def _attaching_failed(self, problem: BaseException) -> None:
-        error = problem.args[0] if isinstance(problem, KafkaException) else local_error(KafkaError._TRANSPORT, f"Local: shared memory: {problem}", retriable=True)
+        error = (
+            problem.args[0]
+            if isinstance(problem, KafkaException)
+            else local_error(KafkaError._TRANSPORT, f"Local: shared memory: {problem}", retriable=True)
+        )
         self._reattach_at = time.monotonic() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
         if error.fatal():

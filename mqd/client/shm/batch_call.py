@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class BatchCall:
-    """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go on."""
+    """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go
+    on.
+    """
 
     def __init__(self, producer: ShmProducer, stage: Stage, records: Chunk, report: CallReport | None) -> None:
         self._producer, self._stage, self._records, self._report = producer, stage, records, report
@@ -29,12 +31,19 @@ class BatchCall:
         return self.error is not None or self.taken == self.count
 
     def step(self) -> bool:
-        """Goes on as far as there is room; True when there is nothing left to do. Lock held. What was produced one by one before goes first."""
+        """Goes on as far as there is room; True when there is nothing left to do. Lock held. What
+        was produced one by one before goes first.
+        """
         producer, stage = self._producer, self._stage
         if self.finished or not self._may_go():
             return self.finished
         producer.hand_over(stage)
-        while not stage.entries and self.taken < self.count and producer.held is None and producer.transactions.may_write(stage):
+        while (
+            not stage.entries
+            and self.taken < self.count
+            and producer.held is None
+            and producer.transactions.may_write(stage)
+        ):
             room = producer.messages_max - producer.outstanding()
             end = min(self.taken + min(room, PART_MAX), self.count)
             if end <= self.taken:
@@ -59,10 +68,14 @@ class BatchCall:
         producer, stage = self._producer, self._stage
         try:
             producer.require_usable()
-            producer.transactions.require_may_produce()  # it may have failed since: then there will never be room for the rest
+            # it may have failed since: then there will never be room for the rest
+            producer.transactions.require_may_produce()
         except (KafkaException, RuntimeError) as refused:
             self.error = refused.args[0] if isinstance(refused, KafkaException) else local_error(KafkaError._DESTROY)
             return False
-        if not producer.resolve(stage) and time.monotonic() - self._began > producer.config["topic.metadata.propagation.max.ms"] / 1000:
+        if (
+            not producer.resolve(stage)
+            and time.monotonic() - self._began > producer.config["topic.metadata.propagation.max.ms"] / 1000
+        ):
             self.error = local_error(KafkaError._UNKNOWN_TOPIC)
         return self.error is None and stage.number >= 0

@@ -1,4 +1,6 @@
-"""The end of the producer over shared memory, when its application asks for it: every record has its report, written or not."""
+"""The end of the producer over shared memory, when its application asks for it: every record has
+its report, written or not.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ _ALONE_S = 5.0
 
 
 def close(producer: ShmProducer) -> None:
-    """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other from being called; what the first one raised is raised at the end.
+    """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other
+    from being called; what the first one raised is raised at the end.
 
-    When the producer has ended, what reports raise is logged: those of records that reports produced once more, and the usual one produces again, which is refused."""
+    When the producer has ended, what reports raise is logged: those of records that reports
+    produced once more, and the usual one produces again, which is refused.
+    """
     raised: list[Exception] = []
     if producer.fatal is None:
         producer.transactions.on_close(_ALONE_S)
@@ -27,13 +32,19 @@ def close(producer: ShmProducer) -> None:
     raised_late: list[Exception] = []
     _serve(producer, raised_late)
     if raised_late:
-        _log.warning("%s: a report of a record that was given up when its producer ended raised", producer.config["client.id"], exc_info=raised_late[0])
+        _log.warning(
+            "%s: a report of a record that was given up when its producer ended raised",
+            producer.config["client.id"],
+            exc_info=raised_late[0],
+        )
     if raised:
         raise raised[0]
 
 
 def _flush(producer: ShmProducer, raised: list[Exception]) -> None:
-    """Until everything is delivered or has failed; while there is no broker to deliver to, not for long."""
+    """Until everything is delivered or has failed; while there is no broker to deliver to, not for
+    long.
+    """
     alone_since = time.monotonic()
     left = -1
     while left:
@@ -47,7 +58,9 @@ def _flush(producer: ShmProducer, raised: list[Exception]) -> None:
         if producer.attachment.attached:
             alone_since = time.monotonic()
         elif time.monotonic() - alone_since > _ALONE_S:
-            _log.warning("%s: closed with %d records undelivered: there is no broker", producer.config["client.id"], left)
+            _log.warning(
+                "%s: closed with %d records undelivered: there is no broker", producer.config["client.id"], left
+            )
             return
 
 

@@ -1,9 +1,12 @@
-"""Batches that are compressed: built here, record by record columns, closed, compressed, and given to the C core whole.
+"""Batches that are compressed: built here, record by record columns, closed, compressed, and given
+to the C core whole.
 
-The C core compresses nothing (cramjam does), so it cannot build these batches in place: a partition's records wait here as pieces of columns until batch.size,
-batch.num.messages or linger.ms closes their batch.
+The C core compresses nothing (cramjam does), so it cannot build these batches in place: a
+partition's records wait here as pieces of columns until batch.size, batch.num.messages or linger.ms
+closes their batch.
 
-1. A record is in one piece of one open batch, or in a closed one that is to be encoded, or waits for room (`_ready`), or in the C core. `records` counts the first two.
+1. A record is in one piece of one open batch, or in a closed one that is to be encoded, or waits
+   for room (`_ready`), or in the C core. `records` counts the first two.
 2. While a closed batch waits for room nothing more is taken: order in a partition.
 3. Data is copied in: the caller's memory is his again.
 Concurrency: with the attachment's lock held.
@@ -29,14 +32,18 @@ from mqd.protocol.compression import codec_number, compress
 
 _HEADER_BYTES = 61
 _RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
-_BATCHES_MIN = 4  # for which there is room in the shared memory, also if compression saves nothing; a part of that is for requests
+# for which there is room in the shared memory, also if compression saves nothing; a part of that is
+# for requests
+_BATCHES_MIN = 4
 _NEVER = float("inf")
 # those that send a record without key (or, CRC-32's, with an empty one) anywhere
 _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
 class _Batch:
-    """A partition's batch, which takes records until it is closed. `data`: it, encoded; None until that is done. `refused`: the C core will never take it."""
+    """A partition's batch, which takes records until it is closed. `data`: it, encoded; None until
+    that is done. `refused`: the C core will never take it.
+    """
 
     __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
 
@@ -60,7 +67,10 @@ class Compressor:
         self._level = None if level < 0 or config["compression.type"] == "snappy" else level
         self._partitioner = NAMES.index(config["partitioner"])
         self._anywhere = config["partitioner"] in _ANYWHERE
-        self._batch_bytes, self._batch_records = min(config["batch.size"], producer.memory_bytes // _BATCHES_MIN), config["batch.num.messages"]
+        self._batch_bytes, self._batch_records = (
+            min(config["batch.size"], producer.memory_bytes // _BATCHES_MIN),
+            config["batch.num.messages"],
+        )
         self._linger_s = config["linger.ms"] / 1000
         self._open: dict[tuple[int, int], _Batch] = {}
         self._ready: collections.deque[_Batch] = collections.deque()
@@ -68,8 +78,10 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: Taken, first_index: int) -> None:
-        """All records of the chunk up to one of a partition that is not there, or none when closed batches wait for room, or a broker: a batch that is open for minutes would
-        end with its first record's time. Raises Refused when the first is of such a partition."""
+        """All records of the chunk up to one of a partition that is not there, or none when closed
+        batches wait for room, or a broker: a batch that is open for minutes would end with its
+        first record's time. Raises Refused when the first is of such a partition.
+        """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._give()
         if self._ready or not self._producer.attachment.attached:
@@ -102,10 +114,21 @@ class Compressor:
             return np.where(given >= 0, given, np.int32(sticky))
         keys = [None] * count if chunk.keys is None else chunk.keys.items()
         free_key = (None, b"") if NAMES[self._partitioner] == "consistent_random" else (None,)
-        return np.array([
-            where if where >= 0 else sticky if self._anywhere and (key in free_key or self._partitioner == 0) else partition_for(self._partitioner, key, partition_count)
-            for where, key in zip(given.tolist(), keys, strict=True)
-        ], np.int32)  # fmt: skip
+        return np.array(
+            [
+                (
+                    where
+                    if where >= 0
+                    else (
+                        sticky
+                        if self._anywhere and (key in free_key or self._partitioner == 0)
+                        else partition_for(self._partitioner, key, partition_count)
+                    )
+                )
+                for where, key in zip(given.tolist(), keys, strict=True)
+            ],
+            np.int32,
+        )
 
     def _sticky_partition(self, stage: Any) -> int:
         known = self._sticky.get(stage.number)
@@ -125,7 +148,9 @@ class Compressor:
                 continue
             part = piece if end - start == count else piece.part(start, end)
             batch.pieces.append(part)
-            batch.parts.append((rows, indices[start:end], end - start) if rows is not None else (None, None, end - start))
+            batch.parts.append(
+                (rows, indices[start:end], end - start) if rows is not None else (None, None, end - start)
+            )
             batch.count += end - start
             batch.size_bytes += _size_bytes(part)
             self.records += end - start
@@ -145,10 +170,12 @@ class Compressor:
             low, high = (middle, high) if _size_bytes(piece, start, middle) <= room else (low, middle - 1)
         return low
 
-    # -- closing -----------------------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def _close(self, batch: _Batch) -> None:
-        """It is encoded when it is given: that takes time, and Ctrl-C may end it when nobody knows yet where the records are."""
+        """It is encoded when it is given: that takes time, and Ctrl-C may end it when nobody knows
+        yet where the records are.
+        """
         del self._open[batch.stage.number, batch.partition]
         self._ready.append(batch)
 
@@ -167,7 +194,9 @@ class Compressor:
         return bytes(header) + packed
 
     def _give(self) -> None:
-        """Closed batches to the C core, as far as it has room, up to one that it refuses: whoever hands records over meanwhile counts on his stage, which _give_up() may empty."""
+        """Closed batches to the C core, as far as it has room, up to one that it refuses: whoever
+        hands records over meanwhile counts on his stage, which _give_up() may empty.
+        """
         producer = self._producer
         while self._ready and producer.held is None and self._ready[0].refused is None:
             batch = self._ready[0]
@@ -247,17 +276,35 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
     """Encoded, at most."""
     end = piece.values.count if end is None else end
     columns = [column for column in (piece.values, piece.keys, piece.headers) if column is not None]
-    return sum(column.position(end) - column.position(start) for column in columns) + (end - start) * _RECORD_OVERHEAD_MAX
+    return (
+        sum(column.position(end) - column.position(start) for column in columns) + (end - start) * _RECORD_OVERHEAD_MAX
+    )
 
 
 def _copied(chunk: Chunk) -> Chunk:
     """The same in memory of its own."""
 
     def own(column: Column | None) -> Column | None:
-        return None if column is None else Column(column.count, bytes(column.data), None if column.sizes is None else np.array(column.sizes), column.fixed_bytes)
+        return (
+            None
+            if column is None
+            else Column(
+                column.count,
+                bytes(column.data),
+                None if column.sizes is None else np.array(column.sizes),
+                column.fixed_bytes,
+            )
+        )
 
     times = None if chunk.timestamps is None else np.array(chunk.timestamps)
-    return chunk._replace(values=own(chunk.values), keys=own(chunk.keys), headers=own(chunk.headers), partitions=None, timestamps=times, rows=None)
+    return chunk._replace(
+        values=own(chunk.values),
+        keys=own(chunk.keys),
+        headers=own(chunk.headers),
+        partitions=None,
+        timestamps=times,
+        rows=None,
+    )
 
 
 def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
@@ -272,22 +319,41 @@ def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
         return Column(len(places), b"".join([items[place] or b"" for place in places]), sizes)
 
     times = None if chunk.timestamps is None else chunk.timestamps[chosen]
-    return chunk._replace(values=some(chunk.values), keys=some(chunk.keys), headers=some(chunk.headers), partitions=None, timestamps=times, rows=None)
+    return chunk._replace(
+        values=some(chunk.values),
+        keys=some(chunk.keys),
+        headers=some(chunk.headers),
+        partitions=None,
+        timestamps=times,
+        rows=None,
+    )
 
 
 def _joined(pieces: list[Chunk]) -> Columns:
     counts = [piece.values.count for piece in pieces]
-    times = [np.full(count, piece.timestamp_ms, np.int64) if piece.timestamps is None else piece.timestamps for piece, count in zip(pieces, counts, strict=True)]
+    times = [
+        np.full(count, piece.timestamp_ms, np.int64) if piece.timestamps is None else piece.timestamps
+        for piece, count in zip(pieces, counts, strict=True)
+    ]
     found = Columns(
-        count=sum(counts), values=b"".join(piece.values.data for piece in pieces), value_bytes=np.concatenate([piece.values.each_size() for piece in pieces]),
+        count=sum(counts),
+        values=b"".join(piece.values.data for piece in pieces),
+        value_bytes=np.concatenate([piece.values.each_size() for piece in pieces]),
         timestamps_ms=np.concatenate(times),
-    )  # fmt: skip
+    )
     if any(piece.keys is not None for piece in pieces):
         found.keys = b"".join(piece.keys.data for piece in pieces if piece.keys is not None)
-        found.key_bytes = np.concatenate([_sizes_or(piece.keys, count, -1) for piece, count in zip(pieces, counts, strict=True)])
+        found.key_bytes = np.concatenate(
+            [_sizes_or(piece.keys, count, -1) for piece, count in zip(pieces, counts, strict=True)]
+        )
     if any(piece.headers is not None for piece in pieces):
-        found.headers = b"".join(b"\0" * count if piece.headers is None else bytes(piece.headers.data) for piece, count in zip(pieces, counts, strict=True))
-        found.header_bytes = np.concatenate([_sizes_or(piece.headers, count, 1) for piece, count in zip(pieces, counts, strict=True)])
+        found.headers = b"".join(
+            b"\0" * count if piece.headers is None else bytes(piece.headers.data)
+            for piece, count in zip(pieces, counts, strict=True)
+        )
+        found.header_bytes = np.concatenate(
+            [_sizes_or(piece.headers, count, 1) for piece, count in zip(pieces, counts, strict=True)]
+        )
     return found
 
 

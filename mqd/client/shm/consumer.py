@@ -1,12 +1,20 @@
-"""The consumer on shared memory: confluent_kafka.Consumer's methods over readers of mapped segments and a group membership core.
+"""The consumer on shared memory: confluent_kafka.Consumer's methods over readers of mapped segments
+and a group membership core.
 
-Who does what: the application's thread reads, and carries out what its group wants of it, in poll(), consume() and consume_batch(); the attachment's thread keeps the membership.
-Two attachments: one for requests, one for the Fetch that sleeps (fetching.py), since answers keep their order.
+Who does what: the application's thread reads, and carries out what its group wants of it, in
+poll(), consume() and consume_batch(); the attachment's thread keeps the membership. Two
+attachments: one for requests, one for the Fetch that sleeps (fetching.py), since answers keep their
+order.
 
-    L1  a record is handed out once: a chunk read ahead is dropped, and its partition set back, by seek, pause and everything that takes the partition away
-    L2  a commit says what was handed out before the call that makes it; automatic ones are made in poll(), before it hands out the next record, in consume(), when a partition goes, and in close()
-    L3  what a rebalance takes away is committed (automatic commits) before the coordinator hears that it was given up
-Concurrency: one thread at a time, but wake-ups and memberid(); a child of fork has no consumer (attachment.py).
+    L1  a record is handed out once: a chunk read ahead is dropped, and its partition set back, by
+        seek, pause and everything that takes the partition away
+    L2  a commit says what was handed out before the call that makes it; automatic ones are made in
+        poll(), before it hands out the next record, in consume(), when a partition goes, and in
+        close()
+    L3  what a rebalance takes away is committed (automatic commits) before the coordinator hears
+        that it was given up
+Concurrency: one thread at a time, but wake-ups and memberid(); a child of fork has no consumer
+(attachment.py).
 """
 
 from __future__ import annotations
@@ -52,15 +60,26 @@ REPLY_BYTES = 64 << 10
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
 _NOTHING: Iterator[Message] = iter(())
-_ON_ITS_WAY = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})  # of a topic that the question makes
+# of a topic that the question makes
+_ON_ITS_WAY = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
 class ShmConsumer:
-    """See the module. `open_attachment(name)` -> Attachment; `open_reader`, `remote`: fetching.Fetcher."""
+    """See the module. `open_attachment(name)` -> Attachment; `open_reader`, `remote`:
+    fetching.Fetcher.
+    """
 
     transport = "shm"
 
-    def __init__(self, config: ConsumerConfig, owner: Any, open_attachment: Callable[[str], Any], open_reader: Callable[..., Any], remote: RemoteRecords, reason: str = "") -> None:
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        owner: Any,
+        open_attachment: Callable[[str], Any],
+        open_reader: Callable[..., Any],
+        remote: RemoteRecords,
+        reason: str = "",
+    ) -> None:
         self.reason, self.remote = reason, remote
         self.config, self._owner = config, owner
         self.control = open_attachment("requests")
@@ -72,15 +91,43 @@ class ShmConsumer:
         self._inbox = Inbox(self._data.wake)
         self.parts = Parts()
         self.coordinator = Coordinator(self.control, config["group.id"])
-        self._fetcher = Fetcher(config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote)
+        self._fetcher = Fetcher(
+            config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote
+        )
         self._fetcher.on_begun_anew = self._forget
         remote.attach(self._inbox.notice, self.control.metadata)
-        commits = Commits(self.control, self._inbox, config["group.id"], config["group.instance.id"], self._identity, self._on_committed, self.coordinator)
+        commits = Commits(
+            self.control,
+            self._inbox,
+            config["group.id"],
+            config["group.instance.id"],
+            self._identity,
+            self._on_committed,
+            self.coordinator,
+        )
         self._offsets = ConsumerOffsets(self, commits)
-        for name in ("commit", "store_offsets", "committed", "get_watermark_offsets", "offsets_for_times", "list_topics", "cluster_id"):
+        for name in (
+            "commit",
+            "store_offsets",
+            "committed",
+            "get_watermark_offsets",
+            "offsets_for_times",
+            "list_topics",
+            "cluster_id",
+        ):
             setattr(self, name, getattr(self._offsets, name))
         assignment = ConsumerAssignment(self, self._fetcher)
-        for name in ("assign", "incremental_assign", "unassign", "incremental_unassign", "assignment", "seek", "pause", "resume", "position"):
+        for name in (
+            "assign",
+            "incremental_assign",
+            "unassign",
+            "incremental_unassign",
+            "assignment",
+            "seek",
+            "pause",
+            "resume",
+            "position",
+        ):
             setattr(self, name, getattr(assignment, name))
         self._remove = assignment.remove
         self._runner: GroupRunner | None = None
@@ -90,7 +137,9 @@ class ShmConsumer:
         self._last: Message | None = None
         self._chunk: Part | None = None  # whose records _ready has
         self._chunk_begin = 0
-        self._begun: set[Key] = set()  # whose topic was begun anew since the last records were taken: of these they are the old one's
+        # whose topic was begun anew since the last records were taken: of these they are the old
+        # one's
+        self._begun: set[Key] = set()
         self._pid = os.getpid()
         self._is_closed = False
         self._interrupted = False
@@ -104,7 +153,7 @@ class ShmConsumer:
         self._data.subscribe(self._turns.data)
         self._own_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
-    # -- records ----------------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Message | None:
         if not self._inbox.attention:  # as take_ready: one call less
@@ -115,7 +164,9 @@ class ShmConsumer:
         return found[0] if found else None
 
     def take_ready(self) -> Message | None:
-        """What can be handed out without a look at anything else. Not while another thread is in here."""
+        """What can be handed out without a look at anything else. Not while another thread is in
+        here.
+        """
         if not self._inbox.attention:
             for message in self._ready:
                 self._last = message
@@ -128,11 +179,15 @@ class ShmConsumer:
         self._inbox.notice()
 
     def uninterrupt(self) -> None:
-        """Forgets an interrupt() that came when the take() which it was meant for had ended. While there is none."""
+        """Forgets an interrupt() that came when the take() which it was meant for had ended. While
+        there is none.
+        """
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """They were taken, the latest ones, but nobody has seen them: they are read again, and what is committed ends before them."""
+        """They were taken, the latest ones, but nobody has seen them: they are read again, and what
+        is committed ends before them.
+        """
         self._settle()
         for part in self._read_again(messages):
             part.position = part.start
@@ -153,8 +208,12 @@ class ShmConsumer:
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
-        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something, a topic is another, or there is nothing at hand and on_commit is to be called. The
-        application has not been given `found` yet: what is committed meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
+        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt()
+        wants something, a topic is another, or there is nothing at hand and on_commit is to be
+        called. The application has not been given `found` yet: what is committed meanwhile ends
+        before it, no partition goes, none of the user's functions is called. When anything is
+        raised, all of it is read again.
+        """
         ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk but this one
         try:
             while len(found) < count and not self._has_begun(found):
@@ -175,7 +234,12 @@ class ShmConsumer:
                 elif self._read_chunk():
                     if last is not None:
                         ended[before] = last
-                elif not self._fetcher.events and (self._interrupted or self._offsets.commits.finished or self._has_begun(found) or not self._wait(deadline)):
+                elif not self._fetcher.events and (
+                    self._interrupted
+                    or self._offsets.commits.finished
+                    or self._has_begun(found)
+                    or not self._wait(deadline)
+                ):
                     break
         except BaseException:
             self._last = None
@@ -255,7 +319,7 @@ class ShmConsumer:
                 self._runner.is_polling = False
         return True
 
-    # -- positions of what was handed out ---------------------------------------------------------------------------------------
+    # -- positions of what was handed out ----------------------------------------------------------
 
     def _settle(self) -> None:
         part, last = self._chunk, self._last
@@ -280,13 +344,24 @@ class ShmConsumer:
     def _read_again(self, messages: list[Message]) -> list[Part]:
         """From the first of these on, which nobody has seen. Returns their partitions."""
         self._drop_chunk()
-        first = {(message.topic(), message.partition()): message.offset() for message in reversed(messages) if message.error() is None}
+        first = {
+            (message.topic(), message.partition()): message.offset()
+            for message in reversed(messages)
+            if message.error() is None
+        }
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
         for part in parts:
             part.start, part.told = first[part.key], 0
         again = {part.key for part in parts}
-        had = [event for event in messages if event.error() is not None and not _comes_again(event, first if event.error().code() == KafkaError._PARTITION_EOF else again)]
-        self._fetcher.events = deque([*had, *(event for event in self._fetcher.events if not _comes_again(event, again))])
+        had = [
+            event
+            for event in messages
+            if event.error() is not None
+            and not _comes_again(event, first if event.error().code() == KafkaError._PARTITION_EOF else again)
+        ]
+        self._fetcher.events = deque(
+            [*had, *(event for event in self._fetcher.events if not _comes_again(event, again))]
+        )
         self._fetcher.start(parts)
         return parts
 
@@ -303,20 +378,26 @@ class ShmConsumer:
 
     def _has_begun(self, found: list[Message]) -> bool:
         """Whether some of these records are of a topic that is another by now."""
-        if self._begun and not any(message.error() is None and (message.topic(), message.partition()) in self._begun for message in found):
+        if self._begun and not any(
+            message.error() is None and (message.topic(), message.partition()) in self._begun for message in found
+        ):
             self._begun.clear()
         return bool(self._begun)
 
-    # -- what has come meanwhile -------------------------------------------------------------------------------------------------
+    # -- what has come meanwhile -------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Every call of the application: raises when there is no consumer any more, and counts what has been handed out."""
+        """Every call of the application: raises when there is no consumer any more, and counts what
+        has been handed out.
+        """
         self._require_open()
         self._settle()
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
-            raise failure(KafkaError._STATE, "this consumer was made before fork(): make a new one in the child process")
+            raise failure(
+                KafkaError._STATE, "this consumer was made before fork(): make a new one in the child process"
+            )
         if self._is_closed:
             raise RuntimeError("Consumer closed")
 
@@ -353,7 +434,9 @@ class ShmConsumer:
                 commit.on_commit(*commit.outcome)
 
     def until(self, is_done: Callable[[], object], deadline: float) -> bool:
-        """Serves answers until it is; calls none of the user's functions. False: `deadline` came first."""
+        """Serves answers until it is; calls none of the user's functions. False: `deadline` came
+        first.
+        """
         while True:
             self._serve_answers()
             if is_done():
@@ -372,7 +455,7 @@ class ShmConsumer:
         if part is not None:
             part.committed = offset
 
-    # -- the group --------------------------------------------------------------------------------------------------------------
+    # -- the group ---------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
         self._require_open()
@@ -398,25 +481,33 @@ class ShmConsumer:
             self._runner.subscribe(*self._wanted_topics())
 
     def _look_for_topics(self) -> None:
-        """Tells the application of what it subscribed to and is not there, each once: the group would wait for it without a word."""
+        """Tells the application of what it subscribed to and is not there, each once: the group
+        would wait for it without a word.
+        """
         for topic in self._subscription:
             info = self.control.metadata.topics.get(topic)
             if info is None or not info.error:
                 self._topics_told.discard(topic)
-            elif topic not in self._topics_told and not (info.error in _ON_ITS_WAY and self.config["allow.auto.create.topics"]):
+            elif topic not in self._topics_told and not (
+                info.error in _ON_ITS_WAY and self.config["allow.auto.create.topics"]
+            ):
                 self._topics_told.add(topic)
                 error = broker_error(info.error, f"Subscribed topic not available: {topic}")
                 self._fetcher.events.append(Message(topic, 0, None, error=error))
 
     def _join_by(self, core: GroupCore | ClassicCore) -> None:
-        self._runner = GroupRunner(self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed)
+        self._runner = GroupRunner(
+            self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed
+        )
         self._runner.subscribe(*self._wanted_topics())
 
     def _wanted_topics(self) -> tuple[tuple[str, ...], str | None]:
         return subscribed(self.config, self._subscription)
 
     def speak_classic(self) -> bool:
-        """The group has classic members, and the broker lets no other kind in (group.consumer.migration.policy): this member joins as one. False: it is one already."""
+        """The group has classic members, and the broker lets no other kind in
+        (group.consumer.migration.policy): this member joins as one. False: it is one already.
+        """
         if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
             return False
         _log.info("group %s keeps to the classic protocol: joining by that", self.config["group.id"])
@@ -425,7 +516,9 @@ class ShmConsumer:
         return True
 
     def _has_progressed(self) -> bool:
-        """Whether poll() has handed something out since the last question. Any thread; a race costs one question."""
+        """Whether poll() has handed something out since the last question. Any thread; a race costs
+        one question.
+        """
         last, before = self._last, self._progress
         self._progress = last
         return last is not None and last is not before
@@ -450,15 +543,19 @@ class ShmConsumer:
         self._require_open()
         member_id, generation = self._identity()
         instance_id = self.config["group.instance.id"] if generation >= 0 else None
-        return GroupMetadata(self.config["group.id"], generation, member_id if generation >= 0 else "", instance_id).to_bytes()
+        return GroupMetadata(
+            self.config["group.id"], generation, member_id if generation >= 0 else "", instance_id
+        ).to_bytes()
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Nothing: on shared memory a client is its process's user."""
 
-    # -- the end ----------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        """Forgotten without close(): nothing is committed, nobody is told (the coordinator finds out), but threads and memory go."""
+        """Forgotten without close(): nothing is committed, nobody is told (the coordinator finds
+        out), but threads and memory go.
+        """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
             self._is_closed = True
             self._data.close()
@@ -490,7 +587,9 @@ class ShmConsumer:
 
 
 def _comes_again(event: Message, read_again: Container[Key]) -> bool:
-    """An end, or an error that still holds, is told behind the records of these partitions: once, and in its place. One without an offset is of the topic."""
+    """An end, or an error that still holds, is told behind the records of these partitions: once,
+    and in its place. One without an offset is of the topic.
+    """
     return event.offset() is not None and (event.topic(), event.partition()) in read_again
 
 
@@ -514,11 +613,24 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
     def attachment(name: str) -> Attachment:
         attach = opener(settings, choice, config["client.id"], DATA_BYTES, REPLY_BYTES, DATA_BYTES)
         return Attachment(
-            attach, client_id=config["client.id"] if name == "requests" else f"{config['client.id']}-{name}", request_timeout_s=config["socket.timeout.ms"] / 1000,
+            attach,
+            client_id=config["client.id"] if name == "requests" else f"{config['client.id']}-{name}",
+            request_timeout_s=config["socket.timeout.ms"] / 1000,
             metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
-        )  # fmt: skip
+        )
 
     def reader(native: Any, part: Part, offset: int) -> PartitionReader:
-        return PartitionReader(native, part.topic, part.topic_id or b"", part.index, offset, config.isolation_level, bool(config["check.crcs"]), pool)
+        return PartitionReader(
+            native,
+            part.topic,
+            part.topic_id or b"",
+            part.index,
+            offset,
+            config.isolation_level,
+            bool(config["check.crcs"]),
+            pool,
+        )
 
-    return ShmConsumer(config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason)
+    return ShmConsumer(
+        config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason
+    )

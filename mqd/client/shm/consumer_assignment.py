@@ -1,4 +1,5 @@
-"""A consumer's assignment, as the application, or its group for it, changes it and moves about in it: what is assigned, where each partition stands, and which are paused.
+"""A consumer's assignment, as the application, or its group for it, changes it and moves about in
+it: what is assigned, where each partition stands, and which are paused.
 
 See shm/consumer.py, L1 and L3; how a partition gets to its begin: fetching.py.
 Concurrency: the application's thread.
@@ -51,7 +52,9 @@ class ConsumerAssignment:
         for one in partitions:
             if one.partition < 0:
                 raise failure(KafkaError._INVALID_ARG, f"{one.topic}: a partition number is needed")
-            if (one.topic, one.partition) in self._parts or any(part.key == (one.topic, one.partition) for part in added):
+            if (one.topic, one.partition) in self._parts or any(
+                part.key == (one.topic, one.partition) for part in added
+            ):
                 raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}] is there twice")
             added.append(Part(one.topic, one.partition, one.offset))
         for part in added:
@@ -73,16 +76,25 @@ class ConsumerAssignment:
 
     def assignment(self) -> list[TopicPartition]:
         self._consumer._require_open()
-        return sorted(TopicPartition(part.topic, part.index, part.position if part.position >= 0 else part.start) for part in self._parts)
+        return sorted(
+            TopicPartition(part.topic, part.index, part.position if part.position >= 0 else part.start)
+            for part in self._parts
+        )
 
     def seek(self, partition: TopicPartition) -> None:
         self._consumer._require_open()
         part = self._parts.get((partition.topic, partition.partition))
         if part is None:
-            raise failure(KafkaError._STATE, f"Failed to seek to offset {partition.offset}: {partition.topic} [{partition.partition}] is not assigned")
+            raise failure(
+                KafkaError._STATE,
+                f"Failed to seek to offset {partition.offset}: {partition.topic} [{partition.partition}] is not"
+                " assigned",
+            )
         self._consumer._drop_chunk_of(part)
         part.start, part.sought, part.position, part.told = partition.offset, partition.offset, OFFSET_INVALID, 0
-        self._fetcher.events = type(self._fetcher.events)(event for event in self._fetcher.events if (event.topic(), event.partition()) != part.key)
+        self._fetcher.events = type(self._fetcher.events)(
+            event for event in self._fetcher.events if (event.topic(), event.partition()) != part.key
+        )
         self._fetcher.start([part])
 
     def pause(self, partitions: list[TopicPartition]) -> None:
@@ -107,5 +119,9 @@ class ConsumerAssignment:
         for one in partitions:
             part = self._parts.get((one.topic, one.partition))
             error = local_error(KafkaError._UNKNOWN_PARTITION) if part is None else None
-            results.append(PartitionResult(one.topic, one.partition, part.position if part is not None else OFFSET_INVALID, error=error))
+            results.append(
+                PartitionResult(
+                    one.topic, one.partition, part.position if part is not None else OFFSET_INVALID, error=error
+                )
+            )
         return results

@@ -1,4 +1,5 @@
-"""A consumer's offsets: what is stored and committed, by the application or by itself, and what it asks the broker about others'.
+"""A consumer's offsets: what is stored and committed, by the application or by itself, and what it
+asks the broker about others'.
 
 See shm/consumer.py, L2 and L3; how a commit gets to the coordinator: committing.py.
 Concurrency: the application's thread.
@@ -12,7 +13,17 @@ from typing import Any
 
 from mqd.client import offsets, requests
 from mqd.client.group.committing import Commit, Commits
-from mqd.client.messages import OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
+from mqd.client.messages import (
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+    broker_error,
+    failure,
+    local_error,
+)
 from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
 from mqd.client.shm.partitions import Part
 from mqd.protocol.errors import ErrorCode
@@ -38,21 +49,30 @@ def _stored_of(part: Part) -> Committed:
 
 def _gone(message: Message) -> KafkaError:
     """As the broker says it that is told the topic's id."""
-    return broker_error(int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone")
+    return broker_error(
+        int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
+    )
 
 
 class ConsumerOffsets:
     """`consumer`: a ShmConsumer."""
 
     def __init__(self, consumer: Any, commits: Commits) -> None:
-        self._consumer, self._config, self._control, self._parts = consumer, consumer.config, consumer.control, consumer.parts
+        self._consumer, self._config, self._control, self._parts = (
+            consumer,
+            consumer.config,
+            consumer.control,
+            consumer.parts,
+        )
         self.commits = commits
         self.auto_store = bool(self._config["enable.auto.offset.store"])
-        self._interval_s = self._config["auto.commit.interval.ms"] / 1000 if self._config["enable.auto.commit"] else INFINITY
+        self._interval_s = (
+            self._config["auto.commit.interval.ms"] / 1000 if self._config["enable.auto.commit"] else INFINITY
+        )
         self._timeout_s = self._config["socket.timeout.ms"] / 1000
         self.due = INFINITY  # of the next automatic commit; set while there may be something to commit
 
-    # -- automatic --------------------------------------------------------------------------------------------------------------
+    # -- automatic ---------------------------------------------------------------------------------
 
     def moved(self, part: Part, position: int, leader_epoch: int | None) -> None:
         """The application has been given everything before `position`."""
@@ -74,30 +94,49 @@ class ConsumerOffsets:
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
-        if again or any(part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts):  # what is left out now has nothing else that would bring it about
+        # what is left out now has nothing else that would bring it about
+        if again or any(
+            part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
+        ):
             self.expect()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
         """Of partitions that go; waits for the outcome, which on_commit is told."""
-        stored = self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts) if self._interval_s < INFINITY else {}
+        stored = (
+            self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts)
+            if self._interval_s < INFINITY
+            else {}
+        )
         if stored:
             commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
 
     def let_go(self, keys: Iterable[Key], is_lost: bool) -> None:
-        """These partitions go. Until the group has heard of it nobody else has them, so what was asked for of them is committed first (not so of what is lost: it is another's already)."""
+        """These partitions go. Until the group has heard of it nobody else has them, so what was
+        asked for of them is committed first (not so of what is lost: it is another's already).
+        """
         keys = set(keys)
         if not is_lost:
             core = self._consumer._runner.core
-            self._consumer.until(lambda: core.has_lost or not self.commits.concern(keys), time.monotonic() + min(CLOSE_S, self._timeout_s))
+            self._consumer.until(
+                lambda: core.has_lost or not self.commits.concern(keys),
+                time.monotonic() + min(CLOSE_S, self._timeout_s),
+            )
         self.commits.gone(keys)
 
     def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
-        return {part.key: _stored_of(part) for part in parts if part.stored >= 0 and part.stored != part.committed and not self._is_another(part)}
+        return {
+            part.key: _stored_of(part)
+            for part in parts
+            if part.stored >= 0 and part.stored != part.committed and not self._is_another(part)
+        }
 
     def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
-        """`known`, and what the broker did not know for a moment and has not been committed: this may be its last chance. Told its id, the broker refuses what is gone; by its name, which counts for all
-        of a request as soon as one id is missing, it might be taken for another topic's."""
+        """`known`, and what the broker did not know for a moment and has not been committed: this
+        may be its last chance. Told its id, the broker refuses what is gone; by its name, which
+        counts for all of a request as soon as one id is missing, it might be taken for another
+        topic's.
+        """
         if not self.commits.by_id or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
             return known
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
@@ -107,9 +146,11 @@ class ConsumerOffsets:
         info = self._control.metadata.topics.get(part.topic)
         return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id
 
-    # -- the application's ------------------------------------------------------------------------------------------------------
+    # -- the application's -------------------------------------------------------------------------
 
-    def commit(self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True) -> list[TopicPartition] | None:
+    def commit(
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
+    ) -> list[TopicPartition] | None:
         if message is not None and offsets is not None:
             raise ValueError("message and offsets are mutually exclusive")
         self._consumer.enter()
@@ -142,13 +183,29 @@ class ConsumerOffsets:
         if given is not None:
             for one in given:
                 if one.offset < 0 and one.offset not in (OFFSET_INVALID, OFFSET_STORED):
-                    raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed")
+                    raise failure(
+                        KafkaError._INVALID_ARG,
+                        f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed",
+                    )
             keys = [(one.topic, one.partition) for one in given]
-            return {key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key)) for key, one in zip(keys, given, strict=True) if one.offset >= 0}
-        return self._with_unknown({part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and not part.is_unknown and not self._is_another(part)}, self._parts)
+            return {
+                key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key))
+                for key, one in zip(keys, given, strict=True)
+                if one.offset >= 0
+            }
+        return self._with_unknown(
+            {
+                part.key: _stored_of(part)
+                for part in self._parts
+                if part.stored >= 0 and not part.is_unknown and not self._is_another(part)
+            },
+            self._parts,
+        )
 
     def _is_of_old(self, message: Message) -> bool:
-        """Of the topic that had this one's name before: of this one the application has not been given it."""
+        """Of the topic that had this one's name before: of this one the application has not been
+        given it.
+        """
         part = self._parts.get((message.topic(), message.partition()))
         return part is not None and part.given_end is not None and message.offset() >= part.given_end
 
@@ -173,10 +230,11 @@ class ConsumerOffsets:
                 part.stored, part.stored_epoch, part.stored_metadata = one.offset, one.leader_epoch, one.metadata
         if given:
             self.expect()
-        if missing and len(missing) == len(given):  # some: as confluent_kafka, since a rebalance may have taken them meanwhile
+        # some: as confluent_kafka, since a rebalance may have taken them meanwhile
+        if missing and len(missing) == len(given):
             raise failure(KafkaError._STATE, f"not assigned: {', '.join(missing)}")
 
-    # -- asking the broker ------------------------------------------------------------------------------------------------------
+    # -- asking the broker -------------------------------------------------------------------------
 
     def request(self, api_key: int, version_max: int, message: object, deadline: float) -> Any:
         left = max(deadline - time.monotonic(), 0) if deadline < INFINITY else -1
@@ -186,9 +244,13 @@ class ConsumerOffsets:
         self._consumer.enter()
         deadline = deadline_of(timeout if timeout is not None else self._timeout_s)
         keys = [(one.topic, one.partition) for one in partitions]
-        message = offsets.committed_request(self._config["group.id"], dict.fromkeys(keys), bool(self._config.isolation_level))
+        message = offsets.committed_request(
+            self._config["group.id"], dict.fromkeys(keys), bool(self._config.isolation_level)
+        )
         while True:
-            found = offsets.read_committed(self.request(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX, message, deadline))
+            found = offsets.read_committed(
+                self.request(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX, message, deadline)
+            )
             codes = {code for code, _ in found.values()}
             if codes & offsets.COORDINATOR_AWAY:
                 self._consumer.coordinator.ask()
@@ -199,17 +261,35 @@ class ConsumerOffsets:
         results: list[TopicPartition] = []
         for topic, index in keys:
             code, one = found.get((topic, index), missing)
-            results.append(with_outcome(topic, index, one.offset if one.offset >= 0 and not code else OFFSET_INVALID, code, one.metadata, one.leader_epoch))
+            results.append(
+                with_outcome(
+                    topic,
+                    index,
+                    one.offset if one.offset >= 0 and not code else OFFSET_INVALID,
+                    code,
+                    one.metadata,
+                    one.leader_epoch,
+                )
+            )
         return results
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float | None = None, cached: bool = False) -> tuple[int, int] | None:
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
+    ) -> tuple[int, int] | None:
         self._consumer.enter()
         key = partition.topic, partition.partition
         if cached:
             part = self._parts.get(key)
-            return (OFFSET_INVALID, OFFSET_INVALID) if part is None or part.reader is None else (part.reader.log_start(), part.reader.lag_end())
+            return (
+                (OFFSET_INVALID, OFFSET_INVALID)
+                if part is None or part.reader is None
+                else (part.reader.log_start(), part.reader.lag_end())
+            )
         deadline = deadline_of(timeout)
-        low, high = (self._list({key: timestamp}, deadline)[0] for timestamp in (offsets.EARLIEST_TIMESTAMP, offsets.LATEST_TIMESTAMP))
+        low, high = (
+            self._list({key: timestamp}, deadline)[0]
+            for timestamp in (offsets.EARLIEST_TIMESTAMP, offsets.LATEST_TIMESTAMP)
+        )
         for result in (low, high):
             if result.error is not None:
                 raise KafkaException(result.error)
@@ -217,7 +297,10 @@ class ConsumerOffsets:
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
         self._consumer.enter()
-        found = {(one.topic, one.partition): one for one in self._list({(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout))}
+        found = {
+            (one.topic, one.partition): one
+            for one in self._list({(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout))
+        }
         if found and all(one.error is not None for one in found.values()):
             raise KafkaException(next(iter(found.values())).error)
         return [found[one.topic, one.partition] for one in partitions]
@@ -225,16 +308,40 @@ class ConsumerOffsets:
     def _list(self, timestamps: dict[Key, int], deadline: float) -> list[PartitionResult]:
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         left_ms = int(max(deadline - time.monotonic(), 0) * 1000)
-        found = offsets.read_list_offsets(self.request(requests.LIST_OFFSETS, 1 << 14, offsets.list_offsets_request(timestamps, self._config.isolation_level, left_ms), deadline))
+        found = offsets.read_list_offsets(
+            self.request(
+                requests.LIST_OFFSETS,
+                1 << 14,
+                offsets.list_offsets_request(timestamps, self._config.isolation_level, left_ms),
+                deadline,
+            )
+        )
         return [
-            PartitionResult(topic, index, offset, None, epoch, local_error(KafkaError._UNKNOWN_PARTITION) if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else broker_error(code) if code else None)
+            PartitionResult(
+                topic,
+                index,
+                offset,
+                None,
+                epoch,
+                (
+                    local_error(KafkaError._UNKNOWN_PARTITION)
+                    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    else broker_error(code)
+                    if code
+                    else None
+                ),
+            )
             for (topic, index), (code, offset, epoch) in found.items()
         ]
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         self._consumer.enter()
-        return self._control.metadata.list_topics(topic, timeout, allow_auto_create=bool(self._config["allow.auto.create.topics"]))
+        return self._control.metadata.list_topics(
+            topic, timeout, allow_auto_create=bool(self._config["allow.auto.create.topics"])
+        )
 
     def cluster_id(self, timeout: float = -1) -> str | None:
         self._consumer.enter()
-        return requests.read_metadata(self.request(requests.METADATA, 1 << 14, requests.metadata([], False), deadline_of(timeout)))[0].cluster_id
+        return requests.read_metadata(
+            self.request(requests.METADATA, 1 << 14, requests.metadata([], False), deadline_of(timeout))
+        )[0].cluster_id

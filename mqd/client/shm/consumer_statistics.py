@@ -1,4 +1,6 @@
-"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, as far as there are figures; what is lacking is not made up."""
+"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, as far as
+there are figures; what is lacking is not made up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _NEVER = float("inf")
 
 
 class ConsumerStatistics:
-    """`due`: time.monotonic of the next report. The figures are taken when the application is called, by its own thread."""
+    """`due`: time.monotonic of the next report. The figures are taken when the application is
+    called, by its own thread.
+    """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -42,14 +46,29 @@ class ConsumerStatistics:
         for part in consumer.parts:
             end = part.reader.lag_end() if part.reader is not None else -1
             topics.setdefault(part.topic, {"topic": part.topic, "partitions": {}})["partitions"][str(part.index)] = {
-                "partition": part.index, "fetch_state": "paused" if part.paused else part.phase.name.lower(), "next_offset": part.fetched, "app_offset": part.position,
-                "stored_offset": part.stored, "committed_offset": part.committed, "hi_offset": end, "ls_offset": end,
+                "partition": part.index,
+                "fetch_state": "paused" if part.paused else part.phase.name.lower(),
+                "next_offset": part.fetched,
+                "app_offset": part.position,
+                "stored_offset": part.stored,
+                "committed_offset": part.committed,
+                "hi_offset": end,
+                "ls_offset": end,
                 "lo_offset": part.reader.log_start() if part.reader is not None else -1,
                 "consumer_lag": max(end - max(part.position, 0), 0) if end >= 0 and part.position >= 0 else -1,
-            }  # fmt: skip
+            }
         return {
-            "name": f"{consumer.config['client.id']}#consumer-{os.getpid()}", "client_id": consumer.config["client.id"], "type": "consumer", "transport": "shm",
-            "ts": time.monotonic_ns() // 1000, "time": int(time.time()), "age": int((time.monotonic() - self._began) * 1e6), "attachments": consumer.control.generation,
-            **NOT_COUNTED, "txmsgs": 0, "remote_records": consumer.remote.records_read, "replyq": len(consumer._fetcher.events),
+            "name": f"{consumer.config['client.id']}#consumer-{os.getpid()}",
+            "client_id": consumer.config["client.id"],
+            "type": "consumer",
+            "transport": "shm",
+            "ts": time.monotonic_ns() // 1000,
+            "time": int(time.time()),
+            "age": int((time.monotonic() - self._began) * 1e6),
+            "attachments": consumer.control.generation,
+            **NOT_COUNTED,
+            "txmsgs": 0,
+            "remote_records": consumer.remote.records_read,
+            "replyq": len(consumer._fetcher.events),
             "topics": topics,
-        }  # fmt: skip
+        }

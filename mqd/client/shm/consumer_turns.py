@@ -1,7 +1,9 @@
-"""What a consumer on shared memory has done in its attachments' threads: whoever waits is woken, callbacks that are due are put into the inbox.
+"""What a consumer on shared memory has done in its attachments' threads: whoever waits is woken,
+callbacks that are due are put into the inbox.
 
-They must not run the consumer's code. Of errors, and of statistics, one call waits at most, with the newest: the application may not poll for long. Concurrency: the attachments' threads, with
-their locks held.
+They must not run the consumer's code. Of errors, and of statistics, one call waits at most, with
+the newest: the application may not poll for long. Concurrency: the attachments' threads, with their
+locks held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What became of batches, as the reports that applications get.
 
-The driver learns the fate of a batch and leaves an event; poll() or flush() in a thread of the application turns it into messages and calls back. Reports of one partition
-come in the order of their records.
+The driver learns the fate of a batch and leaves an event; poll() or flush() in a thread of the
+application turns it into messages and calls back. Reports of one partition come in the order of
+their records.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, BatchDelivery, KafkaError, Message
 from mqd.client.shm.staging import Entry
 
-
 Part = tuple[Any, Any, int]  # records of a batch, see Delivery
 
 
 class Batch:
-    """A batch in the C core, as long as its fate is open. `parts`: (what, indices, count) in the order of its records; see Delivery."""
+    """A batch in the C core, as long as its fate is open. `parts`: (what, indices, count) in the
+    order of its records; see Delivery.
+    """
 
     __slots__ = ("attempts", "created", "parts", "topic")
 
@@ -42,13 +44,29 @@ class CallReport:
 class Delivery:
     """An event: records of one partition with one outcome.
 
-    A part is (rows, indices, count): rows a list of Entry or a CallReport, indices which of them; (None, None, count) are records that nobody waits for.
+    A part is (rows, indices, count): rows a list of Entry or a CallReport, indices which of them;
+    (None, None, count) are records that nobody waits for.
     """
 
     __slots__ = ("base_offset", "error", "left", "log_append_ms", "parts", "partition", "topic")
 
-    def __init__(self, topic: str, partition: int, base_offset: int, log_append_ms: int, error: KafkaError | None, parts: list[tuple[Any, Any, int]]) -> None:
-        self.topic, self.partition, self.base_offset, self.log_append_ms, self.error, self.parts = topic, partition, base_offset, log_append_ms, error, parts
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        base_offset: int,
+        log_append_ms: int,
+        error: KafkaError | None,
+        parts: list[tuple[Any, Any, int]],
+    ) -> None:
+        self.topic, self.partition, self.base_offset, self.log_append_ms, self.error, self.parts = (
+            topic,
+            partition,
+            base_offset,
+            log_append_ms,
+            error,
+            parts,
+        )
         self.left = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
 
     def calls(self) -> int:
@@ -56,7 +74,9 @@ class Delivery:
         return self.left
 
     def call(self) -> int:
-        """Calls back. When a callback raises, the reports after it stay: call() again goes on behind it."""
+        """Calls back. When a callback raises, the reports after it stay: call() again goes on
+        behind it.
+        """
         served, parts, position = 0, self.parts, 0
         for number, (rows, indices, count) in enumerate(parts):
             offset = self.base_offset + position if self.base_offset >= 0 else None
@@ -64,13 +84,23 @@ class Delivery:
                 self.parts = [(None, None, position + count), *parts[number + 1 :]]
                 self.left -= 1
                 served += 1
-                rows.on_delivery(self.error, BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began))
+                rows.on_delivery(
+                    self.error,
+                    BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began),
+                )
             elif rows is not None:
                 served += self._call_rows(rows, indices, offset, parts[number + 1 :], position)
             position += count
         return served
 
-    def _call_rows(self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[tuple[Any, Any, int]], position: int) -> int:
+    def _call_rows(
+        self,
+        rows: list[Entry],
+        indices: Any,
+        first_offset: int | None,
+        later: list[tuple[Any, Any, int]],
+        position: int,
+    ) -> int:
         served, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
         topic, partition, offset = self.topic, self.partition if self.partition >= 0 else None, None
         for at, index in enumerate(indices):
@@ -79,10 +109,14 @@ class Delivery:
                 continue
             if first_offset is not None:
                 offset = first_offset + at
-            timestamp = (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, timestamp_ms)
+            timestamp = (
+                (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, timestamp_ms)
+            )
             served += 1
             try:
-                on_delivery(error, Message(topic, partition, offset, key, value, headers, error, timestamp, now - began))
+                on_delivery(
+                    error, Message(topic, partition, offset, key, value, headers, error, timestamp, now - began)
+                )
             except BaseException:
                 self.left -= served
                 self.parts = [(None, None, position + at + 1), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
@@ -114,7 +148,9 @@ class ErrorEvent:
 
 
 class Events:
-    """What poll() has to serve, oldest first. `unserved`: callbacks of records among them, which count as outstanding."""
+    """What poll() has to serve, oldest first. `unserved`: callbacks of records among them, which
+    count as outstanding.
+    """
 
     def __init__(self) -> None:
         self._queue: collections.deque[Any] = collections.deque()
@@ -129,7 +165,9 @@ class Events:
         self._queue.append(event)
 
     def serve(self, lock: Any) -> int:
-        """Calls back for what is there now; how many calls. Without the lock, but for the count. When a callback raises, what is behind it stays."""
+        """Calls back for what is there now; how many calls. Without the lock, but for the count.
+        When a callback raises, what is behind it stays.
+        """
         served, queue = 0, self._queue
         for _ in range(len(queue)):
             try:

@@ -1,7 +1,9 @@
 """Batches in the C core until their fate is known: again, given up, or written; and who is told.
 
-1. Every batch that holds a record is in `batches`, oldest first, until it is written or dropped; then its event is left, once.
-2. A batch is tried again in its place: the C core keeps later batches of its partition back. That is what keeps order without idempotence, too.
+1. Every batch that holds a record is in `batches`, oldest first, until it is written or dropped;
+   then its event is left, once.
+2. A batch is tried again in its place: the C core keeps later batches of its partition back. That
+   is what keeps order without idempotence, too.
 3. Errors mean what librdkafka takes them for: `Verdict`.
 Concurrency: with the attachment's lock held.
 """
@@ -26,7 +28,14 @@ from mqd.protocol.errors import ErrorCode, is_retriable
 _log = logging.getLogger("mqd.client")
 _NEVER = float("inf")
 _GONE_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-_LOST_IDENTITY = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
+_LOST_IDENTITY = frozenset(
+    {
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
 _FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
 
 
@@ -40,7 +49,9 @@ class Verdict(enum.Enum):
 
 
 def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
-    """`renewing`: a new identity has been asked for, so what comes under the old one proves nothing."""
+    """`renewing`: a new identity has been asked for, so what comes under the old one proves
+    nothing.
+    """
     if transactional:
         if error in _FENCED:
             return Verdict.FATAL
@@ -78,19 +89,25 @@ class Fates:
         self._only_errors = config["delivery.report.only.error"]
         self._watched: dict[Any, collections.deque[tuple[float, int]]] = {}
 
-    # -- coming -----------------------------------------------------------------------------------------------------------------
+    # -- coming ------------------------------------------------------------------------------------
 
     def before_append(self, rows: Any) -> None:
-        """From the first record on that somebody waits for, the place of every record in its batch is known: older batches take no more."""
+        """From the first record on that somebody waits for, the place of every record in its batch
+        is known: older batches take no more.
+        """
         if rows is not None and not self._tracking:
             self._tracking = True
             self._producer.close_open_batches()
 
     def parts(self, batch_of: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, Part]]:
-        """Records that went to these batches, as (batch, part of it). rows None: nobody waits for them."""
+        """Records that went to these batches, as (batch, part of it). rows None: nobody waits for
+        them.
+        """
         count = len(batch_of)
         if (batch_of == batch_of[0]).all():
-            return [(int(batch_of[0]), (rows, None if rows is None else range(first_index, first_index + count), count))]
+            return [
+                (int(batch_of[0]), (rows, None if rows is None else range(first_index, first_index + count), count))
+            ]
         if not self._tracking:
             return [(number, (None, None, 0)) for number in np.unique(batch_of).tolist()]
         order = np.argsort(batch_of, kind="stable")
@@ -100,11 +117,18 @@ class Fates:
         found: list[tuple[int, Part]] = []
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             indices = None if rows is None else order[start:end] + first_index
-            found.append((int(ordered[start]), (rows, indices if rows is None or isinstance(rows, CallReport) else indices.tolist(), end - start)))
+            found.append(
+                (
+                    int(ordered[start]),
+                    (rows, indices if rows is None or isinstance(rows, CallReport) else indices.tolist(), end - start),
+                )
+            )
         return found
 
     def appended(self, topic: int, parts: list[tuple[int, Part]]) -> None:
-        """They are in the C core. Again with the same parts, when Ctrl-C has ended that: what is done already is not done twice."""
+        """They are in the C core. Again with the same parts, when Ctrl-C has ended that: what is
+        done already is not done twice.
+        """
         for number, part in parts:
             batch = self.batches.get(number)
             if batch is None:
@@ -117,7 +141,7 @@ class Fates:
         batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
 
-    # -- outcomes ---------------------------------------------------------------------------------------------------------------
+    # -- outcomes ----------------------------------------------------------------------------------
 
     def take_deliveries(self, now: float) -> None:
         while self._told or self._ask_core():
@@ -147,7 +171,9 @@ class Fates:
         del self.batches[told.batch]
         self.records_written += told.record_count
 
-    def _report(self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None) -> None:
+    def _report(
+        self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None
+    ) -> None:
         if any(rows is not None for rows, _, _ in batch.parts):
             name = self._producer.topics[batch.topic].topic
             self._producer.leave(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
@@ -161,22 +187,29 @@ class Fates:
             return
         if verdict is Verdict.FATAL:
             text = f"{producer.topics[batch.topic].topic} [{told.partition}]: {broker_error(code).str()}"
-            producer.set_fatal(local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True), (told.batch, told.partition, broker_error(code)))
+            producer.set_fatal(
+                local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True),
+                (told.batch, told.partition, broker_error(code)),
+            )
             return
         age = now - batch.created
         limit = self._topic_timeout_s if code in _GONE_TOPIC else _NEVER
         if verdict is Verdict.RETRY and batch.attempts < self._retries_max and age < min(self._timeout_s, limit):
-            backoff = min(self._backoff_s * 2**min(batch.attempts, 16), self._backoff_max_s)
+            backoff = min(self._backoff_s * 2 ** min(batch.attempts, 16), self._backoff_max_s)
             batch.attempts += 1
             self.batches_retried += 1
             heapq.heappush(self._retries, (now + backoff, told.batch))
             producer.attachment.metadata.expire()
             return
         timed_out = verdict is Verdict.RETRY and age >= self._timeout_s
-        self.give_up(told.batch, told.partition, local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code))
+        self.give_up(
+            told.batch, told.partition, local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code)
+        )
 
     def give_up(self, number: int, partition: int, error: KafkaError) -> None:
-        """Reported as failed; partition -1 = not known here. An idempotent producer's sequences have a hole then."""
+        """Reported as failed; partition -1 = not known here. An idempotent producer's sequences
+        have a hole then.
+        """
         batch = self.batches.pop(number, None)
         if batch is None:
             return
@@ -213,7 +246,7 @@ class Fates:
             except NativeError as error:
                 _log.debug("batch %d is not tried again: %s", number, error)
 
-    # -- time -------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def on_turn(self, now: float) -> float:
         while self._retries and self._retries[0][0] <= now:
@@ -222,7 +255,10 @@ class Fates:
             self._tick_at = now + self._tick_s
             self._expire(now)
         waiting = self.batches or self._producer.active or self._producer.compressor.records
-        return min(self._retries[0][0] if self._retries else _NEVER, self._tick_at if waiting and self._timeout_s < _NEVER else _NEVER)
+        return min(
+            self._retries[0][0] if self._retries else _NEVER,
+            self._tick_at if waiting and self._timeout_s < _NEVER else _NEVER,
+        )
 
     def _expire(self, now: float) -> None:
         error = local_error(KafkaError._MSG_TIMED_OUT)
@@ -238,7 +274,9 @@ class Fates:
             self._expire_staged(stage, now, error)
 
     def _expire_staged(self, stage: Any, now: float, error: KafkaError) -> None:
-        """Marks of how far a stage went at which time: what was there at a mark that is old enough has waited too long."""
+        """Marks of how far a stage went at which time: what was there at a mark that is old enough
+        has waited too long.
+        """
         marks = self._watched.get(stage)
         if not stage.entries:
             if marks is not None:

@@ -1,17 +1,27 @@
-"""A consumer's way to its records: where each partition begins, who is read next, and how it sleeps while there is nothing to read.
+"""A consumer's way to its records: where each partition begins, who is read next, and how it sleeps
+while there is nothing to read.
 
-Records are read from mapped segments by readers (reading.py) without a request. Only who has read everything asks the broker: one Fetch for positions alone, with all partitions that are
-read to their end (parking.py), which the broker answers when one of them has grown. It has a connection of its own (`data`), since answers keep their order and it may wait for long.
+Records are read from mapped segments by readers (reading.py) without a request. Only who has read
+everything asks the broker: one Fetch for positions alone, with all partitions that are read to
+their end (parking.py), which the broker answers when one of them has grown. It has a connection of
+its own (`data`), since answers keep their order and it may wait for long.
 
-    F1  at most one Fetch for positions is under way. `covered` says what it waits for; while somebody waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
-    F2  a partition's begin is asked for in the background: the group's committed offset, else auto.offset.reset; an answer counts only with the serial it was asked with
+    F1  at most one Fetch for positions is under way. `covered` says what it waits for; while
+        somebody waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
+    F2  a partition's begin is asked for in the background: the group's committed offset, else
+        auto.offset.reset; an answer counts only with the serial it was asked with
     F3  an error of a partition is told once until it changes, and tried again
-    F4  a Fetch that was answered without anything to be read behind it is followed by a pause (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
-    F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
-        host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
-    F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset;
-        before both a seek(), or an offset that was assigned, after which nothing has been read yet. Metadata tell of it whose reader does not: who is paused, and who is
-        read from another host, by name, for whom they are asked for when an offset is out of range there
+    F4  a Fetch that was answered without anything to be read behind it is followed by a pause
+        (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
+    F5  a partition without a replica on this host that has what is wanted is read from its leader
+        (remote_reading.py) until its replicas, or who of them is in sync, change; then this host's
+        is tried first again. A replica here that is in sync is read up to its own high watermark,
+        wherever its leader is (KIP-392)
+    F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name,
+        what the group has committed since counts, else auto.offset.reset; before both a seek(), or
+        an offset that was assigned, after which nothing has been read yet. Metadata tell of it
+        whose reader does not: who is paused, and who is read from another host, by name, for whom
+        they are asked for when an offset is out of range there
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 
@@ -28,7 +38,15 @@ from mqd.client import offsets, requests
 from mqd.client.shm.consumer_config import EARLIEST, ERROR, ConsumerConfig
 from mqd.client.group.coordinator import Coordinator
 from mqd.client.shm.inbox import Inbox
-from mqd.client.messages import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, broker_error, local_error
+from mqd.client.messages import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    KafkaError,
+    KafkaException,
+    Message,
+    broker_error,
+    local_error,
+)
 from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from mqd.client.shm.parking import PositionSession
 from mqd.client.shm.partitions import Part, Parts, Phase
@@ -45,17 +63,44 @@ UNKNOWN_TELL_S = 1.0  # metadata may be behind: a topic that was just made or ha
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none that has what is wanted; another host leads
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
-_LATER = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
+_LATER = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+    }
+)
 _INFINITY = float("inf")
 
 
 class Fetcher:
-    """`open_reader(native, part, offset)`: a reader of reading.py. `remote`: opens those of remote_reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
+    """`open_reader(native, part, offset)`: a reader of reading.py. `remote`: opens those of
+    remote_reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits.
+    """
 
-    def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any], remote: Any) -> None:
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        control: Any,
+        coordinator: Coordinator,
+        data: Any,
+        inbox: Inbox,
+        parts: Parts,
+        open_reader: Callable[..., Any],
+        remote: Any,
+    ) -> None:
         self._coordinator = coordinator
         self._remote = remote
-        self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = config, control, data, inbox, parts, open_reader
+        self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = (
+            config,
+            control,
+            data,
+            inbox,
+            parts,
+            open_reader,
+        )
         self.on_begun_anew: Callable[[Part], None] = lambda part: None  # F6: what was read of it is another topic's
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
@@ -67,10 +112,12 @@ class Fetcher:
         self._starting = False  # somebody is not ACTIVE
         self._records_read = 0
 
-    # -- beginning --------------------------------------------------------------------------------------------------------------
+    # -- beginning ---------------------------------------------------------------------------------
 
     def start(self, parts: Iterable[Part]) -> None:
-        """From `start` on: an offset, or OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, OFFSET_INVALID."""
+        """From `start` on: an offset, or OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED,
+        OFFSET_INVALID.
+        """
         for part in parts:
             part.serial += 1
             part.phase = Phase.TOPIC
@@ -126,7 +173,10 @@ class Fetcher:
         if part.start >= 0:
             self._activate(part, part.start)
         elif part.start in (OFFSET_BEGINNING, OFFSET_END):
-            part.timestamp, part.phase = (EARLIEST_TIMESTAMP if part.start == OFFSET_BEGINNING else LATEST_TIMESTAMP), Phase.LIST
+            part.timestamp, part.phase = (
+                (EARLIEST_TIMESTAMP if part.start == OFFSET_BEGINNING else LATEST_TIMESTAMP),
+                Phase.LIST,
+            )
         else:
             part.phase = Phase.COMMITTED
 
@@ -157,7 +207,11 @@ class Fetcher:
 
     def _view_of(self, part: Part) -> object:
         info = self._control.metadata.topics.get(part.topic)
-        return None if info is None or part.index >= info.partition_count else (info.replicas[part.index], info.in_sync_replicas[part.index])
+        return (
+            None
+            if info is None or part.index >= info.partition_count
+            else (info.replicas[part.index], info.in_sync_replicas[part.index])
+        )
 
     def _close_reader(self, part: Part) -> None:
         part.reader.close()
@@ -174,19 +228,29 @@ class Fetcher:
             if part.phase is not Phase.ACTIVE or (part.remote_view is None and not part.paused):
                 continue
             info = self._control.metadata.topics.get(part.topic)
-            if info is not None and not info.error and info.topic_id != part.topic_id:  # the reader asks by name, or is not asked, and does not notice
+            # the reader asks by name, or is not asked, and does not notice
+            if info is not None and not info.error and info.topic_id != part.topic_id:
                 part.phase, part.start, self._starting = Phase.TOPIC, part.fetched, True
             elif part.remote_view is not None and part.remote_view != self._view_of(part):
                 self._activate(part, part.fetched)
 
-    def _ask(self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]) -> None:
+    def _ask(
+        self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]
+    ) -> None:
         asked = [(part, part.serial) for part in parts]
         for part in parts:
             part.phase = Phase.ASKING
         version = self._control.api.pick(api_key, version_max)
-        self._control.send(api_key, version, message, lambda response, error: self._inbox.put(self._on_begin, handler, asked, response, error))
+        self._control.send(
+            api_key,
+            version,
+            message,
+            lambda response, error: self._inbox.put(self._on_begin, handler, asked, response, error),
+        )
 
-    def _on_begin(self, handler: Callable[..., None], asked: list[tuple[Part, int]], response: Any, error: KafkaError | None) -> None:
+    def _on_begin(
+        self, handler: Callable[..., None], asked: list[tuple[Part, int]], response: Any, error: KafkaError | None
+    ) -> None:
         for part, serial in asked:
             if part.serial == serial and part.phase is Phase.ASKING:
                 if error is not None:
@@ -196,14 +260,19 @@ class Fetcher:
         self.advance()
 
     def _ask_committed(self, parts: list[Part]) -> None:
-        message = offsets.committed_request(self._config["group.id"], [part.key for part in parts], bool(self._config.isolation_level))
+        message = offsets.committed_request(
+            self._config["group.id"], [part.key for part in parts], bool(self._config.isolation_level)
+        )
         asked = [(part, part.serial) for part in parts]
         for part in parts:
             part.phase = Phase.ASKING
         version = self._control.api.pick(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX)
         self._coordinator.when_known(
             lambda: self._control.send(
-                requests.OFFSET_FETCH, version, message, lambda response, error: self._inbox.put(self._on_begin, self._on_committed, asked, response, error)
+                requests.OFFSET_FETCH,
+                version,
+                message,
+                lambda response, error: self._inbox.put(self._on_begin, self._on_committed, asked, response, error),
             )
         )
 
@@ -212,7 +281,11 @@ class Fetcher:
         if code in offsets.COORDINATOR_AWAY:
             self._coordinator.ask()
         if code:
-            self._again(part, broker_error(code, "committed offset"), quietly=code in offsets.COORDINATOR_AWAY or code == ErrorCode.UNSTABLE_OFFSET_COMMIT)
+            self._again(
+                part,
+                broker_error(code, "committed offset"),
+                quietly=code in offsets.COORDINATOR_AWAY or code == ErrorCode.UNSTABLE_OFFSET_COMMIT,
+            )
         elif found is not None and found.offset >= 0:
             part.committed = found.offset
             self._activate(part, found.offset)
@@ -222,7 +295,11 @@ class Fetcher:
     def reset(self, part: Part, why: KafkaError | None) -> None:
         """auto.offset.reset: nothing is committed, or what is wanted is not there (`why`)."""
         if self._config.reset == ERROR:
-            reason = f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]" if why is None else f"{why.str()}: {part.topic} [{part.index}]"
+            reason = (
+                f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]"
+                if why is None
+                else f"{why.str()}: {part.topic} [{part.index}]"
+            )
             self._fail(part, local_error(KafkaError._AUTO_OFFSET_RESET, reason))
             part.retry_at = _INFINITY  # until a seek or another assignment
             return
@@ -232,11 +309,15 @@ class Fetcher:
 
     def _ask_listed(self, parts: list[Part]) -> None:
         timeout_ms = int(self._config["socket.timeout.ms"])
-        message = offsets.list_offsets_request({part.key: part.timestamp for part in parts}, self._config.isolation_level, timeout_ms)
+        message = offsets.list_offsets_request(
+            {part.key: part.timestamp for part in parts}, self._config.isolation_level, timeout_ms
+        )
         self._ask(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_listed)
 
     def _on_listed(self, part: Part, response: Any) -> None:
-        code, offset, _ = offsets.read_list_offsets(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1))
+        code, offset, _ = offsets.read_list_offsets(response).get(
+            part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1)
+        )
         if code:
             self._again(part, broker_error(code, "list offsets"), quietly=code in _LATER, soon=code in _LATER)
         else:
@@ -255,12 +336,16 @@ class Fetcher:
     def _tell(self, part: Part, error: KafkaError) -> None:
         if part.told != error.code():
             part.told = error.code()
-            self.events.append(Message(part.topic, part.index, part.fetched if part.fetched >= 0 else None, error=error))
+            self.events.append(
+                Message(part.topic, part.index, part.fetched if part.fetched >= 0 else None, error=error)
+            )
 
-    # -- reading ----------------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int, bytes_max: int) -> tuple[Part, int, Any] | None:
-        """The next chunk, of the partition that has waited longest of those that have something: (partition, where it began to read, records). None: nobody has."""
+        """The next chunk, of the partition that has waited longest of those that have something:
+        (partition, where it began to read, records). None: nobody has.
+        """
         if self._generation != self._data.generation:
             self._move()
         for part in self._parts.turns():
@@ -297,7 +382,12 @@ class Fetcher:
         elif problem.kind == "range":
             self._on_error(part, OUT_OF_RANGE)
         elif problem.kind == "corrupt":
-            self._tell(part, local_error(KafkaError._BAD_MSG, f"{part.topic} [{part.index}] at offset {part.fetched}: {problem.text}"))
+            self._tell(
+                part,
+                local_error(
+                    KafkaError._BAD_MSG, f"{part.topic} [{part.index}] at offset {part.fetched}: {problem.text}"
+                ),
+            )
             self._again(part, local_error(KafkaError._BAD_MSG))
             part.start = part.fetched
         else:
@@ -348,13 +438,22 @@ class Fetcher:
             part.sought = None
         if self._config["enable.partition.eof"] and part.eof_told != end:
             part.eof_told = end
-            error = local_error(KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}")
+            error = local_error(
+                KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}"
+            )
             self.events.append(Message(part.topic, part.index, end, error=error))
 
     def _ask_positions(self, part: Part) -> None:
-        """Which transactions were aborted from here to the last stable offset: known before the next record is given out."""
+        """Which transactions were aborted from here to the last stable offset: known before the
+        next record is given out.
+        """
         part.phase, part.serial, self._starting = Phase.ASKING, part.serial + 1, True
-        message = offsets.positions_request([(part.topic_id or b"", part.index, part.fetched)], self._config.isolation_level, 0, self._config["client.rack"])
+        message = offsets.positions_request(
+            [(part.topic_id or b"", part.index, part.fetched)],
+            self._config.isolation_level,
+            0,
+            self._config["client.rack"],
+        )
         part.start = part.fetched
         self._ask(requests.FETCH, 1 << 14, message, [part], self._on_positions)
 
@@ -363,7 +462,10 @@ class Fetcher:
             if data.error_code:
                 self._on_error(part, data.error_code)
                 return
-            part.reader.set_aborted([(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()], data.last_stable_offset)
+            part.reader.set_aborted(
+                [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
+                data.last_stable_offset,
+            )
             part.phase = Phase.ACTIVE
             return
         self._again(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
@@ -379,10 +481,12 @@ class Fetcher:
                 with self._data.lock:
                     part.reader.move(self._data.native)
 
-    # -- sleeping ---------------------------------------------------------------------------------------------------------------
+    # -- sleeping ----------------------------------------------------------------------------------
 
     def wait(self, until: float) -> None:
-        """Until somebody has records, the inbox something, or `until` (time.monotonic) has come. May end early."""
+        """Until somebody has records, the inbox something, or `until` (time.monotonic) has come.
+        May end early.
+        """
         now = time.monotonic()
         until = min(until, self.due)
         if now < self._pause_until:
@@ -394,9 +498,17 @@ class Fetcher:
 
     def _park(self, now: float) -> float:
         """The Fetch is under way. Returns until when it may be waited for."""
-        wanted = {(part.topic_id or b"", part.index): part.fetched for part in self._parts if part.phase is Phase.ACTIVE and not part.paused and not part.reader.is_remote}
+        wanted = {
+            (part.topic_id or b"", part.index): part.fetched
+            for part in self._parts
+            if part.phase is Phase.ACTIVE and not part.paused and not part.reader.is_remote
+        }
         if self._covered is not None:
-            return _INFINITY if all(self._covered.get(place) == offset for place, offset in wanted.items()) else now + UNCOVERED_WAIT_S
+            return (
+                _INFINITY
+                if all(self._covered.get(place) == offset for place, offset in wanted.items())
+                else now + UNCOVERED_WAIT_S
+            )
         if not wanted:
             return _INFINITY
         wanted = dict(islice(wanted.items(), POSITIONS_MAX))  # of the others F1 takes care
@@ -405,7 +517,13 @@ class Fetcher:
         self._fetch_serial += 1
         serial, read = self._fetch_serial, self._records_read
         version = self._data.api.pick(requests.FETCH)
-        self._data.send(requests.FETCH, version, message, lambda response, error: self._inbox.put(self._on_fetched, serial, read, response, error), PARK_S + 20)
+        self._data.send(
+            requests.FETCH,
+            version,
+            message,
+            lambda response, error: self._inbox.put(self._on_fetched, serial, read, response, error),
+            PARK_S + 20,
+        )
         return _INFINITY
 
     def _on_fetched(self, serial: int, read_before: int, response: Any, error: KafkaError | None) -> None:
@@ -427,13 +545,21 @@ class Fetcher:
         by_place = {(part.topic_id or b"", part.index): part for part in self._parts}
         for topic_id, index, data in told:
             part = by_place.get((topic_id, index))
-            if part is None or part.phase is not Phase.ACTIVE or part.reader.is_remote or covered.get((topic_id, index)) != part.fetched:
+            if (
+                part is None
+                or part.phase is not Phase.ACTIVE
+                or part.reader.is_remote
+                or covered.get((topic_id, index)) != part.fetched
+            ):
                 continue
             if data.error_code:
                 self._on_error(part, data.error_code)
                 continue
             has_grown = True
             if self._config.isolation_level and data.aborted_transactions is not None:
-                part.reader.set_aborted([(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset)
+                part.reader.set_aborted(
+                    [(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset
+                )
         if has_grown or not covered:
-            self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)  # taken back as soon as something is read
+            # taken back as soon as something is read
+            self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)

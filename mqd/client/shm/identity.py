@@ -1,8 +1,10 @@
-"""An idempotent producer's identity (producer id and epoch): asked for, and asked for anew when its sequences have a hole or the broker has forgotten it.
+"""An idempotent producer's identity (producer id and epoch): asked for, and asked for anew when its
+sequences have a hole or the broker has forgotten it.
 
-A new identity is a new producer id: what is still under way under the old one cannot be mixed up with it. The C core takes it over when everything that was sent is answered, and
-numbers what is left from 0. Until then stages are held. A transactional producer's identity is its transactions' business (transactional.py).
-Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
+A new identity is a new producer id: what is still under way under the old one cannot be mixed up
+with it. The C core takes it over when everything that was sent is answered, and numbers what is
+left from 0. Until then stages are held. A transactional producer's identity is its transactions'
+business (transactional.py). Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ class Identity:
             self._producer.transactions.failed(error)
         elif self.idempotent and self._producer.fatal is None:
             if self._gapless:
-                self._producer.set_fatal(local_error(KafkaError._GAPLESS_GUARANTEE, f"a record could not be delivered: {error.str()}", fatal=True))
+                self._producer.set_fatal(
+                    local_error(
+                        KafkaError._GAPLESS_GUARANTEE, f"a record could not be delivered: {error.str()}", fatal=True
+                    )
+                )
             else:
                 self.renew()
 
@@ -54,12 +60,18 @@ class Identity:
         if not self.renewing or not self._mine or self._producer.fatal is not None:
             return _NEVER
         if self._found is not None:
-            return _NEVER if self._take_over() else now + _RETRY_S  # answers bring turns; the time is for those that never come
+            # answers bring turns; the time is for those that never come
+            return _NEVER if self._take_over() else now + _RETRY_S
         if self._asked or now < self._ask_at:
             return self._ask_at if not self._asked else _NEVER
         self._asked = True
         api = self._producer.attachment.api
-        self._producer.attachment.send(requests.INIT_PRODUCER_ID, api.pick(requests.INIT_PRODUCER_ID), requests.init_producer_id(None, 0), self._on_response)
+        self._producer.attachment.send(
+            requests.INIT_PRODUCER_ID,
+            api.pick(requests.INIT_PRODUCER_ID),
+            requests.init_producer_id(None, 0),
+            self._on_response,
+        )
         return _NEVER
 
     def _on_response(self, response: Any, error: KafkaError | None) -> None:

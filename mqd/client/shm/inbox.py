@@ -1,7 +1,9 @@
-"""What other threads have for the application's thread: answers to its requests, and what its group wants of it.
+"""What other threads have for the application's thread: answers to its requests, and what its group
+wants of it.
 
-Whoever puts something in sets the consumer's `attention`, which poll() looks at before it hands out a message, and wakes it where it sleeps.
-Concurrency: put() from any thread, also with an attachment's lock held; the rest by the application's thread.
+Whoever puts something in sets the consumer's `attention`, which poll() looks at before it hands out
+a message, and wakes it where it sleeps. Concurrency: put() from any thread, also with an
+attachment's lock held; the rest by the application's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ class Inbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self.answers: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # served wherever the application's thread waits
+        # served wherever the application's thread waits
+        self.answers: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.operations: deque[Any] = deque()  # served by poll() and consume() alone: they call the user's functions
         self.attention = False
 

@@ -14,15 +14,30 @@ from mqd.shm import rendezvous
 _ATTACH_TIMEOUT_MS = 5000
 
 
-def opener(settings: Settings, choice: Choice, client_id: str, data_bytes: int = 0, reply_bytes: int = 0, request_bytes: int = 0) -> Callable[[], Any]:
-    """opener() -> a new attachment of the broker that `choice` has found. A broker of another build is an error for good: this process's code is not its partner any more."""
+def opener(
+    settings: Settings,
+    choice: Choice,
+    client_id: str,
+    data_bytes: int = 0,
+    reply_bytes: int = 0,
+    request_bytes: int = 0,
+) -> Callable[[], Any]:
+    """opener() -> a new attachment of the broker that `choice` has found. A broker of another build
+    is an error for good: this process's code is not its partner any more.
+    """
     servers, told = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 
     def attach() -> Client:
         path = choice.socket_path if told else rendezvous.find(servers, told).path or choice.socket_path
         try:
             return Client(
-                path, client_id=client_id, data_bytes=data_bytes, reply_bytes=reply_bytes, request_bytes=request_bytes, timeout_ms=_ATTACH_TIMEOUT_MS, spin_us=settings.own["mqd.spin.us"]
+                path,
+                client_id=client_id,
+                data_bytes=data_bytes,
+                reply_bytes=reply_bytes,
+                request_bytes=request_bytes,
+                timeout_ms=_ATTACH_TIMEOUT_MS,
+                spin_us=settings.own["mqd.spin.us"],
             )
         except NativeError as error:
             if error.code == E_LAYOUT:

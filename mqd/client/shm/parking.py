@@ -1,14 +1,20 @@
-"""How a consumer sleeps: one Fetch for positions alone, which the broker answers when one of its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
+"""How a consumer sleeps: one Fetch for positions alone, which the broker answers when one of its
+partitions has grown, as an incremental session (KIP-227). Sans-I/O.
 
     session = PositionSession(isolation_level, rack_id)
     request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)     # only what differs from the last request goes over
     for topic_id, partition, data in session.on_response(response): ...              # what has grown, or has an error
-    session.reset()                                                                   # no answer came: the next request is a full one
+    session.reset()                                                                   # no answer
+                                                                                      came: the next
+                                                                                      request is a
+                                                                                      full one
 
 A consumer of a thousand quiet partitions and a lively one sends and gets a few bytes each time.
 
-    I1  `_sent` is what the broker's session holds: the offsets of the last request that was answered, or is on its way (one at a time)
-    I2  an answer without a session (id 0) or with a session's error makes the next request a full one
+    I1  `_sent` is what the broker's session holds: the offsets of the last request that was
+        answered, or is on its way (one at a time)
+    I2  an answer without a session (id 0) or with a session's error makes the next request a full
+        one
     I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
 """
 
@@ -24,7 +30,13 @@ Place = tuple[bytes, int]  # topic id, partition
 
 PARTITION_MAX_BYTES = 1 << 20
 _EPOCH_FULL, _EPOCH_MAX = 0, 2**31 - 1
-_SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
+_SESSION_ERRORS = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
 
 
 class PositionSession:
@@ -41,17 +53,28 @@ class PositionSession:
         self._sent = {}
 
     def request(self, positions: Mapping[Place, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
-        """Version 13 or later. `positions`: all partitions that are waited for, each with the offset behind which something is to be."""
+        """Version 13 or later. `positions`: all partitions that are waited for, each with the
+        offset behind which something is to be.
+        """
         changed = [(place, offset) for place, offset in positions.items() if self._sent.get(place) != offset]
         gone = [place for place in self._sent if place not in positions]
         self._sent = dict(positions)
         return FetchRequest(
-            max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=0, isolation_level=self._isolation_level, session_id=self._session_id, session_epoch=self._epoch,
-            topics=_topics(changed), forgotten_topics_data=_forgotten(gone), rack_id=self._rack_id,
-        )  # fmt: skip
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=0,
+            isolation_level=self._isolation_level,
+            session_id=self._session_id,
+            session_epoch=self._epoch,
+            topics=_topics(changed),
+            forgotten_topics_data=_forgotten(gone),
+            rack_id=self._rack_id,
+        )
 
     def on_response(self, response: Any) -> Iterator[tuple[bytes, int, Any]]:
-        """(topic id, partition, its data) of the partitions that the broker tells of. Nothing when response.error_code is set."""
+        """(topic id, partition, its data) of the partitions that the broker tells of. Nothing when
+        response.error_code is set.
+        """
         if response.error_code or not response.session_id:
             self.reset()
         else:
@@ -61,7 +84,9 @@ class PositionSession:
 
     @staticmethod
     def is_session_error(code: int) -> bool:
-        """The broker has forgotten the session (it was idle for long, or the worker is another one): nothing is wrong, the next request makes a new one."""
+        """The broker has forgotten the session (it was idle for long, or the worker is another
+        one): nothing is wrong, the next request makes a new one.
+        """
         return code in _SESSION_ERRORS
 
 
@@ -71,7 +96,9 @@ def _topics(changed: list[tuple[Place, int]]) -> list[FetchRequest.Topic]:
         topic = topics.get(topic_id)
         if topic is None:
             topic = topics[topic_id] = FetchRequest.Topic(topic_id=topic_id)
-        topic.partitions.append(FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=PARTITION_MAX_BYTES))
+        topic.partitions.append(
+            FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=PARTITION_MAX_BYTES)
+        )
     return list(topics.values())
 
 

@@ -1,8 +1,11 @@
 """What a consumer is assigned, partition by partition: where each stands, and whose turn it is.
 
-    P1  `fetched` is the next offset to read, `position` the one behind what the application was given (OFFSET_INVALID: nothing yet), `stored` what a commit would say
-    P2  a partition is read only when ACTIVE and not paused; turns go round, one chunk each, so that none waits for a busy one
-    P3  an answer for a partition counts only when `serial` is still the one it was asked with: seek, unassign and a new start change it
+P1  `fetched` is the next offset to read, `position` the one behind what the application was
+    given (OFFSET_INVALID: nothing yet), `stored` what a commit would say
+P2  a partition is read only when ACTIVE and not paused; turns go round, one chunk each, so that
+    none waits for a busy one
+P3  an answer for a partition counts only when `serial` is still the one it was asked with:
+    seek, unassign and a new start change it
 """
 
 from __future__ import annotations
@@ -27,9 +30,31 @@ class Phase(enum.IntEnum):
 
 class Part:
     __slots__ = (
-        "committed", "eof_told", "fetched", "given_end", "index", "is_unknown", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "sought",
-        "start", "stored", "stored_epoch", "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
-    )  # fmt: skip
+        "committed",
+        "eof_told",
+        "fetched",
+        "given_end",
+        "index",
+        "is_unknown",
+        "leader_epoch",
+        "paused",
+        "phase",
+        "position",
+        "reader",
+        "remote_view",
+        "retry_at",
+        "serial",
+        "sought",
+        "start",
+        "stored",
+        "stored_epoch",
+        "stored_metadata",
+        "timestamp",
+        "told",
+        "topic",
+        "topic_id",
+        "unknown_since",
+    )
 
     def __init__(self, topic: str, index: int, start: int = OFFSET_INVALID, topic_id: bytes | None = None) -> None:
         self.topic, self.index, self.start, self.topic_id = topic, index, start, topic_id
@@ -41,11 +66,15 @@ class Part:
         self.stored_metadata: str | None = None
         self.timestamp = 0  # what LIST asks for
         self.retry_at = 0.0
-        self.remote_view: object = None  # its replicas, as they were when this host had none to read from; None: it is read here
+        # its replicas, as they were when this host had none to read from; None: it is read here
+        self.remote_view: object = None
         self.serial = 0
         self.unknown_since: float | None = None
-        self.sought = None if start == OFFSET_INVALID else start  # where the application wants to begin, while nothing has been read since it said so
-        self.given_end: int | None = None  # behind all that the application was ever given of a topic that was made anew; None: it was not
+        # where the application wants to begin, while nothing has been read since it said so
+        self.sought = None if start == OFFSET_INVALID else start
+        # behind all that the application was ever given of a topic that was made anew; None: it was
+        # not
+        self.given_end: int | None = None
         self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
         self.told = 0  # the error the application was last told
 
@@ -54,7 +83,9 @@ class Part:
         return self.topic, self.index
 
     def begin_anew(self) -> None:
-        """Its topic is another: nothing that was known of it counts, but where the application wants to begin."""
+        """Its topic is another: nothing that was known of it counts, but where the application
+        wants to begin.
+        """
         self.serial += 1
         self.start = OFFSET_INVALID if self.sought is None else self.sought
         self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
@@ -108,7 +139,9 @@ class Parts:
         self.version += 1
 
     def turns(self) -> Iterator[Part]:
-        """Everybody that may be read, once, beginning with who has waited longest. Who is taken goes to the end."""
+        """Everybody that may be read, once, beginning with who has waited longest. Who is taken
+        goes to the end.
+        """
         turns = self._turns
         for _ in range(len(turns)):
             part = turns[0]

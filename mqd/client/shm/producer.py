@@ -1,13 +1,19 @@
 """The producer over shared memory: confluent_kafka's semantics on the C core.
 
-A record's way: produce() appends it to a Stage (staging.py); the stage goes to the C core in bulk, which partitions it and builds batches in the memory shared with the
-broker; answers come back by the attachment's driver, which decides (retry, give up, done: delivery_outcomes.py) and leaves events; poll() and flush() call back (delivering.py).
+A record's way: produce() appends it to a Stage (staging.py); the stage goes to the C core in bulk,
+which partitions it and builds batches in the memory shared with the broker; answers come back by
+the attachment's driver, which decides (retry, give up, done: delivery_outcomes.py) and leaves
+events; poll() and flush() call back (delivering.py).
 
-1. A record is in exactly one place: a stage, the C core, an event. What is outstanding is their sum; it is bounded by queue.buffering.max.messages and the shared memory.
-2. Stages go over in the order of their records, and only while `held` is None: before the producer has its identity, between two identities, nothing moves.
-3. Callbacks of the user run in poll(), flush() and a produce_batch() that waits; never with the lock held, never in the background thread.
+1. A record is in exactly one place: a stage, the C core, an event. What is outstanding is their
+   sum; it is bounded by queue.buffering.max.messages and the shared memory.
+2. Stages go over in the order of their records, and only while `held` is None: before the producer
+   has its identity, between two identities, nothing moves.
+3. Callbacks of the user run in poll(), flush() and a produce_batch() that waits; never with the
+   lock held, never in the background thread.
 
-Concurrency: produce() by any thread, without lock while there is room; all else takes the attachment's lock.
+Concurrency: produce() by any thread, without lock while there is room; all else takes the
+attachment's lock.
 """
 
 from __future__ import annotations
@@ -54,7 +60,9 @@ _INT32_MAX = 2**31 - 1
 
 
 class ShmProducer:
-    """What mqd.Producer stands on when the broker is this host's. Raises KafkaException or OSError when attaching fails."""
+    """What mqd.Producer stands on when the broker is this host's. Raises KafkaException or OSError
+    when attaching fails.
+    """
 
     transport = "shm"
 
@@ -78,12 +86,16 @@ class ShmProducer:
         self._bytes_max: int = config["message.max.bytes"]
         self._on_delivery = config["on_delivery"]
         self._partitioner = number_of(config["partitioner"])
-        data_bytes = settings.own["mqd.buffer.bytes"] or min(max(_DATA_BYTES, _LARGEST_RECORDS * config["message.max.bytes"]), _DATA_BYTES_MAX)
+        data_bytes = settings.own["mqd.buffer.bytes"] or min(
+            max(_DATA_BYTES, _LARGEST_RECORDS * config["message.max.bytes"]), _DATA_BYTES_MAX
+        )
         self.memory_bytes: int = min(data_bytes, config["queue.buffering.max.kbytes"] << 10)
         self.attachment = Attachment(
-            opener(settings, choice, config["client.id"], data_bytes), client_id=config["client.id"], request_timeout_s=config["socket.timeout.ms"] / 1000,
+            opener(settings, choice, config["client.id"], data_bytes),
+            client_id=config["client.id"],
+            request_timeout_s=config["socket.timeout.ms"] / 1000,
             metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
-        )  # fmt: skip
+        )
         try:
             self.native = self._open_native()
         except BaseException:
@@ -102,31 +114,55 @@ class ShmProducer:
         config, api = self.config, self.attachment.api
         version = api.pick(PRODUCE, _PRODUCE_VERSION_MAX if api.transactions_v2 else _PRODUCE_VERSION_MAX - 1)
         options = ProducerOptions(
-            acks=max(min(config["acks"], 1), -1), request_timeout_ms=config["request.timeout.ms"], transactional_id=config["transactional.id"] or None,
-            batch_bytes=max(config["batch.size"], _BATCH_BYTES_MIN), batch_records_max=config["batch.num.messages"], inflight_max=config["max.in.flight.requests.per.connection"],
-            linger_us=int(config["linger.ms"] * 1000), buffer_bytes_max=config["queue.buffering.max.kbytes"] << 10, produce_version=version,
-        )  # fmt: skip
+            acks=max(min(config["acks"], 1), -1),
+            request_timeout_ms=config["request.timeout.ms"],
+            transactional_id=config["transactional.id"] or None,
+            batch_bytes=max(config["batch.size"], _BATCH_BYTES_MIN),
+            batch_records_max=config["batch.num.messages"],
+            inflight_max=config["max.in.flight.requests.per.connection"],
+            linger_us=int(config["linger.ms"] * 1000),
+            buffer_bytes_max=config["queue.buffering.max.kbytes"] << 10,
+            produce_version=version,
+        )
         return NativeProducer(self.attachment.native, options)
 
-    # -- produce --------------------------------------------------------------------------------------------------------------------
+    # -- produce -----------------------------------------------------------------------------------
 
     def _make_produce(self) -> Callable[..., None]:
-        """produce() with everything it looks at in cells: a third of a microsecond less for each record than by attributes."""
-        stages, new_stage, entry_of, make_room, active = self.stages, self._new_stage, self._entry_of, self._make_room, self.active
+        """produce() with everything it looks at in cells: a third of a microsecond less for each
+        record than by attributes.
+        """
+        stages, new_stage, entry_of, make_room, active = (
+            self.stages,
+            self._new_stage,
+            self._entry_of,
+            self._make_room,
+            self.active,
+        )
         time_ns, monotonic, wake_by, linger_s = time.time_ns, time.monotonic, self.attachment.wake_by, self._linger_s
         small_max = min(_AT_ONCE_BYTES, self.config["message.max.bytes"])
         at_once, hand_over_now = small_max if linger_s else -1, self._hand_over_now
         plain = self.config["on_delivery"] is None and self.config.partitioner is None
 
-        def produce(topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None) -> None:
+        def produce(
+            topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
+        ) -> None:
             stage = stages.get(topic) or new_stage(topic)
             entries = stage.entries
             if len(entries) >= stage.limit:
                 make_room(stage)
             if (
-                plain and type(value) is bytes and type(partition) is int and -1 <= partition < stage.partition_count and headers is None and not timestamp
-                and callback is None and on_delivery is None and (key is None or type(key) is bytes) and (size := len(value) + (len(key) if key else 0)) <= small_max
-            ):  # fmt: skip
+                plain
+                and type(value) is bytes
+                and type(partition) is int
+                and -1 <= partition < stage.partition_count
+                and headers is None
+                and not timestamp
+                and callback is None
+                and on_delivery is None
+                and (key is None or type(key) is bytes)
+                and (size := len(value) + (len(key) if key else 0)) <= small_max
+            ):
                 now_ms = time_ns() // 1_000_000
                 if now_ms != stage.now_ms:
                     stage.mark(now_ms)
@@ -158,7 +194,9 @@ class ShmProducer:
                 self.stages[topic] = stage
         return stage
 
-    def _entry_of(self, stage: Stage, value: Any, key: Any, partition: Any, on_delivery: Any, timestamp: Any, headers: Any) -> Any:
+    def _entry_of(
+        self, stage: Stage, value: Any, key: Any, partition: Any, on_delivery: Any, timestamp: Any, headers: Any
+    ) -> Any:
         """One record with all that may come with it, checked. Raises what belongs to produce()."""
         if type(value) is not bytes:
             value = columns.one(value, 2)
@@ -169,12 +207,18 @@ class ShmProducer:
         encoded = None if headers is None else encode_headers(headers)
         partition = -1 if partition is None else operator.index(partition)
         if not -1 <= partition <= _INT32_MAX:
-            raise failure(KafkaError._UNKNOWN_PARTITION, f"Unable to produce message: there is no partition numbered {partition}")
+            raise failure(
+                KafkaError._UNKNOWN_PARTITION, f"Unable to produce message: there is no partition numbered {partition}"
+            )
         if self.config.partitioner is not None and partition < 0:
             count = self._partition_count(stage)
             partition = columns.checked_partition(self.config.partitioner(key, count), count)
         if partition >= stage.partition_count and stage.number >= 0:
-            raise failure(KafkaError._UNKNOWN_PARTITION, f"Unable to produce message: {stage.topic} has {stage.partition_count} partitions, not one numbered {partition}")
+            raise failure(
+                KafkaError._UNKNOWN_PARTITION,
+                f"Unable to produce message: {stage.topic} has {stage.partition_count} partitions, not one numbered"
+                f" {partition}",
+            )
         on_delivery = on_delivery or self._on_delivery
         began = 0.0
         if on_delivery is not None:
@@ -188,13 +232,19 @@ class ShmProducer:
 
     def _partition_count(self, stage: Stage) -> int:
         if stage.number < 0:
-            self.attachment.metadata.find(stage.topic, self.config["topic.metadata.propagation.max.ms"] / 1000, allow_auto_create=self.config["allow.auto.create.topics"])
+            self.attachment.metadata.find(
+                stage.topic,
+                self.config["topic.metadata.propagation.max.ms"] / 1000,
+                allow_auto_create=self.config["allow.auto.create.topics"],
+            )
             with self.attachment.lock:
                 self.resolve(stage)
         return stage.partition_count
 
     def _make_room(self, stage: Stage) -> None:
-        """The stage is as long as it may be: hands it over, allows more. Raises BufferError, or why nothing may be produced."""
+        """The stage is as long as it may be: hands it over, allows more. Raises BufferError, or why
+        nothing may be produced.
+        """
         self.require_usable()
         with self.attachment.lock:
             self.hand_over(stage)
@@ -218,7 +268,7 @@ class ShmProducer:
         self.active.add(stage)
         self.attachment.wake_by(stage.due)
 
-    # -- from the stage to the C core -----------------------------------------------------------------------------------------------------
+    # -- from the stage to the C core --------------------------------------------------------------
 
     def hand_over(self, stage: Stage) -> None:
         """As much of a stage as goes. Lock held."""
@@ -253,7 +303,9 @@ class ShmProducer:
         return time.monotonic()
 
     def fail_entries(self, stage: Stage, count: int, error: KafkaError) -> None:
-        """The first records of a stage end with an error; the transaction that they are of must be aborted."""
+        """The first records of a stage end with an error; the transaction that they are of must be
+        aborted.
+        """
         rows = stage.entries[:count]
         for row in rows:
             if type(row) is Entry and row.on_delivery is not None:
@@ -283,7 +335,7 @@ class ShmProducer:
             metadata.refresh([stage.topic], allow_auto_create=self.config["allow.auto.create.topics"])
         return False
 
-    # -- the driver's turn ----------------------------------------------------------------------------------------------------------------
+    # -- the driver's turn -------------------------------------------------------------------------
 
     def on_turn(self, now: float) -> float | None:
         if self._closed:
@@ -315,13 +367,15 @@ class ShmProducer:
                 return _NEVER
             stage.armed = True
             self.active.add(stage)
-            stage.due = now + max(self._linger_s, 0.001)  # full or held: what happens then brings a turn, this is for what does not
+            # full or held: what happens then brings a turn, this is for what does not
+            stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
     def _unresolved(self, stage: Stage, now: float) -> float:
         info = self.attachment.metadata.topics.get(stage.topic)
         limit = stage.unresolved_since + self.config["topic.metadata.propagation.max.ms"] / 1000
-        hopeless = info is not None and info.error and info.error not in (3, 5)  # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: may be on its way
+        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: may be on its way
+        hopeless = info is not None and info.error and info.error not in (3, 5)
         if hopeless or now >= limit:
             code = info.error if info is not None and info.error else KafkaError._UNKNOWN_TOPIC
             self.fail_entries(stage, len(stage.entries), local_error(code))
@@ -334,7 +388,9 @@ class ShmProducer:
         return now + 0.05
 
     def send_due(self) -> None:
-        """What has lingered; the driver, which may sleep for long, sees to what lingers yet. It is told once: who waits for room calls this after each turn, and would bring the next."""
+        """What has lingered; the driver, which may sleep for long, sees to what lingers yet. It is
+        told once: who waits for room calls this after each turn, and would bring the next.
+        """
         if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)
             due = self._next_send() if self.attachment.attached else _NEVER
@@ -373,14 +429,20 @@ class ShmProducer:
             stage.limit = 0
 
     def set_fatal(self, error: KafkaError, of_batch: tuple[int, int, KafkaError] | None = None) -> None:
-        """The producer is finished: what is outstanding fails, nothing more is taken. `of_batch`: (number, partition, its error) of the batch that it came with."""
+        """The producer is finished: what is outstanding fails, nothing more is taken. `of_batch`:
+        (number, partition, its error) of the batch that it came with.
+        """
         if self.fatal is not None:
             return
         self.fatal = error
         self.hold("fatal")
         _log.error("%s: fatal error: %s", self.config["client.id"], error.str())
         if self.config["error_cb"] is not None:
-            self.leave(ErrorEvent(self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)))
+            self.leave(
+                ErrorEvent(
+                    self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)
+                )
+            )
         if of_batch is not None:
             self.fates.give_up(*of_batch)
         purged = local_error(KafkaError._PURGE_QUEUE)
@@ -400,7 +462,12 @@ class ShmProducer:
         """Records that are staged or in the C core, and callbacks to be made. Lock held."""
         if self.fates.batches and not self.native.outstanding_records:
             self.fates.take_deliveries(time.monotonic())  # answered, but nobody has been told
-        return self.native.outstanding_records + self.compressor.records + self.events.unserved + sum(len(stage.entries) for stage in self.stages.values())
+        return (
+            self.native.outstanding_records
+            + self.compressor.records
+            + self.events.unserved
+            + sum(len(stage.entries) for stage in self.stages.values())
+        )
 
     def _require_open(self) -> None:
         """As require_usable, but for a fatal error, of which the caller has more to say."""
@@ -409,16 +476,28 @@ class ShmProducer:
 
     def require_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise failure(KafkaError._STATE, "this producer was made before fork(): make a new one in the child process")
+            raise failure(
+                KafkaError._STATE, "this producer was made before fork(): make a new one in the child process"
+            )
         if self._closed:
             raise RuntimeError("Producer has been closed")  # as confluent_kafka
         if self.fatal is not None:
             raise KafkaException(local_error(KafkaError._FATAL, self.fatal.str(), fatal=True))
 
-    # -- batches -----------------------------------------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
-    def produce_batch(self, topic: str, values: Any, keys: Any = None, *, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
-                      timeout: float = -1) -> int:  # fmt: skip
+    def produce_batch(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any = None,
+        *,
+        headers: Any = None,
+        partition: Any = -1,
+        timestamps: Any = None,
+        on_delivery: Any = None,
+        timeout: float = -1,
+    ) -> int:
         """As mqd.Producer.produce_batch."""
         stage = self.stages.get(topic) or self._new_stage(topic)
         if on_delivery is not None and not callable(on_delivery):
@@ -434,7 +513,8 @@ class ShmProducer:
                 self.transactions.require_may_produce()
                 call.step()
             self._carry_out(call, deadline)
-        except BaseException as problem:  # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+        # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+        except BaseException as problem:
             problem.taken = call.taken  # type: ignore[attr-defined]
             raise
         return call.taken
@@ -444,7 +524,8 @@ class ShmProducer:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            self.attachment.wait_for(lambda: call.step() or self.events, min(left, 0.1))  # a metadata request that is due again brings no turn
+            # a metadata request that is due again brings no turn
+            self.attachment.wait_for(lambda: call.step() or self.events, min(left, 0.1))
             if not call.finished and self.events:
                 self._serve()
         if call.error is not None:
@@ -453,9 +534,13 @@ class ShmProducer:
     def _partitioned(self, stage: Stage, records: Chunk) -> Chunk:
         count = self._partition_count(stage)
         keys = [None] * records.values.count if records.keys is None else records.keys.items()
-        return records._replace(partitions=np.array([columns.checked_partition(self.config.partitioner(key, count), count) for key in keys], np.int32))
+        return records._replace(
+            partitions=np.array(
+                [columns.checked_partition(self.config.partitioner(key, count), count) for key in keys], np.int32
+            )
+        )
 
-    # -- waiting -------------------------------------------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = -1) -> int:
         """As mqd.Producer.poll."""
@@ -486,7 +571,9 @@ class ShmProducer:
                     self._send(True)
             while True:
                 left = deadline - time.monotonic()
-                self.attachment.wait_for(lambda: self.events or not self.outstanding(), -1 if left == _NEVER else max(left, 0))
+                self.attachment.wait_for(
+                    lambda: self.events or not self.outstanding(), -1 if left == _NEVER else max(left, 0)
+                )
                 if self.events:
                     self._serve()
                 waiting = len(self)
@@ -522,12 +609,14 @@ class ShmProducer:
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """As mqd.Producer.list_topics."""
         self.require_usable()
-        return self.attachment.metadata.list_topics(topic, timeout, allow_auto_create=self.config["allow.auto.create.topics"])
+        return self.attachment.metadata.list_topics(
+            topic, timeout, allow_auto_create=self.config["allow.auto.create.topics"]
+        )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Nothing: the broker knows the process's user."""
 
-    # -- transactions ----------------------------------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
         self._require_open()
@@ -549,7 +638,7 @@ class ShmProducer:
         self._require_open()
         self.transactions.abort(timeout)
 
-    # -- life --------------------------------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> bool:
         """As mqd.Producer.close."""
@@ -578,5 +667,9 @@ class ShmProducer:
         if self._closed or os.getpid() != self._pid:
             return
         if left := len(self):
-            _log.warning("%s: producer ends with %d records outstanding: use flush() to wait for their delivery", self.config["client.id"], left)
+            _log.warning(
+                "%s: producer ends with %d records outstanding: use flush() to wait for their delivery",
+                self.config["client.id"],
+                left,
+            )
         self.end()

@@ -1,4 +1,6 @@
-"""statistics.interval.ms and stats_cb: librdkafka's JSON, as far as shared memory has the figures; what it lacks is not made up."""
+"""statistics.interval.ms and stats_cb: librdkafka's JSON, as far as shared memory has the figures;
+what it lacks is not made up.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,17 @@ from typing import Any
 _NEVER = float("inf")
 # What librdkafka counts of its sockets: present, so that who exports it finds the keys.
 NOT_COUNTED: dict[str, Any] = {
-    "brokers": {}, "simple_cnt": 0, "metadata_cache_cnt": 0, "tx": 0, "tx_bytes": 0, "rx": 0, "rx_bytes": 0, "txmsg_bytes": 0, "rxmsgs": 0, "rxmsg_bytes": 0,
-}  # fmt: skip
+    "brokers": {},
+    "simple_cnt": 0,
+    "metadata_cache_cnt": 0,
+    "tx": 0,
+    "tx_bytes": 0,
+    "rx": 0,
+    "rx_bytes": 0,
+    "txmsg_bytes": 0,
+    "rxmsgs": 0,
+    "rxmsg_bytes": 0,
+}
 
 
 class Statistics:
@@ -32,16 +43,30 @@ class Statistics:
     def _figures(self, now: float) -> dict[str, Any]:
         producer = self._producer
         topics = {
-            stage.topic: {"topic": stage.topic, "partition_cnt": stage.partition_count, "msg_cnt": len(stage.entries)} for stage in producer.stages.values()
+            stage.topic: {"topic": stage.topic, "partition_cnt": stage.partition_count, "msg_cnt": len(stage.entries)}
+            for stage in producer.stages.values()
         }
         return {
-            "name": f"{producer.config['client.id']}#producer-{os.getpid()}", "client_id": producer.config["client.id"], "type": "producer", "transport": "shm",
-            "ts": time.monotonic_ns() // 1000, "time": int(time.time()), "age": int((now - self._began) * 1e6), "replyq": len(producer.events),
-            "msg_cnt": producer.outstanding(), "msg_max": producer.config["queue.buffering.max.messages"], "msg_size": producer.native.outstanding_bytes,
-            "msg_size_max": producer.config["queue.buffering.max.kbytes"] << 10, "txmsgs": producer.fates.records_written, "txmsgs_failed": producer.fates.records_failed,
+            "name": f"{producer.config['client.id']}#producer-{os.getpid()}",
+            "client_id": producer.config["client.id"],
+            "type": "producer",
+            "transport": "shm",
+            "ts": time.monotonic_ns() // 1000,
+            "time": int(time.time()),
+            "age": int((now - self._began) * 1e6),
+            "replyq": len(producer.events),
+            "msg_cnt": producer.outstanding(),
+            "msg_max": producer.config["queue.buffering.max.messages"],
+            "msg_size": producer.native.outstanding_bytes,
+            "msg_size_max": producer.config["queue.buffering.max.kbytes"] << 10,
+            "txmsgs": producer.fates.records_written,
+            "txmsgs_failed": producer.fates.records_failed,
             **NOT_COUNTED,
-            "txretries": producer.fates.batches_retried, "batches": len(producer.fates.batches), "attachments": producer.attachment.generation, "topics": topics,
-        }  # fmt: skip
+            "txretries": producer.fates.batches_retried,
+            "batches": len(producer.fates.batches),
+            "attachments": producer.attachment.generation,
+            "topics": topics,
+        }
 
 
 class _Event:

@@ -1,15 +1,21 @@
-"""A partition's records for a local consumer, straight from mapped segments: no request, no copy, until there is nothing more to read.
+"""A partition's records for a local consumer, straight from mapped segments: no request, no copy,
+until there is nothing more to read.
 
     reader = PartitionReader(native, "topic", topic_id, partition, offset, isolation_level)
-    batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: nothing now, or take_problem() says what must be done first
+    batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: nothing now, or
+                                                     take_problem() says what must be done first
     reader.position                                  # the next offset that read() will give out
 
-Uncompressed batches are given out where they lie. Compressed ones are decompressed in Python (cramjam), several at a time, and walked in the same way. Control batches
-and, with read_committed, those of aborted transactions are left out; whoever drives the reader tells it which those are (set_aborted) when it says "aborted".
+Uncompressed batches are given out where they lie. Compressed ones are decompressed in Python
+(cramjam), several at a time, and walked in the same way. Control batches and, with read_committed,
+those of aborted transactions are left out; whoever drives the reader tells it which those are
+(set_aborted) when it says "aborted".
 
-    P1  `position` is behind what was given out, never behind what was only decompressed: what has been decompressed and not given out waits in `_rest`
+    P1  `position` is behind what was given out, never behind what was only decompressed: what has
+        been decompressed and not given out waits in `_rest`
     P2  a problem is told by the read() that gives nothing; records before it come first
-    P3  memory: columns are used again as soon as nobody holds an array over them; BLOCK_COUNT_MAX blocks are kept for that
+    P3  memory: columns are used again as soon as nobody holds an array over them; BLOCK_COUNT_MAX
+        blocks are kept for that
 Concurrency: one thread at a time.
 """
 
@@ -37,7 +43,8 @@ CORRUPT_MESSAGE = 2
 class Problem(NamedTuple):
     """What stands between the reader and the next record.
 
-    kind: "aborted"   which transactions were aborted from `position` on is not known: ask for positions there, set_aborted
+    kind: "aborted"   which transactions were aborted from `position` on is not known: ask for
+                      positions there, set_aborted
           "range"     the position is out of range (DeleteRecords, retention): seek
           "corrupt"   the next batch cannot be read; text says why and where. skip() leaves it out
           "gone"      the broker's error `code` on the partition (3 and 100: it, or its topic, is gone)
@@ -48,11 +55,18 @@ class Problem(NamedTuple):
     text: str = ""
 
 
-_PROBLEMS = {ReadStop.ABORTED: "aborted", ReadStop.OUT_OF_RANGE: "range", ReadStop.CORRUPT: "corrupt", ReadStop.GONE: "gone"}
+_PROBLEMS = {
+    ReadStop.ABORTED: "aborted",
+    ReadStop.OUT_OF_RANGE: "range",
+    ReadStop.CORRUPT: "corrupt",
+    ReadStop.GONE: "gone",
+}
 
 
 class BlockPool:
-    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One that nobody looks at any more is given out again."""
+    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One that nobody looks at any more is
+    given out again.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[Block]] = {BLOCK_RECORDS: [], LARGE_BLOCK_RECORDS: []}
@@ -74,17 +88,33 @@ class BlockPool:
 
 
 class PartitionReader:
-    """See the module. Raises OSError (NativeError): EPIPE when the attachment has ended (move), ETIMEDOUT, EIO."""
+    """See the module. Raises OSError (NativeError): EPIPE when the attachment has ended (move),
+    ETIMEDOUT, EIO.
+    """
 
     is_remote = False  # remote_reading.py has those
 
     def __init__(
-        self, native: Any, topic: str, topic_id: bytes, partition: int, offset: int, isolation_level: int = 0, check_crc: bool = True, pool: BlockPool | None = None
+        self,
+        native: Any,
+        topic: str,
+        topic_id: bytes,
+        partition: int,
+        offset: int,
+        isolation_level: int = 0,
+        check_crc: bool = True,
+        pool: BlockPool | None = None,
     ) -> None:
-        """`native`: the attachment (NativeClient), or a SegmentReader. `isolation_level` 1 = read_committed. `pool` may be shared by readers of one thread."""
+        """`native`: the attachment (NativeClient), or a SegmentReader. `isolation_level` 1 =
+        read_committed. `pool` may be shared by readers of one thread.
+        """
         self.topic, self.partition = topic, partition
         self.check_crc = check_crc
-        self._reader = native if isinstance(native, SegmentReader) else SegmentReader.attached(native, topic_id, partition, offset, isolation_level)
+        self._reader = (
+            native
+            if isinstance(native, SegmentReader)
+            else SegmentReader.attached(native, topic_id, partition, offset, isolation_level)
+        )
         self._pool = BlockPool() if pool is None else pool
         self._probe = Block(0)  # to look at what comes, and take none of it
         self._rest: RecordBatchView | None = None  # P1
@@ -95,7 +125,9 @@ class PartitionReader:
         return int(self._rest.offsets[0]) if self._rest is not None else self._reader.position
 
     def lag_end(self) -> int:
-        """High watermark, or last stable offset for read_committed; -1 = not known now. Costs no request."""
+        """High watermark, or last stable offset for read_committed; -1 = not known now. Costs no
+        request.
+        """
         return self._reader.lag_end()
 
     def log_start(self) -> int:
@@ -117,11 +149,15 @@ class PartitionReader:
         self._reader.move(native)
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
-        """(producer id, first offset) of the aborted transactions that overlap position .. until_offset."""
+        """(producer id, first offset) of the aborted transactions that overlap position ..
+        until_offset.
+        """
         self._reader.set_aborted(transactions, until_offset)
 
     def skip(self) -> None:
-        """Leaves out the batch that take_problem() called corrupt. Raises NativeError when its header is damaged too: only seek helps then."""
+        """Leaves out the batch that take_problem() called corrupt. Raises NativeError when its
+        header is damaged too: only seek helps then.
+        """
         self._reader.skip()
 
     def close(self) -> None:
@@ -134,10 +170,12 @@ class PartitionReader:
         problem, self._problem = self._problem, None
         return problem
 
-    # -- reading --------------------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
-        """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); no further batch of the log is begun when bytes_max of it were walked. Never blocks but for a disk."""
+        """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); no further batch of
+        the log is begun when bytes_max of it were walked. Never blocks but for a disk.
+        """
         self._problem = None
         if self._rest is not None:
             return self._take_rest(records_max)
@@ -171,20 +209,46 @@ class PartitionReader:
         return rest[:records_max]
 
     def _view(self, block: Block, count: int, base: memoryview | bytes) -> RecordBatchView:
-        columns = [getattr(block, name)[:count] for name in ("offsets", "timestamps_ms", "key_positions", "key_bytes", "value_positions", "value_bytes", "header_positions", "header_bytes")]
+        columns = [
+            getattr(block, name)[:count]
+            for name in (
+                "offsets",
+                "timestamps_ms",
+                "key_positions",
+                "key_bytes",
+                "value_positions",
+                "value_bytes",
+                "header_positions",
+                "header_bytes",
+            )
+        ]
         if count * 4 < block.capacity:  # a few records do not hold a whole block
             columns = [column.copy() for column in columns]
-        offsets, timestamps, key_positions, key_bytes, value_positions, value_bytes, header_positions, header_bytes = columns
-        headers = Blobs(base, header_positions, header_bytes) if int(header_bytes.max()) > 1 else None  # a section of one byte counts none
+        offsets, timestamps, key_positions, key_bytes, value_positions, value_bytes, header_positions, header_bytes = (
+            columns
+        )
+        # a section of one byte counts none
+        headers = Blobs(base, header_positions, header_bytes) if int(header_bytes.max()) > 1 else None
         return RecordBatchView(
-            self.topic, self.partition, offsets, timestamps, Blobs(base, key_positions, key_bytes), Blobs(base, value_positions, value_bytes), headers,
-            block.view.leader_epoch, timestamp_type_of(block.view.timestamp_type),
-        )  # fmt: skip
+            self.topic,
+            self.partition,
+            offsets,
+            timestamps,
+            Blobs(base, key_positions, key_bytes),
+            Blobs(base, value_positions, value_bytes),
+            headers,
+            block.view.leader_epoch,
+            timestamp_type_of(block.view.timestamp_type),
+        )
 
-    # -- compressed batches -------------------------------------------------------------------------------------------------------------
+    # -- compressed batches ------------------------------------------------------------------------
 
-    def _read_compressed(self, block: Block, state: ReadState, bytes_max: int, records_max: int) -> RecordBatchView | None:
-        """The compressed batch that `state` tells of, and those behind it that go with it. None: it held nothing for us, or self._problem is set."""
+    def _read_compressed(
+        self, block: Block, state: ReadState, bytes_max: int, records_max: int
+    ) -> RecordBatchView | None:
+        """The compressed batch that `state` tells of, and those behind it that go with it. None: it
+        held nothing for us, or self._problem is set.
+        """
         parts: list[bytes] = []
         count = size = 0
         kind: tuple[int, int] | None = None
@@ -194,11 +258,16 @@ class PartitionReader:
             batch_kind, record_count = (header.leader_epoch, header.timestamp_type), header.record_count
             if count and (batch_kind != kind or count + record_count > limit):
                 break
-            data = self._decompress(state.codec, payload) if record_count else b""  # compaction leaves batches without records
+            # compaction leaves batches without records
+            data = self._decompress(state.codec, payload) if record_count else b""
             if data is None:
                 break
             if record_count * RECORD_BYTES_MIN > len(data):
-                self._problem = Problem("corrupt", CORRUPT_MESSAGE, f"a batch at offset {self._reader.position} says {record_count} records, in {len(data)} bytes")
+                self._problem = Problem(
+                    "corrupt",
+                    CORRUPT_MESSAGE,
+                    f"a batch at offset {self._reader.position} says {record_count} records, in {len(data)} bytes",
+                )
                 break
             if record_count > block.capacity:  # the first one, alone
                 block = self._pool.take(record_count)

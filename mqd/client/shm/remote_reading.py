@@ -1,16 +1,23 @@
-"""Records of partitions of which this host has no replica that could be read: by TCP from their leaders, through librdkafka, for a consumer that otherwise reads shared memory.
+"""Records of partitions of which this host has no replica that could be read: by TCP from their
+leaders, through librdkafka, for a consumer that otherwise reads shared memory.
 
-    records = RemoteRecords(settings)                    # nothing is connected before the first reader
+    records = RemoteRecords(settings)                    # nothing is connected before the first
+                                                         reader
     reader = records.open(topic, partition, offset)      # as reading.PartitionReader, as far as fetching.py uses it
     records.close()
 
-One librdkafka consumer for all such partitions, without a group: it is told where to begin, and what it reads is handed out by the readers. It lives in a thread of its own, which alone
-touches it; readers tell the thread what they want.
+One librdkafka consumer for all such partitions, without a group: it is told where to begin, and
+what it reads is handed out by the readers. It lives in a thread of its own, which alone touches it;
+readers tell the thread what they want.
 
-    V1  a message reaches a reader only when it was consumed after the thread had carried out the reader's last open or seek: its `serial` says so
-    V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were read
-    V3  `position` is behind what was given out; at an end that librdkafka has told, it is that end (behind transactions' markers)
-    V4  nobody waits for a thread that has failed: every reader has a problem then, those that are opened or sought later too
+    V1  a message reaches a reader only when it was consumed after the thread had carried out the
+        reader's last open or seek: its `serial` says so
+    V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were
+        read
+    V3  `position` is behind what was given out; at an end that librdkafka has told, it is that end
+        (behind transactions' markers)
+    V4  nobody waits for a thread that has failed: every reader has a problem then, those that are
+        opened or sought later too
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
 """
 
@@ -34,11 +41,32 @@ AHEAD_RECORDS = 20_000
 CONSUMED_TOGETHER = 1000
 LOOK_S = 0.05  # what readers want is carried out within this time
 # Of the application's configuration: what is about its group, its callbacks, or is decided here.
-_NOT_TAKEN = frozenset({
-    "auto.commit.enable", "auto.commit.interval.ms", "default.topic.config", "error_cb", "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms",
-    "logger", "metadata.broker.list", "on_commit", "partition.assignment.strategy", "session.timeout.ms", "statistics.interval.ms", "stats_cb", "throttle_cb",
-})  # fmt: skip
-_OWN = {"enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
+_NOT_TAKEN = frozenset(
+    {
+        "auto.commit.enable",
+        "auto.commit.interval.ms",
+        "default.topic.config",
+        "error_cb",
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "logger",
+        "metadata.broker.list",
+        "on_commit",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+        "statistics.interval.ms",
+        "stats_cb",
+        "throttle_cb",
+    }
+)
+_OWN = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
 _FAILED = Problem("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR), "reading from other hosts has failed")
 _RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, int(ErrorCode.OFFSET_OUT_OF_RANGE)})
 
@@ -108,15 +136,18 @@ class RemoteRecords:
         self._wanted = threading.Condition(self.lock)
         self._open: set[RemoteReader] = set()
         self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
-        self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}  # the thread's: who reads, and which serial was carried out
+        # the thread's: who reads, and which serial was carried out
+        self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}
         self._thread: threading.Thread | None = None
         self._closed = self._failed = False
 
     def attach(self, notify: Callable[[], None], metadata: Any) -> None:
-        """`notify()`: some reader has something; called by any thread. `metadata`: knows brokers beside those that the application named."""
+        """`notify()`: some reader has something; called by any thread. `metadata`: knows brokers
+        beside those that the application named.
+        """
         self._notify, self._metadata = notify, metadata
 
-    # -- the consumer's thread --------------------------------------------------------------------------------------------------
+    # -- the consumer's thread ---------------------------------------------------------------------
 
     def open(self, topic: str, partition: int, offset: int) -> RemoteReader:
         reader = RemoteReader(self, topic, partition, offset)
@@ -169,7 +200,7 @@ class RemoteRecords:
             self._thread = threading.Thread(target=self._run, name="mqd-remote-records", daemon=True)
             self._thread.start()
 
-    # -- the thread ---------------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         consumer: Any = None
@@ -201,7 +232,11 @@ class RemoteRecords:
                 if self._closed:
                     return False
                 orders, self._orders = list(self._orders), deque()
-                resumed = [reader for reader, _ in self._readers.values() if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2]
+                resumed = [
+                    reader
+                    for reader, _ in self._readers.values()
+                    if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2
+                ]
             for reader, serial, offset in orders:
                 self._place(consumer, reader, serial, offset)
             for reader in resumed:
@@ -242,14 +277,22 @@ class RemoteRecords:
         if code == KafkaError._PARTITION_EOF:
             reader.end = message.offset()
         else:
-            reader.problem = Problem("range") if code in _RANGE else Problem("gone", code if code > 0 else int(ErrorCode.NOT_LEADER_OR_FOLLOWER), message.error().str())
+            reader.problem = (
+                Problem("range")
+                if code in _RANGE
+                else Problem("gone", code if code > 0 else int(ErrorCode.NOT_LEADER_OR_FOLLOWER), message.error().str())
+            )
 
     def _note(self, error: Any) -> None:
         if error is not None:
             _log.debug("reading from other hosts: %s", error.str())
 
     def _pause(self, consumer: Any) -> None:
-        full = [reader for reader, _ in self._readers.values() if not reader.is_paused and len(reader.messages) >= AHEAD_RECORDS]
+        full = [
+            reader
+            for reader, _ in self._readers.values()
+            if not reader.is_paused and len(reader.messages) >= AHEAD_RECORDS
+        ]
         for reader in full:
             reader.is_paused = True
             consumer.pause([confluent_kafka.TopicPartition(reader.topic, reader.partition)])

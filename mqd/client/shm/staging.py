@@ -1,12 +1,16 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
-Per record, Python can afford little: an append to a list. An entry is the value itself where a record is nothing but a value (all else as by default), a pair of value and key
-where that is all, a triple where the partition is given too, an Entry otherwise.
-Now and then the whole list becomes columns: one join, one pass for the sizes, one call into C.
+Per record, Python can afford little: an append to a list. An entry is the value itself where a
+record is nothing but a value (all else as by default), a pair of value and key where that is all, a
+triple where the partition is given too, an Entry otherwise. Now and then the whole list becomes
+columns: one join, one pass for the sizes, one call into C.
 
-1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so that an append beside it is neither lost nor doubled.
-2. Values, pairs and triples have their time from `marks`: (how many records were before, milliseconds), one for each millisecond in which there were any.
-3. `armed` is set by whoever appends and cleared before entries are taken: so an entry is either taken now, or somebody has asked for another turn.
+1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so
+   that an append beside it is neither lost nor doubled.
+2. Values, pairs and triples have their time from `marks`: (how many records were before,
+   milliseconds), one for each millisecond in which there were any.
+3. `armed` is set by whoever appends and cleared before entries are taken: so an entry is either
+   taken now, or somebody has asked for another turn.
 Concurrency: append by any thread; everything else with the attachment's lock held.
 """
 
@@ -26,7 +30,9 @@ STAGE_MAX = 1024  # records handed over at once: more would leave the caches
 
 
 class Entry(NamedTuple):
-    """A record that is more than its value. `headers` encoded; `began` is time.monotonic() where somebody wants to hear of it."""
+    """A record that is more than its value. `headers` encoded; `began` is time.monotonic() where
+    somebody wants to hear of it.
+    """
 
     value: bytes | None
     key: bytes | None
@@ -39,9 +45,24 @@ class Entry(NamedTuple):
 
 
 class Stage:
-    """What was produced to one topic and not handed over. `number`: of the topic in the C core, -1 = not known there yet."""
+    """What was produced to one topic and not handed over. `number`: of the topic in the C core,
+    -1 = not known there yet.
+    """
 
-    __slots__ = ("armed", "due", "entries", "limit", "marks", "now_ms", "number", "partition_count", "taken", "topic", "unresolved_since", "wanted_by")
+    __slots__ = (
+        "armed",
+        "due",
+        "entries",
+        "limit",
+        "marks",
+        "now_ms",
+        "number",
+        "partition_count",
+        "taken",
+        "topic",
+        "unresolved_since",
+        "wanted_by",
+    )
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -75,7 +96,9 @@ class Stage:
             del marks[:keep]
 
     def times(self, count: int) -> tuple[int, np.ndarray | None]:
-        """Milliseconds of the first `count` entries: (one for all, None) or (the first, of each). Of mere values; others have their own."""
+        """Milliseconds of the first `count` entries: (one for all, None) or (the first, of each).
+        Of mere values; others have their own.
+        """
         marks, end = self.marks, self.taken + count
         if not marks:
             return self.now_ms, None
@@ -87,7 +110,9 @@ class Stage:
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C, and `rows` (Entry or value) where a record has somebody who waits for its report."""
+    """Columns for one call into C, and `rows` (Entry or value) where a record has somebody who
+    waits for its report.
+    """
 
     values: Column
     keys: Column | None
@@ -101,14 +126,21 @@ class Chunk(NamedTuple):
     def part(self, start: int, end: int) -> Chunk:
         """Records start .. end - 1, without `rows`; the same bytes."""
         return Chunk(
-            self.values.part(start, end), self.keys and self.keys.part(start, end), self.headers and self.headers.part(start, end),
-            None if self.partitions is None else self.partitions[start:end], self.timestamp_ms, None if self.timestamps is None else self.timestamps[start:end], None,
+            self.values.part(start, end),
+            self.keys and self.keys.part(start, end),
+            self.headers and self.headers.part(start, end),
+            None if self.partitions is None else self.partitions[start:end],
+            self.timestamp_ms,
+            None if self.timestamps is None else self.timestamps[start:end],
+            None,
             self.partition,
-        )  # fmt: skip
+        )
 
 
 def checked(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any, bytes_max: int) -> Chunk:
-    """What produce_batch was given, as columns. Raises TypeError, ValueError, KafkaException (MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION)."""
+    """What produce_batch was given, as columns. Raises TypeError, ValueError, KafkaException
+    (MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION).
+    """
     packed = columns.pack(values, "values")
     count = packed.count
     packed_keys = None if keys is None else columns.pack_keys(keys, count)
@@ -117,7 +149,9 @@ def checked(values: Any, keys: Any, headers: Any, partition: Any, timestamps: An
         raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
     one_partition, partitions = columns.pack_partitions(partition, count)
     timestamp_ms, times = columns.pack_timestamps(timestamps, count, time.time_ns() // 1_000_000)
-    return Chunk(packed, packed_keys, columns.pack_headers(headers, count), partitions, timestamp_ms, times, None, one_partition)
+    return Chunk(
+        packed, packed_keys, columns.pack_headers(headers, count), partitions, timestamp_ms, times, None, one_partition
+    )
 
 
 def chunk_of(stage: Stage, count: int) -> Chunk:
@@ -132,7 +166,15 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
             given = np.fromiter(partitions[0], np.int32, count) if sizes == {3} else None
             return Chunk(_column(values), _optional(keys), None, given, timestamp_ms, timestamps)
         return _mixed(entries, timestamp_ms, timestamps)
-    return Chunk(Column(count, data, np.fromiter(map(len, entries), np.int32, count)), None, None, None, timestamp_ms, timestamps, None)
+    return Chunk(
+        Column(count, data, np.fromiter(map(len, entries), np.int32, count)),
+        None,
+        None,
+        None,
+        timestamp_ms,
+        timestamps,
+        None,
+    )
 
 
 def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
@@ -141,10 +183,14 @@ def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None)
     rows = [entry if type(entry) is Entry else _entry(entry, of_each[index]) for index, entry in enumerate(entries)]
     values, keys, partitions, times, headers, callbacks, _, _ = zip(*rows, strict=True)
     return Chunk(
-        _column(values), _optional(keys), _encoded_headers(headers) if any(headers) else None,
-        np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None, timestamp_ms, np.array(times, np.int64),
+        _column(values),
+        _optional(keys),
+        _encoded_headers(headers) if any(headers) else None,
+        np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None,
+        timestamp_ms,
+        np.array(times, np.int64),
         rows if any(callbacks) else None,
-    )  # fmt: skip
+    )
 
 
 def _entry(entry: Any, timestamp_ms: int) -> Entry:
@@ -172,8 +218,16 @@ def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
 def native_columns(chunk: Chunk) -> Columns:
     """As the C core takes them; the buffers are the chunk's."""
     values, keys, headers = chunk.values, chunk.keys, chunk.headers
-    found = Columns(count=values.count, values=values.data, value_bytes=values.sizes, fixed_value_bytes=values.fixed_bytes, partitions=chunk.partitions,
-                    partition=chunk.partition, timestamps_ms=chunk.timestamps, timestamp_ms=chunk.timestamp_ms)  # fmt: skip
+    found = Columns(
+        count=values.count,
+        values=values.data,
+        value_bytes=values.sizes,
+        fixed_value_bytes=values.fixed_bytes,
+        partitions=chunk.partitions,
+        partition=chunk.partition,
+        timestamps_ms=chunk.timestamps,
+        timestamp_ms=chunk.timestamp_ms,
+    )
     if keys is not None:
         found.keys, found.key_bytes = keys.data, keys.each_size()
     if headers is not None:

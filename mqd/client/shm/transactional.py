@@ -1,15 +1,21 @@
-"""Transactions of the producer over shared memory (KIP-98), of KIP-890's second version where the broker's feature transaction.version says so.
+"""Transactions of the producer over shared memory (KIP-98), of KIP-890's second version where the
+broker's feature transaction.version says so.
 
     READY -> OPEN -> (commit, abort) -> READY        BROKEN: the transaction must be aborted       fatal: the producer's
-                     UNDECIDED: a commit was left before its outcome was known: nothing more is written, and an abort may find that the coordinator has committed
+                     UNDECIDED: a commit was left before its outcome was known: nothing more is
+                     written, and an abort may find that the coordinator has committed
 
-1. A record is produced only while OPEN, and reaches the C core only while OPEN: a transaction that ended left nothing behind in a stage.
-2. Version 2: a partition joins by being written; the end gives the next epoch, under which everything is numbered from 0.
-   Version 1: all partitions of a topic join before the first record goes to it: an empty marker in each is the price of asking once.
-3. After an abort, also one that came too late, the sequences of what was given up are missing: version 1 asks for the next epoch, version 2 has it anyway.
+1. A record is produced only while OPEN, and reaches the C core only while OPEN: a transaction that
+   ended left nothing behind in a stage.
+2. Version 2: a partition joins by being written; the end gives the next epoch, under which
+   everything is numbered from 0. Version 1: all partitions of a topic join before the first record
+   goes to it: an empty marker in each is the price of asking once.
+3. After an abort, also one that came too late, the sequences of what was given up are missing:
+   version 1 asks for the next epoch, version 2 has it anyway.
 4. Requests whose answer was lost are asked again: all of them may be.
 
-Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block their caller; the driver goes on.
+Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block
+their caller; the driver goes on.
 """
 
 from __future__ import annotations
@@ -23,21 +29,48 @@ from mqd.client import requests
 from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, broker_error, failure, local_error
 from mqd.native import NativeError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, EndTxnRequest, FindCoordinatorRequest, TxnOffsetCommitRequest
+from mqd.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    TxnOffsetCommitRequest,
+)
 
 _NEVER = float("inf")
 _RETRY_S = 0.02
-_GONE_S, _GONE_RETRY_S = 5.0, 0.25  # so long may a topic of committed offsets be unknown (it may be new); each try writes the offsets of the other topics once more
-_WAIT_RETRIES = frozenset({
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NETWORK_EXCEPTION, ErrorCode.LEADER_NOT_AVAILABLE,
-})  # fmt: skip
+# so long may a topic of committed offsets be unknown (it may be new); each try writes the offsets
+# of the other topics once more
+_GONE_S, _GONE_RETRY_S = 5.0, 0.25
+_WAIT_RETRIES = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+    }
+)
 _FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
-_ABORTABLE = frozenset({
-    ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED,
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.STALE_MEMBER_EPOCH,
-    ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-})  # fmt: skip
+_ABORTABLE = frozenset(
+    {
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
 
 
 _COMMITTED = ErrorCode.INVALID_TXN_STATE  # what an abort is told when a commit came first
@@ -65,10 +98,15 @@ class _Current:
         self.joined: set[str] = set()  # topics, version 1
         self.joining: set[str] = set()
         self.groups: set[str] = set()
-        self.gone_since: dict[str, float] = {}  # topics of the offsets to commit that are unknown, whichever call met that first (time.monotonic)
+        # topics of the offsets to commit that are unknown, whichever call met that first
+        # (time.monotonic)
+        self.gone_since: dict[str, float] = {}
         self.commit_asked = False  # the coordinator may have decided to commit
-        self.renews = False  # an abort has begun: the C core may count anew, records are missing; version 1 needs another epoch however the transaction ends
-        self.ended: bool | None = None  # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
+        # an abort has begun: the C core may count anew, records are missing; version 1 needs
+        # another epoch however the transaction ends
+        self.renews = False
+        # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
+        self.ended: bool | None = None
         self.next: tuple[int, int] | None = None  # the identity after it; None = not known yet, or the old one goes on
 
 
@@ -87,7 +125,7 @@ class Transactions:
         if self.enabled:
             producer.held = State.UNINITIALIZED.value
 
-    # -- asked by the producer -----------------------------------------------------------------------------------------------------
+    # -- asked by the producer ---------------------------------------------------------------------
 
     def require_may_produce(self) -> None:
         if self.enabled and self.state is not State.OPEN:
@@ -115,7 +153,11 @@ class Transactions:
 
     def failed(self, error: KafkaError) -> None:
         """A record of the transaction will not be written."""
-        if self.enabled and self.state in (State.OPEN, State.ENDING, State.UNDECIDED) and self._current.broken_by is None:
+        if (
+            self.enabled
+            and self.state in (State.OPEN, State.ENDING, State.UNDECIDED)
+            and self._current.broken_by is None
+        ):
             self._current.broken_by = error
             if self.state is not State.ENDING:
                 self.state = State.BROKEN
@@ -130,13 +172,15 @@ class Transactions:
             try:
                 self.abort(timeout if self._producer.attachment.attached else min(timeout, alone_s))
             except KafkaException:
-                pass  # it is being ended by another call; or the coordinator will, when transaction.timeout.ms has passed
+                # it is being ended by another call; or the coordinator will, when
+                # transaction.timeout.ms has passed
+                pass
 
     def _close_gate(self) -> None:
         for stage in self._producer.stages.values():
             stage.limit = 0
 
-    # -- the application's methods -----------------------------------------------------------------------------------------------------
+    # -- the application's methods -----------------------------------------------------------------
 
     def init(self, timeout: float) -> None:
         self._require_enabled()
@@ -167,7 +211,12 @@ class Transactions:
         if not offsets:
             return
         if not self._version_2 and group.group_id not in self._current.groups:
-            self._ask(requests.ADD_OFFSETS_TO_TXN, None, lambda: AddOffsetsToTxnRequest(**self._names(), group_id=group.group_id), deadline)
+            self._ask(
+                requests.ADD_OFFSETS_TO_TXN,
+                None,
+                lambda: AddOffsetsToTxnRequest(**self._names(), group_id=group.group_id),
+                deadline,
+            )
             self._current.groups.add(group.group_id)
         self._current.wrote = True
         self._ask(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
@@ -182,7 +231,11 @@ class Transactions:
             with self._producer.attachment.lock:
                 self._require(State.OPEN, State.UNDECIDED)
                 if left:
-                    raise failure(KafkaError._TIMED_OUT, f"{left} records are not delivered yet: call commit_transaction() again", retriable=True)
+                    raise failure(
+                        KafkaError._TIMED_OUT,
+                        f"{left} records are not delivered yet: call commit_transaction() again",
+                        retriable=True,
+                    )
                 self._begin_end(this)
             self._carry_out_end(True, deadline)
         finally:
@@ -194,7 +247,10 @@ class Transactions:
         try:
             with self._producer.attachment.lock:
                 if self.state is State.ENDING and self._ends:
-                    raise failure(KafkaError._STATE, "the transaction is being ended: by another thread, or below this signal's handler")
+                    raise failure(
+                        KafkaError._STATE,
+                        "the transaction is being ended: by another thread, or below this signal's handler",
+                    )
                 if self.state not in (State.BROKEN, State.ENDING):
                     self._require(State.OPEN, State.UNDECIDED)
                 self._begin_end(this)
@@ -226,7 +282,8 @@ class Transactions:
                     pass  # Ctrl-C came when all was done
                 elif isinstance(problem, _CommittedError):
                     self.state, self._current.broken_by = State.UNDECIDED, None
-                elif not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
+                # its outcome is open (Ctrl-C, too): the same method again
+                elif not isinstance(problem, KafkaException) or problem.args[0].retriable():
                     self.state = State.UNDECIDED if commit and self._current.broken_by is None else State.BROKEN
                 elif self._producer.fatal is None:
                     self.state = State.BROKEN
@@ -239,7 +296,11 @@ class Transactions:
             return
         self._current.renews |= not commit  # before the C core hears of it: it forgets the sequences
         if not commit and not self._drained(deadline):
-            raise failure(KafkaError._TIMED_OUT, "the broker has not answered what was sent: call abort_transaction() again", retriable=True)
+            raise failure(
+                KafkaError._TIMED_OUT,
+                "the broker has not answered what was sent: call abort_transaction() again",
+                retriable=True,
+            )
         if self._current.ended is None:
             response = self._ask_end(commit, deadline)
             if self._version_2:
@@ -253,21 +314,33 @@ class Transactions:
     def _ask_end(self, commit: bool, deadline: float) -> Any:
         self._current.commit_asked |= commit
         expected = _COMMITTED if self._current.commit_asked and not commit else 0
-        response = self._ask(requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected)
+        response = self._ask(
+            requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected
+        )
         if response.error_code:
             raise _too_late()
         return response
 
     def _drained(self, deadline: float) -> bool:
-        """Is everything that was sent answered? Only then can no late record join the next transaction."""
+        """Is everything that was sent answered? Only then can no late record join the next
+        transaction.
+        """
         producer = self._producer
-        return producer.attachment.wait_for(lambda: not producer.attachment.attached or self._set_native(self._producer_id, self._producer_epoch), _left(deadline))
+        return producer.attachment.wait_for(
+            lambda: not producer.attachment.attached or self._set_native(self._producer_id, self._producer_epoch),
+            _left(deadline),
+        )
 
-    # -- requests --------------------------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _init_identity(self, producer_id: int, producer_epoch: int, deadline: float) -> tuple[int, int]:
         timeout_ms = self._producer.config["transaction.timeout.ms"]
-        response = self._ask(requests.INIT_PRODUCER_ID, None, lambda: requests.init_producer_id(self._id, timeout_ms, producer_id, producer_epoch), deadline)
+        response = self._ask(
+            requests.INIT_PRODUCER_ID,
+            None,
+            lambda: requests.init_producer_id(self._id, timeout_ms, producer_id, producer_epoch),
+            deadline,
+        )
         return response.producer_id, response.producer_epoch
 
     def _take(self, producer_id: int, producer_epoch: int) -> None:
@@ -291,26 +364,44 @@ class Transactions:
         for position in offsets:
             topic = topics.setdefault(position.topic, TxnOffsetCommitRequest.Topic(name=position.topic, partitions=[]))
             epoch = getattr(position, "leader_epoch", None)
-            topic.partitions.append(TxnOffsetCommitRequest.Partition(
-                partition_index=position.partition, committed_offset=position.offset, committed_leader_epoch=-1 if epoch is None else epoch,
-                committed_metadata=getattr(position, "metadata", None) or "",
-            ))  # fmt: skip
+            topic.partitions.append(
+                TxnOffsetCommitRequest.Partition(
+                    partition_index=position.partition,
+                    committed_offset=position.offset,
+                    committed_leader_epoch=-1 if epoch is None else epoch,
+                    committed_metadata=getattr(position, "metadata", None) or "",
+                )
+            )
         return TxnOffsetCommitRequest(
-            **self._names(), group_id=group.group_id, generation_id=group.generation_id, member_id=group.member_id, group_instance_id=group.group_instance_id,
+            **self._names(),
+            group_id=group.group_id,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
             topics=list(topics.values()),
-        )  # fmt: skip
+        )
 
-    def _ask(self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0) -> Any:
-        """The response, after as many tries as it takes; it has no error, or the one that is `expected`. Raises KafkaException with librdkafka's flags."""
+    def _ask(
+        self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
+    ) -> Any:
+        """The response, after as many tries as it takes; it has no error, or the one that is
+        `expected`. Raises KafkaException with librdkafka's flags.
+        """
         attachment = self._producer.attachment
         while True:
             self._require_alive()
             self._producer.require_usable()
             left = _left(deadline)
-            version = attachment.api.pick_transactional(api_key, self._version_2) if at_most is None else attachment.api.pick(api_key, at_most)
+            version = (
+                attachment.api.pick_transactional(api_key, self._version_2)
+                if at_most is None
+                else attachment.api.pick(api_key, at_most)
+            )
             problem, response = None, None
             try:
-                response = attachment.request(api_key, version, message(), min(left, attachment.request_timeout_s) if left >= 0 else -1)
+                response = attachment.request(
+                    api_key, version, message(), min(left, attachment.request_timeout_s) if left >= 0 else -1
+                )
             except KafkaException as error:
                 problem = error.args[0]
                 if not problem.retriable():
@@ -321,7 +412,11 @@ class Transactions:
             if response is not None and code in (0, expected):
                 return response
             if (problem is None and code not in _WAIT_RETRIES) or is_given_up:
-                raise KafkaException(self._error_of(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _WAIT_RETRIES else code, api_key))
+                raise KafkaException(
+                    self._error_of(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _WAIT_RETRIES else code, api_key
+                    )
+                )
             retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
             if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()
@@ -359,18 +454,24 @@ class Transactions:
             self._producer.set_fatal(error)
         return error
 
-    # -- version 1: a topic joins ------------------------------------------------------------------------------------------------------------
+    # -- version 1: a topic joins ------------------------------------------------------------------
 
     def _join(self, stage: Any) -> None:
-        """Asks without waiting; lock held. An answer that comes late is of the transaction for which it was asked; once that is being ended, its end says what is wrong (the next epoch may be
-        there already, and the question refused for its own)."""
+        """Asks without waiting; lock held. An answer that comes late is of the transaction for
+        which it was asked; once that is being ended, its end says what is wrong (the next epoch may
+        be there already, and the question refused for its own).
+        """
         current, attachment = self._current, self._producer.attachment
         current.joining.add(stage.topic)
         names = self._names()
         request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=names["transactional_id"], v3_and_below_producer_id=names["producer_id"], v3_and_below_producer_epoch=names["producer_epoch"],
-            v3_and_below_topics=[AddPartitionsToTxnRequest.Topic(name=stage.topic, partitions=list(range(stage.partition_count)))],
-        )  # fmt: skip
+            v3_and_below_transactional_id=names["transactional_id"],
+            v3_and_below_producer_id=names["producer_id"],
+            v3_and_below_producer_epoch=names["producer_epoch"],
+            v3_and_below_topics=[
+                AddPartitionsToTxnRequest.Topic(name=stage.topic, partitions=list(range(stage.partition_count)))
+            ],
+        )
 
         def on_response(response: Any, error: KafkaError | None) -> None:
             current.joining.discard(stage.topic)
@@ -381,16 +482,25 @@ class Transactions:
                 self.failed(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
 
-        attachment.send(requests.ADD_PARTITIONS_TO_TXN, attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, self._version_2), request, on_response)
+        attachment.send(
+            requests.ADD_PARTITIONS_TO_TXN,
+            attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, self._version_2),
+            request,
+            on_response,
+        )
 
     def _require_enabled(self) -> None:
         if not self.enabled:
-            raise failure(KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured")
+            raise failure(
+                KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured"
+            )
         self._require_alive()
         self._producer.require_usable()
 
     def _require_alive(self) -> None:
-        """Of a fatal error the methods here tell the cause; produce() says _FATAL. So does librdkafka."""
+        """Of a fatal error the methods here tell the cause; produce() says _FATAL. So does
+        librdkafka.
+        """
         if self._producer.fatal is not None:
             raise KafkaException(self._producer.fatal)
 
@@ -399,12 +509,20 @@ class Transactions:
         if self.state in states:
             return
         if self.state is State.BROKEN and self._current.broken_by is not None:
-            raise failure(self._current.broken_by.code(), f"the transaction has failed: {self._current.broken_by.str()}", abort=True)
+            raise failure(
+                self._current.broken_by.code(),
+                f"the transaction has failed: {self._current.broken_by.str()}",
+                abort=True,
+            )
         raise failure(KafkaError._STATE, f"Local: Erroneous state: {self.state.value}")
 
 
 def _too_late() -> _CommittedError:
-    return _CommittedError(local_error(KafkaError._STATE, "the coordinator has decided to commit the transaction: call commit_transaction() again"))
+    return _CommittedError(
+        local_error(
+            KafkaError._STATE, "the coordinator has decided to commit the transaction: call commit_transaction() again"
+        )
+    )
 
 
 def _deadline(timeout: float) -> float:

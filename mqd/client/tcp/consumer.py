@@ -1,6 +1,7 @@
 """The consumer over TCP: confluent_kafka's (librdkafka), with consume_batch over it.
 
-Nothing between the application and librdkafka where both have a method: poll, consume and the rest are the bound methods of its Consumer.
+Nothing between the application and librdkafka where both have a method: poll, consume and the rest
+are the bound methods of its Consumer.
 """
 
 from __future__ import annotations
@@ -18,16 +19,27 @@ CHUNK_MAX = 10_000
 SLICE_S = 0.1  # of a wait that may be interrupted
 STORE_RECORDS, STORE_S = 100, 0.5  # what was handed out is stored at least as often
 _METHODS = (
-    "memberid", "consumer_group_metadata", "incremental_assign", "assignment", "resume", "committed", "list_topics", "get_watermark_offsets", "offsets_for_times",
-    "cluster_id", "set_sasl_credentials",
-)  # fmt: skip
+    "memberid",
+    "consumer_group_metadata",
+    "incremental_assign",
+    "assignment",
+    "resume",
+    "committed",
+    "list_topics",
+    "get_watermark_offsets",
+    "offsets_for_times",
+    "cluster_id",
+    "set_sasl_credentials",
+)
 _TRUE = {"true", "t", "1"}
 
 
 class TcpConsumer:
-    """What mqd.Consumer stands on when the broker is elsewhere. Raises KafkaException as confluent_kafka.Consumer does. `owner`: whom callbacks are given.
+    """What mqd.Consumer stands on when the broker is elsewhere. Raises KafkaException as
+    confluent_kafka.Consumer does. `owner`: whom callbacks are given.
 
-    With enable.auto.offset.store (the default) this class stores offsets, not librdkafka: that would count records which lie here, taken along with a batch, as handed out.
+    With enable.auto.offset.store (the default) this class stores offsets, not librdkafka: that
+    would count records which lie here, taken along with a batch, as handed out.
     """
 
     transport = "tcp"
@@ -43,7 +55,9 @@ class TcpConsumer:
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._held: list[Any] = []  # taken along with a batch, and of another partition than that
-        self._paused_at: dict[tuple[str, int], int] = {}  # where partitions go on that were paused with records here: librdkafka knows no position until it hands out the next one
+        # where partitions go on that were paused with records here: librdkafka knows no position
+        # until it hands out the next one
+        self._paused_at: dict[tuple[str, int], int] = {}
         self._taken: list[Any] = []  # by the latest take(): stored by the next call, unless they are given back
         self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
         self._unstored_count = 0
@@ -52,7 +66,7 @@ class TcpConsumer:
         for name in _METHODS:
             setattr(self, name, getattr(consumer, name))
 
-    # -- records ----------------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Any:
         if self._held:
@@ -74,7 +88,9 @@ class TcpConsumer:
         return found
 
     def take(self, count: int, timeout: float | None) -> list[Any]:
-        """What is there, up to `count`; waits for the first, or until interrupt(). Counted as handed out by the next call that is not give_back()."""
+        """What is there, up to `count`; waits for the first, or until interrupt(). Counted as
+        handed out by the next call that is not give_back().
+        """
         self._count_taken()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while not self._held:
@@ -99,11 +115,15 @@ class TcpConsumer:
         self._interrupted = True
 
     def uninterrupt(self) -> None:
-        """Forgets an interrupt() that came when the take() or gather() which it was meant for had ended. While there is none."""
+        """Forgets an interrupt() that came when the take() or gather() which it was meant for had
+        ended. While there is none.
+        """
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
-        """They were taken, the latest ones, but nobody has seen them: they are handed out again, and what is committed ends before them."""
+        """They were taken, the latest ones, but nobody has seen them: they are handed out again,
+        and what is committed ends before them.
+        """
         self._taken = self._taken[: len(self._taken) - len(messages)]
         self._count_taken()
         self._held = [*messages, *self._held]
@@ -142,7 +162,14 @@ class TcpConsumer:
                     continue
                 raise KafkaException(first.error())
             place = first.topic(), first.partition()
-            count = next((index for index, one in enumerate(messages) if index == max_records or one.error() is not None or (one.topic(), one.partition()) != place), len(messages))
+            count = next(
+                (
+                    index
+                    for index, one in enumerate(messages)
+                    if index == max_records or one.error() is not None or (one.topic(), one.partition()) != place
+                ),
+                len(messages),
+            )
             self._held = messages[count:]
             if self._auto_store:
                 self._hand_out(messages[count - 1])
@@ -158,7 +185,7 @@ class TcpConsumer:
             more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
             self._held += more
 
-    # -- what lies here goes when its partition does ----------------------------------------------------------------------------
+    # -- what lies here goes when its partition does -----------------------------------------------
 
     def _drop(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
         """Of these partitions, None = of all. Returns the first offset dropped of each."""
@@ -172,7 +199,11 @@ class TcpConsumer:
             else:
                 kept.append(message)
         self._held = kept
-        self._paused_at = {} if places is None else {place: offset for place, offset in self._paused_at.items() if place not in places}
+        self._paused_at = (
+            {}
+            if places is None
+            else {place: offset for place, offset in self._paused_at.items() if place not in places}
+        )
         return first
 
     def seek(self, partition: Any) -> None:
@@ -214,7 +245,7 @@ class TcpConsumer:
             found.append(one if offset is None else confluent_kafka.TopicPartition(*place, offset))
         return found
 
-    # -- offsets ----------------------------------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     def _hand_out(self, message: Any) -> None:
         self._unstored[message.topic(), message.partition()] = message
@@ -249,7 +280,7 @@ class TcpConsumer:
         self._store()
         return self._consumer.commit(asynchronous=asynchronous)
 
-    # -- the group --------------------------------------------------------------------------------------------------------------
+    # -- the group ---------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
         callbacks: dict[str, Any] = {"on_revoke": self._on_revoke(on_revoke)}
@@ -265,7 +296,9 @@ class TcpConsumer:
         return lambda _consumer, partitions: function(self._owner, partitions)
 
     def _on_revoke(self, function: Any) -> Any:
-        """What was handed out is stored before librdkafka commits for the last time, and what goes is not handed out any more."""
+        """What was handed out is stored before librdkafka commits for the last time, and what goes
+        is not handed out any more.
+        """
         if function is not None and not callable(function):
             return function
 

@@ -1,6 +1,8 @@
-"""The producer over TCP: confluent_kafka's (librdkafka), with produce_batch over it and a callable as partitioner.
+"""The producer over TCP: confluent_kafka's (librdkafka), with produce_batch over it and a callable
+as partitioner.
 
-Nothing between the application and librdkafka where both have a method: `produce`, `poll` and the rest are the bound methods of its Producer.
+Nothing between the application and librdkafka where both have a method: `produce`, `poll` and the
+rest are the bound methods of its Producer.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _RETRY_METADATA_S = 5.0
 
 
 class TcpProducer:
-    """What mqd.Producer stands on when the broker is elsewhere. Raises KafkaException as confluent_kafka.Producer does."""
+    """What mqd.Producer stands on when the broker is elsewhere. Raises KafkaException as
+    confluent_kafka.Producer does.
+    """
 
     transport = "tcp"
 
@@ -30,15 +34,27 @@ class TcpProducer:
         self._bytes_max: int = ProducerConfig(settings)["message.max.bytes"]
         self._partition_counts: dict[str, tuple[int, float]] = {}
         self.produce = producer.produce if self._partitioner is None else self._produce_partitioned
-        for name in ("poll", "flush", "purge", "list_topics", "set_sasl_credentials", "init_transactions", "begin_transaction", "commit_transaction",
-                     "abort_transaction", "send_offsets_to_transaction"):  # fmt: skip
+        for name in (
+            "poll",
+            "flush",
+            "purge",
+            "list_topics",
+            "set_sasl_credentials",
+            "init_transactions",
+            "begin_transaction",
+            "commit_transaction",
+            "abort_transaction",
+            "send_offsets_to_transaction",
+        ):
             setattr(self, name, getattr(producer, name))
 
     def __len__(self) -> int:
         return len(self._producer)
 
     def close(self) -> bool:
-        """Ends the producer; with confluent_kafka before 2.13, whose Producer has no close, what is outstanding is flushed."""
+        """Ends the producer; with confluent_kafka before 2.13, whose Producer has no close, what is
+        outstanding is flushed.
+        """
         close = getattr(self._producer, "close", None)
         if close is not None:
             return bool(close())
@@ -48,7 +64,7 @@ class TcpProducer:
     def abandon(self) -> None:
         """Its owner is gone: librdkafka's own destructor does the rest."""
 
-    # -- a callable as partitioner ------------------------------------------------------------------------------------------------
+    # -- a callable as partitioner -----------------------------------------------------------------
 
     def _produce_partitioned(self, topic, value=None, key=None, partition=-1, *arguments: Any, **named: Any) -> None:
         if partition is None or partition < 0:
@@ -65,11 +81,23 @@ class TcpProducer:
             self._partition_counts[topic] = (count, time.monotonic() + _RETRY_METADATA_S)
         return columns.checked_partition(self._partitioner(key, count), count)
 
-    # -- batches --------------------------------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
-    def produce_batch(self, topic: str, values: Any, keys: Any = None, *, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
-                      timeout: float = -1) -> int:  # fmt: skip
-        """As mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an application would by poll()."""
+    def produce_batch(
+        self,
+        topic: str,
+        values: Any,
+        keys: Any = None,
+        *,
+        headers: Any = None,
+        partition: Any = -1,
+        timestamps: Any = None,
+        on_delivery: Any = None,
+        timeout: float = -1,
+    ) -> int:
+        """As mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an
+        application would by poll().
+        """
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError("expected on_delivery to be callable")
         batch = columns.records(values, keys, headers, partition, timestamps)
@@ -82,7 +110,8 @@ class TcpProducer:
             for index, record in enumerate(batch):
                 if not self._produce_one(topic, record, None if report is None else report.one(index), deadline):
                     return index
-        except BaseException as problem:  # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+        # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+        except BaseException as problem:
             problem.taken = index  # type: ignore[attr-defined]
             raise
         return len(batch)
@@ -117,6 +146,11 @@ class _Report:
         def report(error: KafkaError | None, message: Any) -> None:
             offset = message.offset()
             known = error is None and offset is not None and offset >= 0
-            self.on_delivery(error, BatchDelivery(self.topic, message.partition(), offset if known else None, (index,), time.monotonic() - self.began))
+            self.on_delivery(
+                error,
+                BatchDelivery(
+                    self.topic, message.partition(), offset if known else None, (index,), time.monotonic() - self.began
+                ),
+            )
 
         return report

@@ -1,14 +1,20 @@
-"""This host as a broker: registers, keeps its lease by heartbeats, fences itself, and carries what its processes ask to the active controller. Sans-I/O.
+"""This host as a broker: registers, keeps its lease by heartbeats, fences itself, and carries what
+its processes ask to the active controller. Sans-I/O.
 
-Every host has one, the active controller's too: what it sends to its own node id the shell gives to its own metadata core. Nothing is remembered across a restart of the
-controller process but what the shell gives with Started: (node id, directory id, incarnation), and what the metadata log says.
+Every host has one, the active controller's too: what it sends to its own node id the shell gives to
+its own metadata core. Nothing is remembered across a restart of the controller process but what the
+shell gives with Started: (node id, directory id, incarnation), and what the metadata log says.
 
 Invariants (check())
-    B1  the lease deadline is at most sent_ms + lease of a heartbeat that was answered for the registration in force; it never rests on when an answer came
-    B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and this host's workers have applied it
-    B3  a proposal for a partition is the newest that its worker made; an answer is given for the leader epoch and sequence it names, once
+    B1  the lease deadline is at most sent_ms + lease of a heartbeat that was answered for the
+        registration in force; it never rests on when an answer came
+    B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and
+        this host's workers have applied it
+    B3  a proposal for a partition is the newest that its worker made; an answer is given for the
+        leader epoch and sequence it names, once
     B4  a change of a client is sent at most once; its client hears of it exactly once
-Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable error. One proposal per partition.
+Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable error. One proposal
+per partition.
 """
 
 from collections.abc import Collection, Hashable
@@ -52,12 +58,38 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
-    "Action", "BrokerCore", "ChangeRequested", "ClientGone", "ControllerKnown", "DirectoriesFull", "DirectoriesSeen", "Event", "HostDied", "INT64_MAX", "InSyncProposed", "LeadershipsLost",
-    "MetadataApplied", "MetadataCommitted", "NotYetRegistered", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "ReplicasFailed", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
-    "Tick", "ToWorker",
-]  # fmt: skip
+    "Action",
+    "BrokerCore",
+    "ChangeRequested",
+    "ClientGone",
+    "ControllerKnown",
+    "DirectoriesFull",
+    "DirectoriesSeen",
+    "Event",
+    "HostDied",
+    "INT64_MAX",
+    "InSyncProposed",
+    "LeadershipsLost",
+    "MetadataApplied",
+    "MetadataCommitted",
+    "NotYetRegistered",
+    "PartitionEmptied",
+    "PeerReceived",
+    "Refused",
+    "ReplicaMoved",
+    "ReplicasFailed",
+    "Reply",
+    "SendPeer",
+    "SetBroker",
+    "ShutDown",
+    "ShutdownRequested",
+    "Started",
+    "Tick",
+    "ToWorker",
+]
 
-SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})  # of a proposal whose partition is as it was: no copy of it ever takes effect
+# of a proposal whose partition is as it was: no copy of it ever takes effect
+SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
 CHANGE_WAIT_MS_MAX = 30_000
@@ -133,11 +165,25 @@ class BrokerCore:
         return self._committed if self._applied >= self._told else min(self._applied, self._committed)
 
     def _say(self) -> list[Action]:
-        """The control segment is told of each change; a controller process that has just been restarted leaves there what its predecessor wrote until it knows better."""
+        """The control segment is told of each change; a controller process that has just been
+        restarted leaves there what its predecessor wrote until it knows better.
+        """
         if self.broker_epoch < 0 and self._said is None:
             return []
-        lease = 0 if self.fenced or self._dead or self.broker_epoch < 0 else INT64_MAX if self._alone else self._lease_until_ms
-        said = SetBroker(self.broker_epoch, self._registration.incarnation if self._registration else -1, lease, self.ready, self.fenced)
+        lease = (
+            0
+            if self.fenced or self._dead or self.broker_epoch < 0
+            else INT64_MAX
+            if self._alone
+            else self._lease_until_ms
+        )
+        said = SetBroker(
+            self.broker_epoch,
+            self._registration.incarnation if self._registration else -1,
+            lease,
+            self.ready,
+            self.fenced,
+        )
         if said == self._said:
             return []
         self._said = said
@@ -146,7 +192,7 @@ class BrokerCore:
     def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
         return [SendPeer(self._controller, message)] if self._controller >= 0 else []
 
-    # -- registration and heartbeats ---------------------------------------------------------------------------------------
+    # -- registration and heartbeats ---------------------------------------------------------------
 
     def _on_started(self, event: Started, now_ms: int) -> list[Action]:
         self._registration, self._process, self._started_ms = event.registration, event.process, now_ms
@@ -167,12 +213,22 @@ class BrokerCore:
             return []
         actions = self._changes_lost()
         if self._controller >= 0:
-            self._directories = tuple(self._registration.directories) if self._registration is not None else None  # it knows of none, and would take all for usable
-            actions += self._register(now_ms) + self._heartbeat(now_ms) + self._propose([key for key, entry in self._proposals.items() if not entry.refused], now_ms) + self._repeat(now_ms)
+            # it knows of none, and would take all for usable
+            self._directories = tuple(self._registration.directories) if self._registration is not None else None
+            actions += (
+                self._register(now_ms)
+                + self._heartbeat(now_ms)
+                + self._propose([key for key, entry in self._proposals.items() if not entry.refused], now_ms)
+                + self._repeat(now_ms)
+            )
         return actions
 
     def _on_register_answer(self, message: peer.RegisterBrokerAnswer, now_ms: int) -> list[Action]:
-        if self._registration is None or message.incarnation != self._registration.incarnation or self.broker_epoch >= 0:
+        if (
+            self._registration is None
+            or message.incarnation != self._registration.incarnation
+            or self.broker_epoch >= 0
+        ):
             return []
         if message.error == 0:
             self.broker_epoch, self._wait_said = message.broker_epoch, False
@@ -200,11 +256,20 @@ class BrokerCore:
         directories, self._directories = self._directories or (), None
         self._sent_ms = now_ms
         return self._to_controller(
-            peer.Heartbeat(self.node_id, self.broker_epoch, now_ms, self.in_force_version, self._shutdown_since_ms >= 0, list(directories))
+            peer.Heartbeat(
+                self.node_id,
+                self.broker_epoch,
+                now_ms,
+                self.in_force_version,
+                self._shutdown_since_ms >= 0,
+                list(directories),
+            )
         )
 
     def _on_heartbeat_answer(self, message: peer.HeartbeatAnswer, now_ms: int) -> list[Action]:
-        """Only of a heartbeat that this process sent in this registration, and newer than the last one answered."""
+        """Only of a heartbeat that this process sent in this registration, and newer than the last
+        one answered.
+        """
         if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
             return []
         if message.error == ErrorCode.NOT_CONTROLLER:
@@ -233,7 +298,7 @@ class BrokerCore:
             return self._repeat(now_ms)
         return []
 
-    # -- metadata ----------------------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def _on_metadata_applied(self, event: MetadataApplied, now_ms: int) -> list[Action]:
         self._applied = max(self._applied, event.version)
@@ -250,7 +315,8 @@ class BrokerCore:
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced  # the next answer brings the lease
+        # the next answer brings the lease
+        returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this
         for number, change in list(self._changes.items()):
@@ -261,11 +327,19 @@ class BrokerCore:
     def _check_ready(self) -> None:
         """R10. Once so, it stays so for this registration."""
         broker = self._state.brokers.get(self.node_id)
-        own = broker is not None and self._registration is not None and self.broker_epoch >= 0 and broker.epoch == self.broker_epoch
-        own = own and (broker.incarnation, broker.directory_id) == (self._registration.incarnation, self._registration.directory_id)
+        own = (
+            broker is not None
+            and self._registration is not None
+            and self.broker_epoch >= 0
+            and broker.epoch == self.broker_epoch
+        )
+        own = own and (broker.incarnation, broker.directory_id) == (
+            self._registration.incarnation,
+            self._registration.directory_id,
+        )
         self.ready = own and (self.ready or self.in_force_version > self.broker_epoch or "R10" in self._options.mutants)
 
-    # -- in-sync sets ------------------------------------------------------------------------------------------------------
+    # -- in-sync sets ------------------------------------------------------------------------------
 
     def _on_in_sync_proposed(self, event: InSyncProposed, now_ms: int) -> list[Action]:
         key = (event.proposal.topic_id, event.proposal.index)
@@ -280,7 +354,9 @@ class BrokerCore:
         return [] if self._proposing else self._propose_new(now_ms)
 
     def _propose_new(self, now_ms: int) -> list[Action]:
-        """What came while one message was on its way goes with the next: ten thousand partitions that change at once are a few messages, and a few batches of the log."""
+        """What came while one message was on its way goes with the next: ten thousand partitions
+        that change at once are a few messages, and a few batches of the log.
+        """
         return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
     def _propose(self, keys: list[tuple[bytes, int]], now_ms: int) -> list[Action]:
@@ -292,14 +368,30 @@ class BrokerCore:
             entry = self._proposals[key]
             entry.sent_epoch, entry.sent_ms = self._controller_epoch, now_ms
             wanted = entry.proposal
-            proposals.append(peer.InSyncProposal(wanted.topic_id, wanted.index, wanted.leader_epoch, wanted.partition_epoch, wanted.sequence, list(wanted.in_sync), wanted.recovered))
-        return self._to_controller(peer.AlterPartition(self._controller_epoch, self.node_id, self.broker_epoch, proposals))
+            proposals.append(
+                peer.InSyncProposal(
+                    wanted.topic_id,
+                    wanted.index,
+                    wanted.leader_epoch,
+                    wanted.partition_epoch,
+                    wanted.sequence,
+                    list(wanted.in_sync),
+                    wanted.recovered,
+                )
+            )
+        return self._to_controller(
+            peer.AlterPartition(self._controller_epoch, self.node_id, self.broker_epoch, proposals)
+        )
 
     def _on_alter_partition_answer(self, message: peer.AlterPartitionAnswer, now_ms: int) -> list[Action]:
-        """A success is a fact whoever tells it. A refusal counts only from the controller that got the newest copy: an older one cannot speak for what another may yet do with it (R6b).
+        """A success is a fact whoever tells it. A refusal counts only from the controller that got
+        the newest copy: an older one cannot speak for what another may yet do with it (R6b).
 
-        A refusal because the partition has moved on (its epochs, its leader) says nothing about an earlier copy: that one may be what moved it, under a controller that ended before it
-        answered. The worker is told nothing, keeps the union, and learns from the metadata what is so."""
+        A refusal because the partition has moved on (its epochs, its leader) says nothing about an
+        earlier copy: that one may be what moved it, under a controller that ended before it
+        answered. The worker is told nothing, keeps the union, and learns from the metadata what is
+        so.
+        """
         if message.error:
             return []  # asked again, when this broker is registered or the controller is known
         actions: list[Action] = []
@@ -307,18 +399,31 @@ class BrokerCore:
         for result in message.results:
             key = (result.topic_id, result.index)
             entry = self._proposals.get(key)
-            if entry is None or (entry.proposal.leader_epoch, entry.proposal.sequence) != (result.proposed_in, result.sequence) or message.broker_epoch != self.broker_epoch:
+            if (
+                entry is None
+                or (entry.proposal.leader_epoch, entry.proposal.sequence) != (result.proposed_in, result.sequence)
+                or message.broker_epoch != self.broker_epoch
+            ):
                 continue
-            if result.error == ErrorCode.NOT_CONTROLLER or (result.error and message.controller_epoch != entry.sent_epoch):
+            if result.error == ErrorCode.NOT_CONTROLLER or (
+                result.error and message.controller_epoch != entry.sent_epoch
+            ):
                 continue
             if result.error and result.error not in SAFE_REFUSALS:
                 entry.refused = True
                 continue
             del self._proposals[key]
-            actions.append(ToWorker(entry.client, messages.InSyncAnswer(result.topic_id, result.index, entry.proposal.leader_epoch, result.sequence, result.error)))
+            actions.append(
+                ToWorker(
+                    entry.client,
+                    messages.InSyncAnswer(
+                        result.topic_id, result.index, entry.proposal.leader_epoch, result.sequence, result.error
+                    ),
+                )
+            )
         return actions + self._propose_new(now_ms)
 
-    # -- changes -----------------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
         def refuse(error: int, text: str) -> list[Action]:
@@ -330,7 +435,9 @@ class BrokerCore:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
         self._change_number += 1
         self._changes[self._change_number] = _Change(event.client, event.request, now_ms)
-        return self._to_controller(peer.ChangeForwarded(self.node_id, self.broker_epoch, self._change_number, self._process, event.request))
+        return self._to_controller(
+            peer.ChangeForwarded(self.node_id, self.broker_epoch, self._change_number, self._process, event.request)
+        )
 
     def _on_change_answered(self, message: peer.ChangeAnswered, now_ms: int) -> list[Action]:
         change = self._changes.get(message.request_id)
@@ -361,7 +468,7 @@ class BrokerCore:
         self._proposals = {key: entry for key, entry in self._proposals.items() if entry.client != event.client}
         return []
 
-    # -- what is said until it is seen -------------------------------------------------------------------------------------
+    # -- what is said until it is seen -------------------------------------------------------------
 
     def _partition(self, key: tuple[bytes, int]) -> PartitionState | None:
         name = self._state.topics_by_id.get(key[0])
@@ -377,18 +484,32 @@ class BrokerCore:
 
         def elsewhere(key: tuple[bytes, int], directory: str) -> bool:
             partition = self._partition(key)
-            return partition is not None and self.node_id in partition.replicas and partition.directories[partition.replicas.index(self.node_id)] != directory
+            return (
+                partition is not None
+                and self.node_id in partition.replicas
+                and partition.directories[partition.replicas.index(self.node_id)] != directory
+            )
 
         self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
         self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
-        self._silent = {key: epoch for key, epoch in self._silent.items() if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch}
+        self._silent = {
+            key: epoch
+            for key, epoch in self._silent.items()
+            if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch
+        }
         self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
         self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
 
     def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
-        """Until the metadata has a newer state of the partition: that ends every proposal that rested on an older one, and the worker gets it too."""
+        """Until the metadata has a newer state of the partition: that ends every proposal that
+        rested on an older one, and the worker gets it too.
+        """
         partition = self._partition(key)
-        return partition is not None and partition.partition_epoch <= proposal.partition_epoch and partition.leader_epoch <= proposal.leader_epoch
+        return (
+            partition is not None
+            and partition.partition_epoch <= proposal.partition_epoch
+            and partition.leader_epoch <= proposal.leader_epoch
+        )
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
         workers: set[int] = set()
@@ -401,17 +522,23 @@ class BrokerCore:
         return self._repeat(now_ms)
 
     def _owner(self, topic_id: bytes, index: int) -> int:
-        return owner_of(topic_id, index, max(1, self._registration.worker_count)) if self._registration is not None else -1
+        return (
+            owner_of(topic_id, index, max(1, self._registration.worker_count)) if self._registration is not None else -1
+        )
 
     def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
-        """What these workers followed and were in sync with: partition -> its epoch. Their leaders need not wait for them."""
+        """What these workers followed and were in sync with: partition -> its epoch. Their leaders
+        need not wait for them.
+        """
         if not workers:
             return {}
         return {
             (topic.topic_id, partition.index): partition.partition_epoch
             for topic in self._state.topics.values()
             for partition in topic.partitions
-            if self.node_id in partition.in_sync_replicas and partition.leader != self.node_id and self._owner(topic.topic_id, partition.index) in workers
+            if self.node_id in partition.in_sync_replicas
+            and partition.leader != self.node_id
+            and self._owner(topic.topic_id, partition.index) in workers
         }
 
     def _on_replica_moved(self, event: ReplicaMoved, now_ms: int) -> list[Action]:
@@ -430,36 +557,57 @@ class BrokerCore:
         return self._repeat(now_ms)
 
     def _waited_for(self) -> list[tuple[bytes, int]]:
-        """What lies in a full directory of its owner, is counted on, and could do without this host: the controller judges the same."""
+        """What lies in a full directory of its owner, is counted on, and could do without this
+        host: the controller judges the same.
+        """
         state, node = self._state, self.node_id
         return [
             (topic.topic_id, partition.index)
             for topic in state.topics.values()
             for partition in topic.partitions
-            if node in partition.in_sync_replicas and len(partition.in_sync_replicas) > state.min_in_sync(topic, partition)
-            and partition.directories[partition.replicas.index(node)] in self._full.get(self._owner(topic.topic_id, partition.index), ())
+            if node in partition.in_sync_replicas
+            and len(partition.in_sync_replicas) > state.min_in_sync(topic, partition)
+            and partition.directories[partition.replicas.index(node)]
+            in self._full.get(self._owner(topic.topic_id, partition.index), ())
         ]
 
     def _look_at_directories(self) -> None:
-        """What lies in a directory that cannot be used, or is not there any more, no worker is asked to serve: that fails too."""
+        """What lies in a directory that cannot be used, or is not there any more, no worker is
+        asked to serve: that fails too.
+        """
         self._failed.pop(NO_WORKER, None)
         if self._registration is None:
             return
         usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
-        bad = {name for (node, name), count in self._state.partition_counts.items() if node == self.node_id and count and name not in usable and (name or not usable)}
+        bad = {
+            name
+            for (node, name), count in self._state.partition_counts.items()
+            if node == self.node_id and count and name not in usable and (name or not usable)
+        }
         if bad:
             self._failed[NO_WORKER] = tuple(
-                (topic.topic_id, partition.index) for topic in self._state.topics.values() for partition in topic.partitions if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
-            )  # fmt: skip
+                (topic.topic_id, partition.index)
+                for topic in self._state.topics.values()
+                for partition in topic.partitions
+                if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
+            )
 
     def _counted_on(self) -> list[tuple[bytes, int]]:
-        """Of what fails here, that which others still believe in, or may choose because nobody leads."""
+        """Of what fails here, that which others still believe in, or may choose because nobody
+        leads.
+        """
         failed = [key for keys in self._failed.values() for key in keys]
         found = [(key, self._partition(key)) for key in failed]
         return [
-            key for key, partition in found
-            if partition is not None and (partition.leader in (self.node_id, -1) or self.node_id in partition.in_sync_replicas or self.node_id in partition.eligible_leader_replicas)
-        ]  # fmt: skip
+            key
+            for key, partition in found
+            if partition is not None
+            and (
+                partition.leader in (self.node_id, -1)
+                or self.node_id in partition.in_sync_replicas
+                or self.node_id in partition.eligible_leader_replicas
+            )
+        ]
 
     def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
         self._emptied[(event.topic_id, event.index)] = event.leader_epoch
@@ -476,21 +624,31 @@ class BrokerCore:
             silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
             actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
             if not self._lost:
-                self._silent.clear()  # said as often as the leaderships were: if it was in vain, its leaders find out by themselves
+                # said as often as the leaderships were: if it was in vain, its leaders find out by
+                # themselves
+                self._silent.clear()
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
-            self._emptied = {key: epoch for key, epoch in self._emptied.items() if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN}
+            self._emptied = {
+                key: epoch
+                for key, epoch in self._emptied.items()
+                if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN
+            }
         failed, full = self._counted_on() if self._failed else [], self._waited_for() if self._full else []
         if failed or full:
             actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
         for (topic_id, index), directory in self._moved.items():
-            actions += self._to_controller(peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory))
+            actions += self._to_controller(
+                peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory)
+            )
         if self._dead:
-            actions += self._to_controller(peer.ProofOfDeath(self.node_id, self.broker_epoch, self._controller_epoch, now_ms))
+            actions += self._to_controller(
+                peer.ProofOfDeath(self.node_id, self.broker_epoch, self._controller_epoch, now_ms)
+            )
         return actions
 
-    # -- ending ------------------------------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def _on_host_died(self, event: HostDied, now_ms: int) -> list[Action]:
         self._dead = event.dead
@@ -516,18 +674,28 @@ class BrokerCore:
 
     def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        if self._shutdown_since_ms >= 0 and now_ms - self._shutdown_since_ms >= self._options.shutdown_wait_ms + self._options.session_ms:
+        if (
+            self._shutdown_since_ms >= 0
+            and now_ms - self._shutdown_since_ms >= self._options.shutdown_wait_ms + self._options.session_ms
+        ):
             return self._end("no controller has agreed in time; the others will notice")
         if self.broker_epoch < 0 and now_ms >= self._register_at_ms:
             actions += self._register(now_ms)
         elif now_ms >= self._heartbeat_at_ms:
             actions += self._heartbeat(now_ms)
-        again = [key for key, entry in self._proposals.items() if not entry.refused and (entry.sent_epoch < 0 or now_ms - entry.sent_ms >= self._options.heartbeat_ms // 2)]
+        again = [
+            key
+            for key, entry in self._proposals.items()
+            if not entry.refused and (entry.sent_epoch < 0 or now_ms - entry.sent_ms >= self._options.heartbeat_ms // 2)
+        ]
         actions += self._propose(again, now_ms)
         if now_ms >= self._repeat_at_ms:
             actions += self._repeat(now_ms)
         late = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]
-        text = f"The change was not answered, or not in force on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may still take effect."
+        text = (
+            f"The change was not answered, or not in force on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may"
+            " still take effect."
+        )
         return actions + [self._gave_up(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in late]
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
@@ -545,14 +713,19 @@ class BrokerCore:
                 return self._on_change_answered(message, now_ms)
         return []
 
-    # -- invariants --------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
-        assert self._lease_until_ms in (0, self._inherited[1]) or self._lease_until_ms <= self._answered_ms + self._options.session_ms, "B1"
+        assert (
+            self._lease_until_ms in (0, self._inherited[1])
+            or self._lease_until_ms <= self._answered_ms + self._options.session_ms
+        ), "B1"
         if self.ready and "R10" not in self._options.mutants:
             broker = self._state.brokers.get(self.node_id)
             assert self.broker_epoch >= 0 and broker is not None and broker.epoch >= self.broker_epoch, "B2"
-        assert all(key == (entry.proposal.topic_id, entry.proposal.index) for key, entry in self._proposals.items()), "B3"
+        assert all(key == (entry.proposal.topic_id, entry.proposal.index) for key, entry in self._proposals.items()), (
+            "B3"
+        )
         assert len(self._changes) <= CHANGES_WAITING_MAX, "B4"
         assert not (self.fenced and self._lease_until_ms), "B1"
 

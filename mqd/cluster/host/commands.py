@@ -1,4 +1,6 @@
-"""Commands of clients for the owners of single partitions, by way of the host core: nothing of them is in the metadata log. Part of the host core (mqd/cluster/host/core.py)."""
+"""Commands of clients for the owners of single partitions, by way of the host core: nothing of them
+is in the metadata log. Part of the host core (mqd/cluster/host/core.py).
+"""
 
 from collections.abc import Hashable
 
@@ -49,33 +51,66 @@ class HostCommands:
         change = event.change
         image = self._images.get(change.name)
         if image is None or not 0 <= change.partition < len(image.partitions):
-            return refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {change.name}-{change.partition}.")
+            return refuse(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {change.name}-{change.partition}."
+            )
         partition = image.partitions[change.partition]
         if isinstance(change, messages.DeleteRecords) and partition.leader != self.node_id:
             return refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{change.name}-{change.partition} is led by another host.")
         if partition.slot < 0:
-            return refuse(ErrorCode.REPLICA_NOT_AVAILABLE, f"This host has no replica of {change.name}-{change.partition}.")
+            return refuse(
+                ErrorCode.REPLICA_NOT_AVAILABLE, f"This host has no replica of {change.name}-{change.partition}."
+            )
         if partition.owner == OWNER_NONE:
-            return refuse(ErrorCode.KAFKA_STORAGE_ERROR, f"The log directory of {change.name}-{change.partition} is offline.")
-        worker = next((other for other in self._subscribers.values() if other.role == "worker" and other.index == partition.owner and not other.held), None)
+            return refuse(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"The log directory of {change.name}-{change.partition} is offline."
+            )
+        worker = next(
+            (
+                other
+                for other in self._subscribers.values()
+                if other.role == "worker" and other.index == partition.owner and not other.held
+            ),
+            None,
+        )
         if worker is None:
-            return refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"The worker that owns {change.name}-{change.partition} is being restarted; try again.")
-        if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():  # nobody could record that it lies there
-            return refuse(ErrorCode.KAFKA_STORAGE_ERROR, f"Log directory {change.log_dir} was offline when the controller started.")
+            return refuse(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"The worker that owns {change.name}-{change.partition} is being restarted; try again.",
+            )
+        # nobody could record that it lies there
+        if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
+            return refuse(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"Log directory {change.log_dir} was offline when the controller started.",
+            )
         if len(self._commands) >= COMMANDS_MAX:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many commands are under way; try again.")
         self._command_id += 1
         self._commands[self._command_id] = Command(event.client, event.request_id, worker.client, now_ms)
         if isinstance(change, messages.MoveReplica):
-            return [Send(worker.client, messages.Command(self._command_id, "move_replica", partition.slot, change.log_dir))]
-        return [Send(worker.client, messages.Command(self._command_id, "delete_records", partition.slot, change.offset))]
+            return [
+                Send(worker.client, messages.Command(self._command_id, "move_replica", partition.slot, change.log_dir))
+            ]
+        return [
+            Send(worker.client, messages.Command(self._command_id, "delete_records", partition.slot, change.offset))
+        ]
 
     def _on_move_ended(self, event: MoveEnded, now_ms: int) -> list[Action]:
-        """Only of the worker that lives (H3: its successor is told of the partition after all that was recorded for it), and of a partition that is its own."""
+        """Only of the worker that lives (H3: its successor is told of the partition after all that
+        was recorded for it), and of a partition that is its own.
+        """
         worker = self._subscribers.get(event.client)
         image = self._told((event.moved.topic_id, event.moved.index))
         directory = next((name for name, index in self._log_dirs.items() if index == event.moved.log_dir), None)
-        if worker is None or worker.role != "worker" or worker.held or image is None or image.owner != worker.index or directory is None:
+        if (
+            worker is None
+            or worker.role != "worker"
+            or worker.held
+            or image is None
+            or image.owner != worker.index
+            or directory is None
+        ):
             return []
         return [RecordMove(event.moved.topic_id, event.moved.index, directory)]
 
@@ -84,11 +119,20 @@ class HostCommands:
         if command is None or command.worker != event.client:
             return []
         del self._commands[event.done.command_id]
-        return [Send(command.client, messages.Answer(command.request_id, event.done.error, event.done.message or None, offset=event.done.offset))]
+        return [
+            Send(
+                command.client,
+                messages.Answer(
+                    command.request_id, event.done.error, event.done.message or None, offset=event.done.offset
+                ),
+            )
+        ]
 
     def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        for number in [number for number, command in self._commands.items() if now_ms - command.since_ms >= COMMAND_WAIT_MS_MAX]:
+        for number in [
+            number for number, command in self._commands.items() if now_ms - command.since_ms >= COMMAND_WAIT_MS_MAX
+        ]:
             command = self._commands.pop(number)
             text = f"The worker has not answered within {COMMAND_WAIT_MS_MAX // 1000} s."
             actions.append(Send(command.client, messages.Answer(command.request_id, ErrorCode.REQUEST_TIMED_OUT, text)))

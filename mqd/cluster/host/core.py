@@ -1,24 +1,33 @@
-"""What one host does with committed metadata: partition slots, owners, what its processes are told, and when all of them have it. Sans-I/O.
+"""What one host does with committed metadata: partition slots, owners, what its processes are told,
+and when all of them have it. Sans-I/O.
 
-The metadata core decides what is true for the cluster; this core, of which every host has one, turns it into the host's own: a slot in the control segment and an
-owning worker for each partition with a replica here (not in the log: they live as long as the control segment), messages to subscribers, and the knowledge of who
-has applied what. Subscribers are told of all partitions of the cluster: a client may ask any host where a partition is led.
+The metadata core decides what is true for the cluster; this core, of which every host has one,
+turns it into the host's own: a slot in the control segment and an owning worker for each partition
+with a replica here (not in the log: they live as long as the control segment), messages to
+subscribers, and the knowledge of who has applied what. Subscribers are told of all partitions of
+the cluster: a client may ask any host where a partition is led.
 
-A replica comes: when the metadata name no log directory for it, one is chosen and recorded first (a host that forgot its choice would begin an empty log elsewhere);
-then it gets a slot, and its owner opens it. A replica goes: its image has slot -1, its owner deletes the files, and the slot is free when all workers know.
+A replica comes: when the metadata name no log directory for it, one is chosen and recorded first (a
+host that forgot its choice would begin an empty log elsewhere); then it gets a slot, and its owner
+opens it. A replica goes: its image has slot -1, its owner deletes the files, and the slot is free
+when all workers know.
 
 Invariants (check())
     H1  a slot is free, used by one partition, or retiring; never two of them
-    H2  a retiring slot is freed only after every worker that was alive when it retired has applied the removal or has died
-    H3  a worker whose predecessor died is told nothing before each partition that this host led by that predecessor has a new leader epoch (or is gone). What it
-        followed goes on in the same epoch: it had said nothing of its log that was not written
+    H2  a retiring slot is freed only after every worker that was alive when it retired has applied
+        the removal or has died
+    H3  a worker whose predecessor died is told nothing before each partition that this host led by
+        that predecessor has a new leader epoch (or is gone). What it followed goes on in the same
+        epoch: it had said nothing of its log that was not written
     H4  the applied version never falls, and rises only to what every worker that lives has applied
     H5  the owner of a partition is a function of topic id, index and worker count alone
-    H6  subscribers are told of the first partitions of each topic, all but those at its end that wait for their first slot; a partition has a slot exactly if this host
-        has a replica of it, in a recorded directory, and a slot was free
+    H6  subscribers are told of the first partitions of each topic, all but those at its end that
+        wait for their first slot; a partition has a slot exactly if this host has a replica of it,
+        in a recorded directory, and a slot was free
     H7  what belongs to one version reaches a subscriber in one message
-    H8  a worker that is told to serve a partition finds itself, the log directory and the leader epoch (or a newer one) in its slot: all workers read by what the slot says. So a
-        controller that starts carries out what its predecessor had written and not carried out
+    H8  a worker that is told to serve a partition finds itself, the log directory and the leader
+        epoch (or a newer one) in its slot: all workers read by what the slot says. So a controller
+        that starts carries out what its predecessor had written and not carried out
 Bounds: COMMANDS_MAX commands under way.
 """
 
@@ -61,20 +70,47 @@ from mqd.cluster.metadata.rules.placement import Directory, choose_directory
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
-    "LOG_DIR_NONE", "OWNER_NONE", "AppliedEverywhere", "AssignSlot", "ClearSlot", "CommandEnded", "CommandRequested", "ControllerChanged", "DirectoriesMeasured", "Event", "HostCore", "MoveEnded", "RaiseEpochs",
-    "RecordMove", "Report", "Send", "SlotSeen", "Started", "StateReplaced", "SubscriberJoined", "SubscriberLeft", "Tick", "WorkerApplied", "WorkerDied", "owner_of",
-]  # fmt: skip
+    "LOG_DIR_NONE",
+    "OWNER_NONE",
+    "AppliedEverywhere",
+    "AssignSlot",
+    "ClearSlot",
+    "CommandEnded",
+    "CommandRequested",
+    "ControllerChanged",
+    "DirectoriesMeasured",
+    "Event",
+    "HostCore",
+    "MoveEnded",
+    "RaiseEpochs",
+    "RecordMove",
+    "Report",
+    "Send",
+    "SlotSeen",
+    "Started",
+    "StateReplaced",
+    "SubscriberJoined",
+    "SubscriberLeft",
+    "Tick",
+    "WorkerApplied",
+    "WorkerDied",
+    "owner_of",
+]
 
 LOG_DIR_NONE = 255
 
 
 def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
-    """The partitions of one topic go round the workers; where the round begins depends on the topic."""
+    """The partitions of one topic go round the workers; where the round begins depends on the
+    topic.
+    """
     return (zlib.crc32(topic_id) + index) % worker_count
 
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """The slot says it already; or more than a state that is only catching up; or it is the witness of a death (then the next epoch brings the rest)."""
+    """The slot says it already; or more than a state that is only catching up; or it is the witness
+    of a death (then the next epoch brings the rest).
+    """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
     return seen.stale or (seen.owner == image.owner and (seen.owner == OWNER_NONE or seen.log_dir == image.log_dir))
@@ -99,10 +135,14 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
 
 
 class HostCore(HostCommands):
-    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started is the metadata core's committed one and is only read.
-    `controller_id`: the active controller as far as it is known."""
+    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started
+    is the metadata core's committed one and is only read. `controller_id`: the active controller as
+    far as it is known.
+    """
 
-    def __init__(self, node_id: int, controller_id: int, worker_count: int, slot_count: int, log_dirs: Mapping[str, int]) -> None:
+    def __init__(
+        self, node_id: int, controller_id: int, worker_count: int, slot_count: int, log_dirs: Mapping[str, int]
+    ) -> None:
         self.node_id = node_id
         self._controller_id = controller_id
         self._worker_count = worker_count
@@ -125,7 +165,9 @@ class HostCore(HostCommands):
 
     @property
     def version(self) -> int:
-        """Of the newest news: what workers have to have in force to have everything that concerns them."""
+        """Of the newest news: what workers have to have in force to have everything that concerns
+        them.
+        """
         return self._version
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -133,7 +175,7 @@ class HostCore(HostCommands):
         actions = _HANDLERS[type(event)](self, event, now_ms)
         return self._tell_withheld(actions, version) if self._slots.unplaced or self._withheld else actions
 
-    # -- start -------------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def _on_started(self, event: Started, now_ms: int) -> list[Action]:
         self._state, self._version = event.state, event.state.version
@@ -156,7 +198,8 @@ class HostCore(HostCommands):
                 lost.append(seen)
         self._adopt_torn(event, used)
         self._slots.seen(used)
-        # A stale slot stays as it is until its new epoch is committed: it is the only witness of the death, should this controller die before.
+        # A stale slot stays as it is until its new epoch is committed: it is the only witness of
+        # the death, should this controller die before.
         with paused():
             for topic in event.state.topics.values():
                 actions += self._put(topic, in_place)
@@ -167,8 +210,10 @@ class HostCore(HostCommands):
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
-        """A torn slot was being assigned to a partition that has no other: one that workers know already (it had a new epoch) before one that nobody was told of.
-        With no such partition it was being cleared, so nobody uses it."""
+        """A torn slot was being assigned to a partition that has no other: one that workers know
+        already (it had a new epoch) before one that nobody was told of. With no such partition it
+        was being cleared, so nobody uses it.
+        """
         homeless = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
             for topic in event.state.topics.values()
@@ -185,12 +230,20 @@ class HostCore(HostCommands):
             return None
         return self._state.topics[name].partitions[partition[1]]
 
-    # -- metadata ----------------------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
-        """`self._state` is the metadata core's committed state and has moved already; this is the news of it. What concerns no subscriber (a block of producer ids)
-        leaves the version alone: all processes of the host always agree on the version of the last news."""
-        if event.topics or event.removed or event.broker_config is not None or event.brokers_changed or event.settings_changed:
+        """`self._state` is the metadata core's committed state and has moved already; this is the
+        news of it. What concerns no subscriber (a block of producer ids) leaves the version alone:
+        all processes of the host always agree on the version of the last news.
+        """
+        if (
+            event.topics
+            or event.removed
+            or event.broker_config is not None
+            or event.brokers_changed
+            or event.settings_changed
+        ):
             self._version = event.version
         actions: list[Action] = []
         news: list[messages.FromController] = []
@@ -202,7 +255,9 @@ class HostCore(HostCommands):
         for topic in event.topics:
             news += self._changed(topic, partial.get(topic.name), actions)
         if event.broker_config is not None:
-            news.append(messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {})))
+            news.append(
+                messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {}))
+            )
         if event.settings_changed:
             news.append(self._settings(event))
         if news:  # H7
@@ -234,7 +289,9 @@ class HostCore(HostCommands):
         return self._broadcast(self._brokers(), role="acceptor")
 
     def _brokers(self) -> messages.BrokersPut:
-        return messages.BrokersPut(self._version, [broker_image(broker) for broker in self._state.brokers.values()], self._controller_id)
+        return messages.BrokersPut(
+            self._version, [broker_image(broker) for broker in self._state.brokers.values()], self._controller_id
+        )
 
     def _settings(self, event: Publish) -> messages.SettingsPut:
         state = self._state
@@ -247,24 +304,39 @@ class HostCore(HostCommands):
     def _client_quotas(self) -> list[messages.ClientQuota]:
         return [messages.ClientQuota(entity, quotas) for entity, quotas in self._state.client_quotas.items()]
 
-    # -- topics ------------------------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
-    def _changed(self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]) -> list[messages.FromController]:
+    def _changed(
+        self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
+    ) -> list[messages.FromController]:
         """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
         old = self._images.get(topic.name)
         known = old is not None and old.topic_id == topic.topic_id
-        only = list(indexes) if indexes is not None and known and topic.name not in self._withheld and all(index < len(old.partitions) for index in indexes) else None
+        only = (
+            list(indexes)
+            if indexes is not None
+            and known
+            and topic.name not in self._withheld
+            and all(index < len(old.partitions) for index in indexes)
+            else None
+        )
         actions += self._put(topic, {}, only)
         if only is not None:
             image = self._images[topic.name]
             return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])]
         if self._waits_for_slots(topic):
             image = self._images.get(topic.name)
-            if image is None or not known or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config):
+            if (
+                image is None
+                or not known
+                or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config)
+            ):
                 return []  # told when all of it has slots: whoever asked for it is to find all of it
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
-    def _put(self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None) -> list[Action]:
+    def _put(
+        self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None
+    ) -> list[Action]:
         actions: list[Action] = []
         old = self._images.get(topic.name)
         before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
@@ -276,18 +348,38 @@ class HostCore(HostCommands):
             else:
                 images.append(image)
             was, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
-            unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
+            unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (
+                image.slot,
+                image.owner,
+                image.leader_epoch,
+                image.log_dir,
+            )
             if image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
                 known = was if was is not None else seen
-                moved = known is not None and image.leader == self.node_id and (known.owner, known.leader_epoch) == (image.owner, image.leader_epoch)
-                actions.append(AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch, moved))
+                moved = (
+                    known is not None
+                    and image.leader == self.node_id
+                    and (known.owner, known.leader_epoch) == (image.owner, image.leader_epoch)
+                )
+                actions.append(
+                    AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch, moved)
+                )
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
-        while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:  # H6; _place_waiting comes back to them
+        # H6; _place_waiting comes back to them
+        while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
         if images:
             internal = topic.name in INTERNAL_TOPICS
-            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, internal, len(topic.partitions), topic.first_leader_epoch)
+            self._images[topic.name] = messages.TopicImage(
+                topic.name,
+                topic.topic_id,
+                images,
+                topic.config,
+                internal,
+                len(topic.partitions),
+                topic.first_leader_epoch,
+            )
             self._names[topic.topic_id] = topic.name
         return actions
 
@@ -332,7 +424,13 @@ class HostCore(HostCommands):
         counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
         for name in self._choosing.values():
             counts[name] += 1
-        chosen = choose_directory([Directory(name, f"{index:03}", self._free_bytes.get(name, 0), True) for name, index in self._log_dirs.items()], counts)
+        chosen = choose_directory(
+            [
+                Directory(name, f"{index:03}", self._free_bytes.get(name, 0), True)
+                for name, index in self._log_dirs.items()
+            ],
+            counts,
+        )
         assert chosen is not None
         self._choosing[key] = chosen
         return chosen
@@ -387,23 +485,35 @@ class HostCore(HostCommands):
         return sorted(name for name in names if name is not None)
 
     def _tell_withheld(self, actions: list[Action], version: int) -> list[Action]:
-        """The acceptor never takes a topic for gone that it was not told of: it hears that one is withheld before what follows from the topic, and that it is not after the topic itself."""
+        """The acceptor never takes a topic for gone that it was not told of: it hears that one is
+        withheld before what follows from the topic, and that it is not after the topic itself.
+        """
         before, now = self._withheld, self._names_waiting()
         meanwhile = sorted({*before, *now})
-        first = self._broadcast(messages.SettingsPut(version, withheld=meanwhile), role="acceptor") if meanwhile != before else []
-        last = self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor") if now != meanwhile else []
+        first = (
+            self._broadcast(messages.SettingsPut(version, withheld=meanwhile), role="acceptor")
+            if meanwhile != before
+            else []
+        )
+        last = (
+            self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor")
+            if now != meanwhile
+            else []
+        )
         self._withheld = now
         return [*first, *actions, *last]
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
-        """For an answer: with slots when the topic exists; a validated topic that does not has none."""
+        """For an answer: with slots when the topic exists; a validated topic that does not has
+        none.
+        """
         image = self._images.get(topic.name)
         if image is not None and image.topic_id == topic.topic_id:
             return image
         partitions = [self._described(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
-    # -- subscribers -------------------------------------------------------------------------------------------------------
+    # -- subscribers -------------------------------------------------------------------------------
 
     def _on_subscriber_joined(self, event: SubscriberJoined, now_ms: int) -> list[Action]:
         role, index = event.subscribe.role, event.subscribe.index
@@ -412,7 +522,9 @@ class HostCore(HostCommands):
             known = self._generations.get(index)
             if known is not None and known != event.subscribe.generation:
                 actions += self._worker_died(index)
-            for client in [other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index]:
+            for client in [
+                other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
+            ]:
                 actions += self._drop(client)
             self._generations[index] = event.subscribe.generation
             self._alive.add(index)
@@ -427,13 +539,28 @@ class HostCore(HostCommands):
         brokers = [broker_image(broker) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
         return messages.Image(
-            self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed),
-            state.group_configs, self._client_quotas(), state.features, self.node_id, self._names_waiting(),
-        )  # fmt: skip
+            self._version,
+            state.cluster_id,
+            self._controller_id,
+            brokers,
+            list(self._images.values()),
+            config,
+            state.broker_configs.get("", {}),
+            list(state.removed),
+            state.group_configs,
+            self._client_quotas(),
+            state.features,
+            self.node_id,
+            self._names_waiting(),
+        )
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
         """To all; or to those of one role."""
-        return [Send(one.client, message) for one in self._subscribers.values() if not one.held and (role is None or one.role == role)]
+        return [
+            Send(one.client, message)
+            for one in self._subscribers.values()
+            if not one.held and (role is None or one.role == role)
+        ]
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
         return [*self._drop(event.client), *self._maybe_applied()]
@@ -445,7 +572,9 @@ class HostCore(HostCommands):
         for number in [number for number, command in self._commands.items() if command.worker == client]:
             command = self._commands.pop(number)
             text = "The worker that owns the partition was restarted; try again."
-            actions.append(Send(command.client, messages.Answer(command.request_id, ErrorCode.NOT_LEADER_OR_FOLLOWER, text)))
+            actions.append(
+                Send(command.client, messages.Answer(command.request_id, ErrorCode.NOT_LEADER_OR_FOLLOWER, text))
+            )
         return actions
 
     def _on_worker_died(self, event: WorkerDied, now_ms: int) -> list[Action]:
@@ -457,7 +586,9 @@ class HostCore(HostCommands):
     def _worker_died(self, index: int) -> list[Action]:
         self._alive.discard(index)
         actions: list[Action] = []
-        for client in [other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index]:
+        for client in [
+            other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
+        ]:
             actions += self._drop(client)
         self._slots.died(index)
         lost: dict[Partition, int] = {}
@@ -466,14 +597,25 @@ class HostCore(HostCommands):
                 if partition.owner == index and partition.leader == self.node_id:
                     lost[image.topic_id, partition.index] = partition.leader_epoch
                 elif partition.owner == index:  # its successor's, at once
-                    actions.append(AssignSlot(partition.slot, image.topic_id, partition.index, index, partition.log_dir, partition.leader_epoch))
+                    actions.append(
+                        AssignSlot(
+                            partition.slot,
+                            image.topic_id,
+                            partition.index,
+                            index,
+                            partition.log_dir,
+                            partition.leader_epoch,
+                        )
+                    )
         if lost:
             self._fenced[index] = lost
             actions.append(RaiseEpochs(tuple(lost)))
         return actions + self._free_retired()
 
     def _told(self, partition: Partition) -> messages.PartitionImage | None:
-        """As subscribers know it. The committed state may be ahead: several batches are committed at once, their publications come one by one."""
+        """As subscribers know it. The committed state may be ahead: several batches are committed
+        at once, their publications come one by one.
+        """
         image = self._images.get(self._names.get(partition[0], ""))
         return image.partitions[partition[1]] if image is not None and partition[1] < len(image.partitions) else None
 
@@ -502,15 +644,24 @@ class HostCore(HostCommands):
         actions = self._free_retired()
         if event.applied.failures or subscriber.failed:
             subscriber.failed = bool(event.applied.failures)
-            names = {slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}" for (topic_id, index), slot in self._slots.used.items()}
+            names = {
+                slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}"
+                for (topic_id, index), slot in self._slots.used.items()
+            }
             reasons = {names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}
             keys = tuple(key for key, slot in self._slots.used.items() if slot in event.applied.failures)
             actions.append(Report(reasons, subscriber.index, keys))
         return actions + self._maybe_applied()
 
     def _maybe_applied(self) -> list[Action]:
-        """A worker that lives and has not subscribed (again), as all of them just after the controller was restarted, serves some older version."""
-        applied = {subscriber.index: subscriber.applied_version for subscriber in self._subscribers.values() if subscriber.role == "worker"}
+        """A worker that lives and has not subscribed (again), as all of them just after the
+        controller was restarted, serves some older version.
+        """
+        applied = {
+            subscriber.index: subscriber.applied_version
+            for subscriber in self._subscribers.values()
+            if subscriber.role == "worker"
+        }
         if not self._alive <= applied.keys():
             return []
         version = min(applied.values(), default=self._version)
@@ -519,7 +670,7 @@ class HostCore(HostCommands):
         self._applied_version = version
         return [AppliedEverywhere(version)]
 
-    # -- invariants --------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         self._slots.check(self._alive)
@@ -528,11 +679,15 @@ class HostCore(HostCommands):
             assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._alive, "H3"
         placed: set[Partition] = set()
         for name, image in self._images.items():
-            assert image.name == name and [partition.index for partition in image.partitions] == list(range(len(image.partitions))), "H6"
+            assert image.name == name and [partition.index for partition in image.partitions] == list(
+                range(len(image.partitions))
+            ), "H6"
             for partition in image.partitions:
                 key = (image.topic_id, partition.index)
                 assert self._slots.get(key) == partition.slot, "H6"
-                assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), "H5"
+                assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), (
+                    "H5"
+                )
                 assert partition.owner == OWNER_NONE or partition.slot >= 0, "H6"
                 assert partition.slot < 0 or self.node_id in partition.replicas, "H6"
                 if partition.slot >= 0:

@@ -11,7 +11,7 @@ from mqd.cluster.metadata.state import MetadataState
 
 Partition = tuple[bytes, int]  # topic id, index
 
-# -- events --------------------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class SlotSeen(NamedTuple):
@@ -36,7 +36,9 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class StateReplaced(msgspec.Struct, frozen=True):
-    """The committed state was replaced as a whole (a snapshot of the quorum's leader): everybody gets a new image."""
+    """The committed state was replaced as a whole (a snapshot of the quorum's leader): everybody
+    gets a new image.
+    """
 
 
 class ControllerChanged(msgspec.Struct, frozen=True):
@@ -91,11 +93,22 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Started | Publish | StateReplaced | ControllerChanged | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | MoveEnded | CommandEnded
-    | DirectoriesMeasured | Tick
-)  # fmt: skip
+    Started
+    | Publish
+    | StateReplaced
+    | ControllerChanged
+    | SubscriberJoined
+    | SubscriberLeft
+    | WorkerDied
+    | WorkerApplied
+    | CommandRequested
+    | MoveEnded
+    | CommandEnded
+    | DirectoriesMeasured
+    | Tick
+)
 
-# -- actions -------------------------------------------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------------
 
 
 class AssignSlot(msgspec.Struct, frozen=True):
@@ -105,7 +118,9 @@ class AssignSlot(msgspec.Struct, frozen=True):
     owner: int
     log_dir: int
     leader_epoch: int
-    moved: bool = False  # only the log directory is another one, of a partition that this host leads: if its owner has died the slot stays as it is, the witness, until the next epoch
+    # only the log directory is another one, of a partition that this host leads: if its owner has
+    # died the slot stays as it is, the witness, until the next epoch
+    moved: bool = False
 
 
 class ClearSlot(msgspec.Struct, frozen=True):
@@ -118,19 +133,25 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class AppliedEverywhere(msgspec.Struct, frozen=True):
-    """Every worker that lives serves this version: the control segment is told, and the metadata core."""
+    """Every worker that lives serves this version: the control segment is told, and the metadata
+    core.
+    """
 
     version: int
 
 
 class RaiseEpochs(msgspec.Struct, frozen=True):
-    """The process that led these partitions died: to the metadata core (LeadershipsLost), or to the broker core, where another host decides."""
+    """The process that led these partitions died: to the metadata core (LeadershipsLost), or to the
+    broker core, where another host decides.
+    """
 
     partitions: tuple[Partition, ...]
 
 
 class RecordMove(msgspec.Struct, frozen=True):
-    """This host's replica lies in that directory: to the metadata core (MoveCompleted), or to the broker core (ReplicaMoved)."""
+    """This host's replica lies in that directory: to the metadata core (MoveCompleted), or to the
+    broker core (ReplicaMoved).
+    """
 
     topic_id: bytes
     index: int
@@ -142,7 +163,8 @@ class Report(msgspec.Struct, frozen=True):
 
     failures: dict[str, str]
     worker: int = -1
-    partitions: tuple[Partition, ...] = ()  # the same ones; all that this worker does not serve (none: it serves all again)
+    # the same ones; all that this worker does not serve (none: it serves all again)
+    partitions: tuple[Partition, ...] = ()
 
 
 Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | RecordMove | Report

@@ -1,18 +1,22 @@
-"""What the controller says to the acceptor and the workers of its host, over `run/controller.sock` (stream; 4-byte big-endian length, then msgpack).
+"""What the controller says to the acceptor and the workers of its host, over `run/controller.sock`
+(stream; 4-byte big-endian length, then msgpack).
 
-Subscribers get the whole metadata image first, then every change in order; each answers Applied when the change is in force (a worker: when its reactor
-serves the partitions, or follows their leaders). A change is acknowledged to its requester after it is on disk and every subscribed worker has applied it: whoever was told that
-a topic exists can produce to it.
+Subscribers get the whole metadata image first, then every change in order; each answers Applied
+when the change is in force (a worker: when its reactor serves the partitions, or follows their
+leaders). A change is acknowledged to its requester after it is on disk and every subscribed worker
+has applied it: whoever was told that a topic exists can produce to it.
 """
 
 import msgspec
 
-# -- the metadata image ------------------------------------------------------------------------------------------------------
+# -- the metadata image ----------------------------------------------------------------------------
 
 
 class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    slot: int  # in the control segment; assigned by the controller at run time, not part of the log. -1: this host has no replica (or no slot for it yet)
+    # in the control segment; assigned by the controller at run time, not part of the log. -1: this
+    # host has no replica (or no slot for it yet)
+    slot: int
     owner: int  # worker index; OWNER_NONE without a usable replica here
     log_dir: int  # index in log.dirs
     leader: int  # node id, -1 = none
@@ -35,7 +39,8 @@ class TopicImage(msgspec.Struct, frozen=True):
     partitions: list[PartitionImage]
     config: dict[str, str]  # only what was set on the topic; broker defaults are merged by mqd.base.topic_config
     internal: bool = False
-    partition_count: int = -1  # of the topic; its last partitions may not be told yet (they wait for slots). -1 = not said
+    # of the topic; its last partitions may not be told yet (they wait for slots). -1 = not said
+    partition_count: int = -1
     first_leader_epoch: int = 0  # as in TopicState; 0 = none of its partitions was ever retired and is gone
 
 
@@ -51,7 +56,9 @@ class BrokerImage(msgspec.Struct, frozen=True):
     inter_broker_host: str = ""  # where other hosts' workers and acceptors connect; "" = nowhere
     inter_broker_port: int = 0
     worker_count: int = 0  # owner_of() of its partitions
-    incarnation: int = 0  # keeper's generation that is registered: a host whose own one is not there yet has not reached its registration in the log (R10)
+    # keeper's generation that is registered: a host whose own one is not there yet has not reached
+    # its registration in the log (R10)
+    incarnation: int = 0
     directory_id: str = ""  # of its metadata directory: another one is another host, whatever its node id says
 
 
@@ -60,7 +67,7 @@ class ClientQuota(msgspec.Struct, frozen=True):
     quotas: dict[str, float]
 
 
-# -- controller to subscriber ---------------------------------------------------------------------------------------------
+# -- controller to subscriber ----------------------------------------------------------------------
 
 
 class Image(msgspec.Struct, tag=True, frozen=True):
@@ -71,7 +78,8 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     topics: list[TopicImage]
     broker_config: dict[str, str]  # set at run time (IncrementalAlterConfigs on the broker), in force on this broker
     broker_default_config: dict[str, str] = {}  # the part of it that was set for all brokers (resource name "")
-    removed_topic_ids: list[bytes] = []  # the newest: a worker that was down when they were removed deletes what it still has of them
+    # the newest: a worker that was down when they were removed deletes what it still has of them
+    removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}  # of consumer groups that have one of their own
     client_quotas: list[ClientQuota] = []
     features: dict[str, int] = {}  # levels that were set; mqd.cluster.metadata.features.levels() adds the defaults
@@ -87,7 +95,9 @@ class TopicPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionsPut(msgspec.Struct, tag=True, frozen=True):
-    """The new state of some partitions of a topic that the receiver knows; the topic itself and its other partitions are as they were."""
+    """The new state of some partitions of a topic that the receiver knows; the topic itself and its
+    other partitions are as they were.
+    """
 
     version: int
     topic_id: bytes
@@ -108,7 +118,9 @@ class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
-    """To the acceptor alone: the whole configuration of one consumer group. The version is the one in force: nothing that workers know has changed."""
+    """To the acceptor alone: the whole configuration of one consumer group. The version is the one
+    in force: nothing that workers know has changed.
+    """
 
     version: int
     group_id: str
@@ -116,16 +128,22 @@ class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class SettingsPut(msgspec.Struct, tag=True, frozen=True):
-    """Quotas, features, what is not told: each whole, None = as it was. `withheld` to the acceptor alone, and with the version in force."""
+    """Quotas, features, what is not told: each whole, None = as it was. `withheld` to the acceptor
+    alone, and with the version in force.
+    """
 
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
-    withheld: list[str] | None = None  # topics that exist and are not told, or not with all their partitions: those wait for slots of this host
+    # topics that exist and are not told, or not with all their partitions: those wait for slots of
+    # this host
+    withheld: list[str] | None = None
 
 
 class BrokersPut(msgspec.Struct, tag=True, frozen=True):
-    """All registered brokers, fenced ones too, and who is the active controller (-1 = not known). The version is the one in force when only the controller changed."""
+    """All registered brokers, fenced ones too, and who is the active controller (-1 = not known).
+    The version is the one in force when only the controller changed.
+    """
 
     version: int
     brokers: list[BrokerImage]
@@ -140,8 +158,10 @@ class Several(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
-    """To the worker that proposed: what became of ProposeInSync (mqd_replica_answered). `error` 0: committed; the TopicPut with the new partition epoch is on its way or
-    was sent before. Otherwise Kafka's code."""
+    """To the worker that proposed: what became of ProposeInSync (mqd_replica_answered). `error` 0:
+    committed; the TopicPut with the new partition epoch is on its way or was sent before. Otherwise
+    Kafka's code.
+    """
 
     topic_id: bytes
     index: int
@@ -159,7 +179,7 @@ class Command(msgspec.Struct, tag=True, frozen=True):
     offset: int  # move_replica: index in log.dirs; answered when the move has begun
 
 
-# -- subscriber to controller ---------------------------------------------------------------------------------------------
+# -- subscriber to controller ----------------------------------------------------------------------
 
 
 class Subscribe(msgspec.Struct, tag=True, frozen=True):
@@ -181,8 +201,10 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
 
 
 class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the partition's files lie whole and flushed in another log directory, nobody writes to the old ones. It serves the new ones when the
-    TopicPut (or Image) that follows says so; until then neither. Said again after every reconnection."""
+    """From a worker: the partition's files lie whole and flushed in another log directory, nobody
+    writes to the old ones. It serves the new ones when the TopicPut (or Image) that follows says
+    so; until then neither. Said again after every reconnection.
+    """
 
     topic_id: bytes
     index: int
@@ -190,15 +212,19 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
 
 
 class FullDirectories(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the log directories that it writes nothing to until there is space again; all of them, each time. Said after every subscription and whenever it changes."""
+    """From a worker: the log directories that it writes nothing to until there is space again; all
+    of them, each time. Said after every subscription and whenever it changes.
+    """
 
     worker: int
     log_dirs: list[int]  # indexes in log.dirs
 
 
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads it: a retiring partition has no record any more. Said again until it is hidden. In the epoch in which it is hidden the same says that nobody
-    has written to it for the grace (partition.retire.grace.ms): said every second while that is so."""
+    """From the worker that leads it: a retiring partition has no record any more. Said again until
+    it is hidden. In the epoch in which it is hidden the same says that nobody has written to it for
+    the grace (partition.retire.grace.ms): said every second while that is so.
+    """
 
     topic_id: bytes
     index: int
@@ -206,8 +232,11 @@ class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads the partition: this set is to be the in-sync one (AlterPartition, KIP-497). Before this was sent, the worker counts both the
-    committed and the proposed set (R5). Answered by InSyncAnswer, or not; the worker sends it again with the same sequence, at most one is under way for a partition."""
+    """From the worker that leads the partition: this set is to be the in-sync one (AlterPartition,
+    KIP-497). Before this was sent, the worker counts both the committed and the proposed set (R5).
+    Answered by InSyncAnswer, or not; the worker sends it again with the same sequence, at most one
+    is under way for a partition.
+    """
 
     topic_id: bytes
     index: int
@@ -243,7 +272,9 @@ class AddPartitions(msgspec.Struct, tag=True, frozen=True):
     name: str
     partition_count: int  # the new total
     assignments: list[list[int]] | None
-    first_leader_epoch: int = 0  # of the topic, as it was known to whoever has asked that no transaction is open which wrote to partitions that are gone
+    # of the topic, as it was known to whoever has asked that no transaction is open which wrote to
+    # partitions that are gone
+    first_leader_epoch: int = 0
 
 
 class ConfigOperation(msgspec.Struct, frozen=True):
@@ -266,7 +297,9 @@ class DeleteRecords(msgspec.Struct, tag=True, frozen=True):
 
 
 class MoveReplica(msgspec.Struct, tag=True, frozen=True):
-    """AlterReplicaLogDirs: begin to move a partition of this host to another of its log directories."""
+    """AlterReplicaLogDirs: begin to move a partition of this host to another of its log
+    directories.
+    """
 
     name: str
     partition: int
@@ -310,14 +343,18 @@ class PartitionReassignment(msgspec.Struct, frozen=True):
 
 
 class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
-    """AlterPartitionReassignments (KIP-455): each partition by itself; one result for each, in this order."""
+    """AlterPartitionReassignments (KIP-455): each partition by itself; one result for each, in this
+    order.
+    """
 
     partitions: list[PartitionReassignment]
     allow_replication_factor_change: bool = True
 
 
 class ElectLeaders(msgspec.Struct, tag=True, frozen=True):
-    """KIP-460. One result for each partition; with None (all that need it) for those that were tried."""
+    """KIP-460. One result for each partition; with None (all that need it) for those that were
+    tried.
+    """
 
     election_type: int  # Kafka's: 0 preferred, 1 unclean
     partitions: list[tuple[str, int]] | None
@@ -337,21 +374,28 @@ class DrainBroker(msgspec.Struct, tag=True, frozen=True):
 
 
 class BalanceReplicas(msgspec.Struct, tag=True, frozen=True):
-    """Spreads replicas and leaderships evenly over the hosts, by reassignments; with validate_only the answer's results say which."""
+    """Spreads replicas and leaderships evenly over the hosts, by reassignments; with validate_only
+    the answer's results say which.
+    """
 
     topics: list[str] | None = None
 
 
 class RetirePartitions(msgspec.Struct, tag=True, frozen=True):
-    """The partitions from `partition_count` on take no new records and vanish when retention has emptied them."""
+    """The partitions from `partition_count` on take no new records and vanish when retention has
+    emptied them.
+    """
 
     name: str
     partition_count: int  # that remain
-    allow_moved_keys: bool = False  # also when the number does not divide the present one: keys of remaining partitions move
+    # also when the number does not divide the present one: keys of remaining partitions move
+    allow_moved_keys: bool = False
 
 
 class ReleaseRetired(msgspec.Struct, tag=True, frozen=True):
-    """Consumers have read what is in the sealed partitions: producers need not wait any longer. By itself it happens after a while (ControllerOptions.retire_barrier_ms)."""
+    """Consumers have read what is in the sealed partitions: producers need not wait any longer. By
+    itself it happens after a while (ControllerOptions.retire_barrier_ms).
+    """
 
     name: str
 
@@ -373,8 +417,25 @@ class DescribeQuorum(msgspec.Struct, tag=True, frozen=True):
 
 
 Change = (
-    CreateTopic | DeleteTopic | AddPartitions | AlterConfig | DeleteRecords | AllocateProducerIds | MoveReplica | AlterClientQuota | UpdateFeatures | AlterReassignments
-    | ElectLeaders | UnregisterBroker | DrainBroker | BalanceReplicas | RetirePartitions | ReleaseRetired | AddVoter | RemoveVoter | DescribeQuorum
+    CreateTopic
+    | DeleteTopic
+    | AddPartitions
+    | AlterConfig
+    | DeleteRecords
+    | AllocateProducerIds
+    | MoveReplica
+    | AlterClientQuota
+    | UpdateFeatures
+    | AlterReassignments
+    | ElectLeaders
+    | UnregisterBroker
+    | DrainBroker
+    | BalanceReplicas
+    | RetirePartitions
+    | ReleaseRetired
+    | AddVoter
+    | RemoveVoter
+    | DescribeQuorum
 )
 
 
@@ -418,5 +479,20 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     quorum: QuorumImage | None = None  # DescribeQuorum
 
 
-ToController = Subscribe | Applied | CommandDone | MoveCompleted | FullDirectories | PartitionEmptied | ProposeInSync | Request
-FromController = Image | TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | GroupConfigPut | SettingsPut | Several | InSyncAnswer | Command | Answer
+ToController = (
+    Subscribe | Applied | CommandDone | MoveCompleted | FullDirectories | PartitionEmptied | ProposeInSync | Request
+)
+FromController = (
+    Image
+    | TopicPut
+    | PartitionsPut
+    | TopicRemoved
+    | BrokersPut
+    | BrokerConfigPut
+    | GroupConfigPut
+    | SettingsPut
+    | Several
+    | InSyncAnswer
+    | Command
+    | Answer
+)

@@ -1,4 +1,6 @@
-"""Slots of the control segment: which partition has which, which wait to be free. Part of the host core; invariants H1 and H2."""
+"""Slots of the control segment: which partition has which, which wait to be free. Part of the host
+core; invariants H1 and H2.
+"""
 
 import heapq
 
@@ -10,7 +12,8 @@ class Slots:
         self.count = count
         self.used: dict[Partition, int] = {}
         self.free: list[int] = list(range(count))  # heap
-        self.retiring: dict[int, tuple[int, set[int]]] = {}  # slot -> (version of the removal, workers that may still use it)
+        # slot -> (version of the removal, workers that may still use it)
+        self.retiring: dict[int, tuple[int, set[int]]] = {}
         self.unplaced: dict[Partition, None] = {}  # no slot was free
 
     def adopt(self, partition: Partition, slot: int) -> None:
@@ -36,7 +39,9 @@ class Slots:
         return slot
 
     def give_up(self, partition: Partition, version: int, users: set[int]) -> int:
-        """The partition is not here any more. Its slot, which `users` (workers) use until they have applied `version`; -1 when it had none."""
+        """The partition is not here any more. Its slot, which `users` (workers) use until they have
+        applied `version`; -1 when it had none.
+        """
         self.unplaced.pop(partition, None)
         slot = self.used.pop(partition, -1)
         if slot >= 0:
@@ -66,6 +71,11 @@ class Slots:
     def check(self, alive: set[int]) -> None:
         used, retiring, free = set(self.used.values()), set(self.retiring), set(self.free)
         assert len(used) == len(self.used) and len(free) == len(self.free), "H1"
-        assert not used & retiring and not used & free and not retiring & free and len(used | retiring | free) == self.count, "H1"
+        assert (
+            not used & retiring
+            and not used & free
+            and not retiring & free
+            and len(used | retiring | free) == self.count
+        ), "H1"
         assert all(users and users <= alive for _, users in self.retiring.values()), "H2"
         assert self.unplaced.keys().isdisjoint(self.used), "H1"

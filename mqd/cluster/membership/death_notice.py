@@ -1,17 +1,25 @@
-"""Proof of death where nobody is left to bring it but the keeper, as a sealed datagram to the other hosts, from the socket that the keeper holds for gossip.
+"""Proof of death where nobody is left to bring it but the keeper, as a sealed datagram to the other
+hosts, from the socket that the keeper holds for gossip.
 
-The controller leaves orders behind while it lives (`Orders`, a file in run/): whom to tell, and the epochs that count. The keeper tells two things, each when the kernel has proven it:
+The controller leaves orders behind while it lives (`Orders`, a file in run/): whom to tell, and the
+epochs that count. The keeper tells two things, each when the kernel has proven it:
 
-    the controller has ended     if it led the metadata quorum, that epoch is over: the voters need not wait for their promise to it to run out (quorum_events.LeaderDied)
+    the controller has ended     if it led the metadata quorum, that epoch is over: the voters need
+                                 not wait for their promise to it to run out
+                                 (quorum_events.LeaderDied)
     and all workers have, too    no process acts for that broker epoch: the host's lease is taken back, then the active controller fences the broker (broker_messages.ProofOfDeath), also one
                                  that is elected because of the first; the leaderships go to others without waiting for a session to end
 
 Invariants
-    N1  a process that led an epoch of the quorum never leads it again, nor does its successor: that an epoch is over stays true, however late or often it is said
-    N2  the proof of a broker's death counts for one broker epoch, and only while no lease can have been granted on a heartbeat sent after it: by the controller of the epoch that it names; or,
-        where that controller died with it, by the next one that became active (A4 in active_controller.py); and by neither after a later heartbeat
-So one that is repeated, late or lost changes nothing. The seal proves that whoever says it has the cluster's key, as every message between hosts does; that it is that very host's keeper is
-its word, as the node id in a handshake is. What the others make of it: death_proofs.py.
+    N1  a process that led an epoch of the quorum never leads it again, nor does its successor: that
+        an epoch is over stays true, however late or often it is said
+    N2  the proof of a broker's death counts for one broker epoch, and only while no lease can have
+        been granted on a heartbeat sent after it: by the controller of the epoch that it names; or,
+        where that controller died with it, by the next one that became active (A4 in
+        active_controller.py); and by neither after a later heartbeat
+So one that is repeated, late or lost changes nothing. The seal proves that whoever says it has the
+cluster's key, as every message between hosts does; that it is that very host's keeper is its word,
+as the node id in a handshake is. What the others make of it: death_proofs.py.
 
     offset  bytes  what
     0       4      b"mqp1"
@@ -34,7 +42,9 @@ ORDERS_NAME = "death-orders"
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):
-    """What follows a field that is not known is left out by older versions, and what they do not say has the default."""
+    """What follows a field that is not known is left out by older versions, and what they do not
+    say has the default.
+    """
 
     node_id: int
     broker_epoch: int  # -1: nothing is proven of the broker, only its controller process has ended
@@ -44,7 +54,9 @@ class Notice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """`incarnation`: of the keeper that may follow them. `addresses`: of the other hosts, voters first; numbers, not names: the keeper looks nothing up."""
+    """`incarnation`: of the keeper that may follow them. `addresses`: of the other hosts, voters
+    first; numbers, not names: the keeper looks nothing up.
+    """
 
     incarnation: int
     node_id: int
@@ -68,7 +80,11 @@ def seal(secret: bytes, cluster_id: str, notice: Notice) -> bytes:
 def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
     """None: no notice of this cluster."""
     body = data[len(MAGIC) + MAC_BYTES :]
-    if len(data) > NOTICE_BYTES_MAX or data[: len(MAGIC)] != MAGIC or not hmac.compare_digest(_mac(secret, cluster_id, body), data[len(MAGIC) : len(MAGIC) + MAC_BYTES]):
+    if (
+        len(data) > NOTICE_BYTES_MAX
+        or data[: len(MAGIC)] != MAGIC
+        or not hmac.compare_digest(_mac(secret, cluster_id, body), data[len(MAGIC) : len(MAGIC) + MAC_BYTES])
+    ):
         return None
     try:
         return msgspec.msgpack.decode(body, type=Notice)
@@ -77,7 +93,9 @@ def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
 
 
 def write_orders(run_dir: Path, orders: Orders | None) -> None:
-    """Replaced as a whole; None: there are none. Not durable, and need not be: a host that loses its memory has lost its keeper too. Raises OSError."""
+    """Replaced as a whole; None: there are none. Not durable, and need not be: a host that loses
+    its memory has lost its keeper too. Raises OSError.
+    """
     path = run_dir / ORDERS_NAME
     if orders is None:
         path.unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""What a host makes of the notices of other hosts' keepers, and whom its own keeper is to tell (death_notice.py, which keepers read: it imports nothing of this)."""
+"""What a host makes of the notices of other hosts' keepers, and whom its own keeper is to tell
+(death_notice.py, which keepers read: it imports nothing of this).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ TOLD_MAX = 64
 
 
 def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
-    """What is true of this host's controller process and its broker when they have ended: for Orders. None: nobody counts on them yet. `before`: what was said last.
+    """What is true of this host's controller process and its broker when they have ended: for
+    Orders. None: nobody counts on them yet. `before`: what was said last.
 
-    While nobody is known to lead, the last word stands: what it says stays true (N1), and counts for nothing that came after it (N2)."""
+    While nobody is known to lead, the last word stands: what it says stays true (N1), and counts
+    for nothing that came after it (N2).
+    """
     broker = state.brokers.get(core.key.node_id)
     if broker is None or broker.incarnation != incarnation:
         return None
@@ -25,15 +30,23 @@ def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before:
 
 
 def told(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
-    """Addresses of the other hosts, as they last registered: the voters, who elect, then those that only look for the new leader. At most TOLD_MAX."""
+    """Addresses of the other hosts, as they last registered: the voters, who elect, then those that
+    only look for the new leader. At most TOLD_MAX.
+    """
     voters = {voter.node_id: (voter.host, voter.port) for voter in core.voters}
-    brokers = {broker.node_id: (broker.controller_host, broker.controller_port) for broker in state.brokers.values() if broker.controller_host}
+    brokers = {
+        broker.node_id: (broker.controller_host, broker.controller_port)
+        for broker in state.brokers.values()
+        if broker.controller_host
+    }
     nodes = [*sorted(voters), *sorted(brokers.keys() - voters.keys())]
     return tuple([brokers.get(node) or voters[node] for node in nodes if node != core.key.node_id][:TOLD_MAX])
 
 
 class DeathProofs:
-    """Sans-I/O. The newest notice of each node is kept, for the case that this host is elected because of it: of NOTICES_MAX nodes."""
+    """Sans-I/O. The newest notice of each node is kept, for the case that this host is elected
+    because of it: of NOTICES_MAX nodes.
+    """
 
     def __init__(self, node_id: int) -> None:
         self._node_id = node_id
@@ -44,12 +57,16 @@ class DeathProofs:
         if notice.node_id == self._node_id:
             return None, None
         known = self._heard.get(notice.node_id)
-        if notice.broker_epoch >= 0 and (known is None or (known.broker_epoch, known.sent_ms) <= (notice.broker_epoch, notice.sent_ms)):
+        if notice.broker_epoch >= 0 and (
+            known is None or (known.broker_epoch, known.sent_ms) <= (notice.broker_epoch, notice.sent_ms)
+        ):
             self._heard.pop(notice.node_id, None)
             self._heard[notice.node_id] = notice
             if len(self._heard) > NOTICES_MAX:
                 del self._heard[next(iter(self._heard))]
-        return LeaderDied(notice.node_id, notice.controller_epoch) if notice.led else None, _proof(notice) if notice.broker_epoch >= 0 else None
+        return LeaderDied(notice.node_id, notice.controller_epoch) if notice.led else None, (
+            _proof(notice) if notice.broker_epoch >= 0 else None
+        )
 
     def on_active(self) -> list[ProofOfDeath]:
         """This host has become the active controller: what may be proven to it."""

@@ -1,24 +1,34 @@
-"""How empty hosts become a cluster, once: what a host on an empty metadata directory asks the seeds, and what it makes of their answers. Sans-I/O.
+"""How empty hosts become a cluster, once: what a host on an empty metadata directory asks the
+seeds, and what it makes of their answers. Sans-I/O.
 
-A host that is of a cluster already never asks. An empty one asks every seed (also itself: that is how it learns whether it is one) until it can tell which holds:
+A host that is of a cluster already never asks. An empty one asks every seed (also itself: that is
+how it learns whether it is one) until it can tell which holds:
 
     no seeds                                                    found alone, at once
     a seed is of a cluster                                      join that cluster: as a voter when it was founded with this host, else as an observer
     every seed answers, is empty, names the same seeds, and
     has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id follows from who they are
-    otherwise                                                   wait, and say for whom; after ADVISE_MS without an answer of a seed once also what that may come from
+    otherwise                                                   wait, and say for whom; after
+                                                                ADVISE_MS without an answer of a
+                                                                seed once also what that may come
+                                                                from
 
 Who is not one of the seeds never founds.
 
 Invariants
-    F1  an identity is (node id, directory id); a wiped host has another directory id, so it is nobody's voter
-    F2  a host founds only when the newest answer of each seed, in answer to a question of this process, says: empty, the same seeds, and `sees` = the set that this host sees.
-        So two different sets can never both have a majority: who said "I see S" had then not founded, sees later sets only, and never goes back
+    F1  an identity is (node id, directory id); a wiped host has another directory id, so it is
+        nobody's voter
+    F2  a host founds only when the newest answer of each seed, in answer to a question of this
+        process, says: empty, the same seeds, and `sees` = the set that this host sees. So two
+        different sets can never both have a majority: who said "I see S" had then not founded, sees
+        later sets only, and never goes back
     F3  all founders of one set come to the same cluster id and the same voters, whoever asks first
-    F4  a host whose metadata directory is new although it was of a cluster (`lost_cluster_id`) neither founds nor counts as empty; it joins that cluster and no other
+    F4  a host whose metadata directory is new although it was of a cluster (`lost_cluster_id`)
+        neither founds nor counts as empty; it joins that cluster and no other
     F5  the identity is on disk (fsynced) before the first answer is given (the shell's promise)
 
-Bounds: SEED_COUNT_MAX seeds; one question under way per seed; a question without an answer for ANSWER_MS_MAX counts as not answered.
+Bounds: SEED_COUNT_MAX seeds; one question under way per seed; a question without an answer for
+ANSWER_MS_MAX counts as not answered.
 """
 
 import hashlib
@@ -35,11 +45,12 @@ ASK_MS_MAX = 2_000
 ANSWER_MS_MAX = 3_000
 ADVISE_MS = 10_000  # hosts that are started together are all there before
 ADVICE = (
-    "A seed that cannot be asked has to run, and to have been started with --cluster-seeds itself: without it a host listens for no other one. HOST:PORT is its controller's listener,"
-    " by default the clients' port + 2, and its cluster.key.file the same as here. See \"One host grows to three\" in docs/operations.md"
+    "A seed that cannot be asked has to run, and to have been started with --cluster-seeds itself: without it a host"
+    " listens for no other one. HOST:PORT is its controller's listener, by default the clients' port + 2, and its"
+    ' cluster.key.file the same as here. See "One host grows to three" in docs/operations.md'
 )
 
-# -- what is said between hosts ------------------------------------------------------------------------------------------------
+# -- what is said between hosts --------------------------------------------------------------------
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
@@ -66,7 +77,7 @@ class FormationAnswer(msgspec.Struct, tag=True, frozen=True):
     lost: bool = False  # it was of a cluster and has lost its metadata: it is no empty host, and knows nothing
 
 
-# -- events --------------------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -89,7 +100,9 @@ class Unreachable(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Another host's question; also while this host has a cluster (then the shell answers by answer_of_member())."""
+    """Another host's question; also while this host has a cluster (then the shell answers by
+    answer_of_member()).
+    """
 
     client: object
     ask: FormationAsk
@@ -101,7 +114,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 Event = Start | Answered | Unreachable | Asked | Tick
 
-# -- effects -------------------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 class AskSeed(msgspec.Struct, frozen=True):
@@ -122,7 +135,9 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Become an observer of a cluster; or, with `voter`, one of the voters that it was founded with, as if this host had founded it."""
+    """Become an observer of a cluster; or, with `voter`, one of the voters that it was founded
+    with, as if this host had founded it.
+    """
 
     cluster_id: str
     generation: int
@@ -131,7 +146,9 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing can be decided: one line for each seed that is in the way. Said again only when it changes. `advice`: what to look at; said once, else ""."""
+    """Nothing can be decided: one line for each seed that is in the way. Said again only when it
+    changes. `advice`: what to look at; said once, else "".
+    """
 
     reasons: tuple[str, ...]
     advice: str = ""
@@ -141,7 +158,7 @@ Effect = AskSeed | AnswerAsk | Found | Join | Wait
 
 
 def normalise(seed: str) -> str:
-    """"Host:Port" in the form in which two hosts' lists are compared. Raises ValueError."""
+    """ "Host:Port" in the form in which two hosts' lists are compared. Raises ValueError."""
     host, port = parse_address(seed)
     if not host or not port:
         raise ValueError(f"{seed.strip()!r} names no host and port")
@@ -155,7 +172,10 @@ def split(seed: str) -> tuple[str, int]:
 
 def set_digest(members: Sequence[Member]) -> str:
     """The same for the same hosts, whatever addresses they are known by and in whatever order."""
-    text = "\n".join(f"{node_id} {directory_id}" for node_id, directory_id in sorted((member.node_id, member.directory_id) for member in members))
+    text = "\n".join(
+        f"{node_id} {directory_id}"
+        for node_id, directory_id in sorted((member.node_id, member.directory_id) for member in members)
+    )
     return urlsafe_b64encode(hashlib.sha256(b"mqd cluster of\n" + text.encode()).digest()[:16]).rstrip(b"=").decode()
 
 
@@ -170,7 +190,9 @@ class _Seed(msgspec.Struct):
 
 
 class FormationCore:
-    """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, with the effect that was returned."""
+    """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, with
+    the effect that was returned.
+    """
 
     def __init__(self, own: Member, seeds: Sequence[str], lost_cluster_id: str = "") -> None:
         self.own = own
@@ -196,25 +218,36 @@ class FormationCore:
             case Start() | Tick():
                 return self._step(now_ms)
 
-    # -- answering -----------------------------------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------------------
 
     def _answer(self, ask: FormationAsk) -> FormationAnswer:
         if self.decided is not None:
-            return answer_of_member(ask, self.own, self.decided.cluster_id, getattr(self.decided, "generation", 0), self.seeds, self.decided.voters)
+            return answer_of_member(
+                ask,
+                self.own,
+                self.decided.cluster_id,
+                getattr(self.decided, "generation", 0),
+                self.seeds,
+                self.decided.voters,
+            )
         seen = self._complete_set()
-        return FormationAnswer(ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost))
+        return FormationAnswer(
+            ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
+        )
 
     def members(self) -> tuple[Member, ...]:
         """The seeds that have answered."""
         return tuple(state.answer.member for state in self._states.values() if state.answer is not None)
 
-    # -- asking --------------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def _on_answered(self, event: Answered, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
         if self.decided is not None or state is None or event.answer.ask_id != state.ask_id or not state.ask_id:
             return []
-        changed = state.answer is None or msgspec.structs.replace(state.answer, ask_id=0) != msgspec.structs.replace(event.answer, ask_id=0)
+        changed = state.answer is None or msgspec.structs.replace(state.answer, ask_id=0) != msgspec.structs.replace(
+            event.answer, ask_id=0
+        )
         state.answer, state.answered_ms, state.ask_id = event.answer, now_ms, 0
         state.wait_ms = ASK_MS_MIN if changed else min(ASK_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
@@ -257,17 +290,23 @@ class FormationCore:
         """Once, when a seed has not answered for so long that nobody is just being started there."""
         if self._advise_ms is None:
             self._advise_ms = now_ms + ADVISE_MS
-        if self._advised or now_ms < self._advise_ms or all(state.answer is not None for state in self._states.values()):
+        if (
+            self._advised
+            or now_ms < self._advise_ms
+            or all(state.answer is not None for state in self._states.values())
+        ):
             return ""
         self._advised = True
         return ADVICE
 
-    # -- deciding ------------------------------------------------------------------------------------------------------------
+    # -- deciding ----------------------------------------------------------------------------------
 
     def _decide(self) -> Found | Join | None:
         if not self.seeds and not self._lost:
             return Found(set_digest([self.own]), (self.own,))
-        of_clusters = [state.answer for state in self._states.values() if state.answer is not None and state.answer.cluster_id]
+        of_clusters = [
+            state.answer for state in self._states.values() if state.answer is not None and state.answer.cluster_id
+        ]
         if of_clusters:
             return self._join(of_clusters)
         seen = self._complete_set()
@@ -284,7 +323,8 @@ class FormationCore:
         if self._lost and answers[0].cluster_id != self._lost:
             return None
         newest = max(answers, key=lambda answer: (answer.generation, len(answer.voters)))
-        # The voters of the founding are those from whom the cluster's id follows; every later voter has the log that made it one.
+        # The voters of the founding are those from whom the cluster's id follows; every later voter
+        # has the log that made it one.
         founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
         return Join(newest.cluster_id, newest.generation, newest.voters, founder)
 
@@ -292,7 +332,9 @@ class FormationCore:
         return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)
 
     def _complete_set(self) -> list[Member] | None:
-        """The seeds, when all have answered, are empty, name the same seeds and are different hosts."""
+        """The seeds, when all have answered, are empty, name the same seeds and are different
+        hosts.
+        """
         members = []
         for state in self._states.values():
             if state.answer is None or state.answer.cluster_id or state.answer.lost or state.answer.seeds != self.seeds:
@@ -308,22 +350,36 @@ class FormationCore:
             if answer is None:
                 reasons.append(f"{seed} {state.reason}")
             elif answer.cluster_id:
-                reasons.append(f"{seed} is of cluster {answer.cluster_id}" + (f", this host was of {self._lost}" if self._lost else ""))
+                reasons.append(
+                    f"{seed} is of cluster {answer.cluster_id}"
+                    + (f", this host was of {self._lost}" if self._lost else "")
+                )
             elif answer.lost:
                 reasons.append(f"{seed} was of a cluster and has lost its metadata")
             elif answer.seeds != self.seeds:
                 reasons.append(f"{seed} names other seeds: {', '.join(answer.seeds) or 'none'}")
             elif answer.member.node_id in by_node:
-                reasons.append(f"{seed} has node id {answer.member.node_id}, as {by_node[answer.member.node_id]} has: each host needs a node.id of its own")
+                reasons.append(
+                    f"{seed} has node id {answer.member.node_id}, as {by_node[answer.member.node_id]} has: each host"
+                    " needs a node.id of its own"
+                )
             else:
                 by_node[answer.member.node_id] = seed
-        if not reasons and self.seeds and not any(state.answer is not None and self._is_own(state.answer.member) for state in self._states.values()):
+        if (
+            not reasons
+            and self.seeds
+            and not any(
+                state.answer is not None and self._is_own(state.answer.member) for state in self._states.values()
+            )
+        ):
             reasons.append("this host is not one of the seeds: it waits until they have formed a cluster")
         elif not reasons:
             reasons.append("the other seeds have not seen each other yet")
         return tuple(reasons)
 
 
-def answer_of_member(ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]) -> FormationAnswer:
+def answer_of_member(
+    ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]
+) -> FormationAnswer:
     """What a host that is of a cluster says; `voters` as its quorum knows them."""
     return FormationAnswer(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

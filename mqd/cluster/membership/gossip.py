@@ -1,6 +1,8 @@
-"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. What it knows are hints; nothing here elects, fences or counts a quorum.
+"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. What it knows are
+hints; nothing here elects, fences or counts a quorum.
 
-Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters of memberlist, made for a failure to be known within seconds.
+Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters
+of memberlist, made for a failure to be known within seconds.
 
     gossip.py         the order of things: datagrams, timers, states, joining, leaving        gossip_events.py     events, effects, settings
     gossip_membership.py   who is in which state, and who may say so                               gossip_messages.py   the wire
@@ -8,9 +10,12 @@ Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.007
 
 Invariants (check(), and the simulator's, beside those of the parts)
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
-    G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per gossip round gossip_fanout, answers by their buckets
-    G7  a datagram that is not sealed, not for this life of this host, or was seen before changes nothing but a counter (one ping of a stranger is answered, within its bucket)
-Time: milliseconds of any clock that does not go back. When a tick comes late this process stood still, and its own time did too: nobody is judged for what it could not hear.
+    G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
+        gossip round gossip_fanout, answers by their buckets
+    G7  a datagram that is not sealed, not for this life of this host, or was seen before changes
+        nothing but a counter (one ping of a stranger is answered, within its bucket)
+Time: milliseconds of any clock that does not go back. When a tick comes late this process stood
+still, and its own time did too: nobody is judged for what it could not hear.
 """
 
 from __future__ import annotations
@@ -23,17 +28,50 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mqd.cluster.membership import gossip_events as events
-from mqd.cluster.membership.gossip_events import ALIVE, DEAD, SUSPECT, ControllerSeen, Effect, Event, LeaveDone, MemberView, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_events import (
+    ALIVE,
+    DEAD,
+    SUSPECT,
+    ControllerSeen,
+    Effect,
+    Event,
+    LeaveDone,
+    MemberView,
+    Profile,
+    PushPull,
+    SendDatagram,
+    Settings,
+)
 from mqd.cluster.membership.gossip_membership import Member, Membership
 from mqd.cluster.membership.gossip_messages import (
-    BODY_BYTES_MAX, UPDATE_COUNT_MAX, Ack, Body, Identity, Left, Load, Nack, Packet, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, StreamPing, encode, encode_update, life_of,
-)  # fmt: skip
+    BODY_BYTES_MAX,
+    UPDATE_COUNT_MAX,
+    Ack,
+    Body,
+    Identity,
+    Left,
+    Load,
+    Nack,
+    Packet,
+    PacketOut,
+    Ping,
+    PingRequest,
+    Raw,
+    Refused,
+    Seal,
+    State,
+    StreamPing,
+    encode,
+    encode_update,
+    life_of,
+)
 from mqd.cluster.membership.gossip_parts import Broadcasts, Bucket, ControllerHint, Health, Window
 from mqd.cluster.membership.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
 LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
-AFTER_JOIN_MS = (1_000, 3_000, 8_000)  # states are exchanged again: when all start together, the seed did not know them all either
+# states are exchanged again: when all start together, the seed did not know them all either
+AFTER_JOIN_MS = (1_000, 3_000, 8_000)
 SWEEP_MS = 10_000
 LOAD_SENDS = 2  # times log10 of the members: loads are renewed anyway
 
@@ -41,10 +79,21 @@ Address = tuple[str, int]
 
 
 class GossipCore:
-    """`life`: one more than at the last start of this directory, on disk already. `seeds`: addresses of controller listeners; this host's own may be among them.
-    `rng`: for targets, and for probe ids, so not to be guessed from outside (random.Random seeded by the system in a broker)."""
+    """`life`: one more than at the last start of this directory, on disk already. `seeds`:
+    addresses of controller listeners; this host's own may be among them. `rng`: for targets, and
+    for probe ids, so not to be guessed from outside (random.Random seeded by the system in a
+    broker).
+    """
 
-    def __init__(self, profile: Profile, seal: Seal, settings: Settings, rng: random.Random, life: int, seeds: Sequence[Address] = ()) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        seal: Seal,
+        settings: Settings,
+        rng: random.Random,
+        life: int,
+        seeds: Sequence[Address] = (),
+    ) -> None:
         self.settings, self.rng = settings, rng
         self.counts: Counter[str] = Counter()  # datagrams by what became of them
         self.at = 0  # this host's own time: the clock without what it stood still
@@ -77,7 +126,7 @@ class GossipCore:
         self.prober = Prober(self)
         self.membership = Membership(self, profile, life)
 
-    # -- for consumers -----------------------------------------------------------------------------------------------------------
+    # -- for consumers -----------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
@@ -109,7 +158,7 @@ class GossipCore:
         """For a push-pull; its first entry is this host."""
         return State(self._hint.epoch, self._hint.node_id, self.membership.entries(), wants_answer)
 
-    # -- the one mutator -----------------------------------------------------------------------------------------------------------
+    # -- the one mutator ---------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         self._effects = effects = []
@@ -175,11 +224,15 @@ class GossipCore:
         self.after(rng.randrange(1, settings.load_interval_ms), self._on_load_due)
         self.after(SWEEP_MS, self._on_sweep)
 
-    # -- what the parts use ----------------------------------------------------------------------------------------------------------
+    # -- what the parts use ------------------------------------------------------------------------
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
-        if isinstance(effect, events.MemberChanged) and effect.member.state == ALIVE and (effect.member.node_id, effect.member.directory_id) == self._reconnecting:
+        if (
+            isinstance(effect, events.MemberChanged)
+            and effect.member.state == ALIVE
+            and (effect.member.node_id, effect.member.directory_id) == self._reconnecting
+        ):
             self._reconnecting = None
             self.after(0, self._on_back, (effect.member.profile.host, effect.member.profile.port))
 
@@ -223,7 +276,7 @@ class GossipCore:
         self._updates.drop(key)
         self._loads.drop(key)
 
-    # -- sending -----------------------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def _sends_max(self, multiplier: int) -> int:
         return multiplier * max(1, math.ceil(math.log10(self.membership.count + 1)))
@@ -231,14 +284,34 @@ class GossipCore:
     def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None:
         self.send((member.profile.directory_id, member.life), member.profile.host, member.profile.port, body, first)
 
-    def send(self, to: tuple[bytes, int], host: str, port: int, body: Body | None, first: Sequence[bytes] = (), alone: bool = False) -> None:
-        """One datagram: `first`, then as many waiting updates as fit, none of them when `alone`. Without a body and anything to tell: no datagram."""
+    def send(
+        self,
+        to: tuple[bytes, int],
+        host: str,
+        port: int,
+        body: Body | None,
+        first: Sequence[bytes] = (),
+        alone: bool = False,
+    ) -> None:
+        """One datagram: `first`, then as many waiting updates as fit, none of them when `alone`.
+        Without a body and anything to tell: no datagram.
+        """
         membership = self.membership
-        head = (*to, *membership.identity, membership.incarnation, self._sequence + 1, self._hint.epoch, self._hint.node_id, body)
+        head = (
+            *to,
+            *membership.identity,
+            membership.incarnation,
+            self._sequence + 1,
+            self._hint.epoch,
+            self._hint.node_id,
+            body,
+        )
         room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, first))
         updates = list(first)
         if not alone:
-            updates += self._updates.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier))
+            updates += self._updates.take(
+                room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier)
+            )
             if body is None and not updates and not self._urgent_rounds:
                 return
             room -= sum(map(len, updates)) - sum(map(len, first))
@@ -253,7 +326,9 @@ class GossipCore:
             self.after(self.rng.randrange(1, self.settings.gossip_interval_ms + 1), self._on_gossip)
 
     def gossip_now(self) -> None:
-        """Something urgent is in the queue: one round before its time. Bounded as an answer: others may have caused it."""
+        """Something urgent is in the queue: one round before its time. Bounded as an answer: others
+        may have caused it.
+        """
         if self.may_respond():
             self._gossip_round()
         self._arm_gossip()
@@ -270,7 +345,7 @@ class GossipCore:
             self.send_to(self.membership.members[identity], None, ())
         self._urgent_rounds = max(0, self._urgent_rounds - 1)
 
-    # -- receiving -----------------------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def _on_datagram(self, data: bytes) -> None:
         try:
@@ -286,7 +361,8 @@ class GossipCore:
         if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
             self.counts["repeated"] += 1
             return
-        # Before it has joined a host cannot know that its life is a new one (its disk may be a copy): what was sent to that life could be repeated.
+        # Before it has joined a host cannot know that its life is a new one (its disk may be a
+        # copy): what was sent to that life could be repeated.
         if sender not in membership.members or packet.to_life != membership.life or not self._joined:
             self.counts["strangers"] += 1
             if isinstance(packet.body, Ping):
@@ -307,7 +383,9 @@ class GossipCore:
                 self.prober.on_nack(packet, packet.body)
 
     def _window_of(self, sender: Identity) -> Window:
-        """Also of senders that are not members yet, or no longer: else what they sent then could be repeated when they are."""
+        """Also of senders that are not members yet, or no longer: else what they sent then could be
+        repeated when they are.
+        """
         window = self._windows.get(sender)
         if window is None:
             if len(self._windows) >= 2 * self.settings.member_count_max:
@@ -322,11 +400,15 @@ class GossipCore:
             self._arm_gossip()
             self.emit(self.controller)
 
-    # -- joining, states ---------------------------------------------------------------------------------------------------------------------
+    # -- joining, states ---------------------------------------------------------------------------
 
     def _other_seeds(self) -> list[Address]:
         own = self.membership
-        return [seed for seed in self._seeds if seed != (own.profile.host, own.profile.port) and self._seed_is.get(seed) != own.identity]
+        return [
+            seed
+            for seed in self._seeds
+            if seed != (own.profile.host, own.profile.port) and self._seed_is.get(seed) != own.identity
+        ]
 
     def _on_join(self, _: object) -> None:
         seeds = self._other_seeds()
@@ -395,11 +477,17 @@ class GossipCore:
                 self._exchange(self.rng.choice(missing))
 
     def _on_back(self, address: Address) -> None:
-        """It answered who called it dead. It may have forgotten everybody, and would hear of them only when states are exchanged anyway: one host, the one that called, tells it now."""
+        """It answered who called it dead. It may have forgotten everybody, and would hear of them
+        only when states are exchanged anyway: one host, the one that called, tells it now.
+        """
         self._exchange(address)
 
     def _missing_seeds(self) -> list[Address]:
-        living = {(member.profile.host, member.profile.port) for member in self.membership.members.values() if member.state in (ALIVE, SUSPECT)}
+        living = {
+            (member.profile.host, member.profile.port)
+            for member in self.membership.members.values()
+            if member.state in (ALIVE, SUSPECT)
+        }
         found = []
         for seed in self._other_seeds():
             known = self.membership.members.get(self._seed_is.get(seed, (-1, b"")))
@@ -407,18 +495,31 @@ class GossipCore:
                 found.append(seed)
         return found
 
-    # -- load, memory, goodbye --------------------------------------------------------------------------------------------------------------------
+    # -- load, memory, goodbye ---------------------------------------------------------------------
 
     def _on_load_due(self, _: object) -> None:
         settings = self.settings
-        self.after(max(settings.load_interval_ms, settings.load_interval_ms_per_member * self.membership.count), self._on_load_due)
+        self.after(
+            max(settings.load_interval_ms, settings.load_interval_ms_per_member * self.membership.count),
+            self._on_load_due,
+        )
         if self._measured is not None:
             self._timer_count += 1  # a number that rises within a life
             m, node, directory = self._measured, *self.membership.identity
             self.own_load = Load(
-                node, directory, self.membership.life, self._timer_count, m.broker_epoch, m.metadata_version, m.cpu_permille, m.disk_used_bytes, m.in_bytes_per_s,
-                m.out_bytes_per_s, m.leader_count, m.replica_count,
-            )  # fmt: skip
+                node,
+                directory,
+                self.membership.life,
+                self._timer_count,
+                m.broker_epoch,
+                m.metadata_version,
+                m.cpu_permille,
+                m.disk_used_bytes,
+                m.in_bytes_per_s,
+                m.out_bytes_per_s,
+                m.leader_count,
+                m.replica_count,
+            )
             self._loads.put(self.membership.identity, encode_update(self.own_load))
 
     def _on_sweep(self, _: object) -> None:
@@ -443,7 +544,7 @@ class GossipCore:
         self._timers.clear()
         self.emit(LeaveDone())
 
-    # -- invariants ---------------------------------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises AssertionError."""

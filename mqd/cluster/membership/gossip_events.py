@@ -1,4 +1,5 @@
-"""What goes into the gossip core and what comes out of it; its settings; what it tells others of a member.
+"""What goes into the gossip core and what comes out of it; its settings; what it tells others of a
+member.
 
 How to use it (mqd/controller/gossip.py is the shell that does):
 
@@ -6,8 +7,9 @@ How to use it (mqd/controller/gossip.py is the shell that does):
     effects = core.handle(event, now_ms)      # carry them out in order, before the next event
     core.due_ms                               # when to come with Tick next
 
-Consumers (the controller) look at `core.view(node_id)`, `core.views()`, `core.controller` and are told by MemberChanged and ControllerSeen. All of it is hints: an address to
-try, a reason to probe at once. Nothing that gossip says may elect, fence, or change an in-sync set.
+Consumers (the controller) look at `core.view(node_id)`, `core.views()`, `core.controller` and are
+told by MemberChanged and ControllerSeen. All of it is hints: an address to try, a reason to probe
+at once. Nothing that gossip says may elect, fence, or change an in-sync set.
 """
 
 import msgspec
@@ -49,7 +51,9 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What this host says of itself: `Alive` without the incarnation. May change while it runs (ProfileChanged)."""
+    """What this host says of itself: `Alive` without the incarnation. May change while it runs
+    (ProfileChanged).
+    """
 
     node_id: int
     directory_id: bytes  # 16 bytes
@@ -64,13 +68,25 @@ class Profile(msgspec.Struct, frozen=True):
 
     def alive(self, incarnation: int, token: int) -> Alive:
         return Alive(
-            self.node_id, self.directory_id, incarnation, self.host, self.port, self.rack, self.version, self.worker_count, self.cpu_count, self.memory_bytes, self.disk_bytes,
+            self.node_id,
+            self.directory_id,
+            incarnation,
+            self.host,
+            self.port,
+            self.rack,
+            self.version,
+            self.worker_count,
+            self.cpu_count,
+            self.memory_bytes,
+            self.disk_bytes,
             token,
-        )  # fmt: skip
+        )
 
 
 class MemberView(msgspec.Struct, frozen=True):
-    """One member as this host sees it. `since_ms`: when it came into its state, on the clock the core is given."""
+    """One member as this host sees it. `since_ms`: when it came into its state, on the clock the
+    core is given.
+    """
 
     profile: Alive
     state: str
@@ -87,7 +103,7 @@ class MemberView(msgspec.Struct, frozen=True):
         return self.profile.directory_id
 
 
-# -- events --------------------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -103,9 +119,12 @@ class DatagramReceived(msgspec.Struct, frozen=True):
 
 
 class StateReceived(msgspec.Struct, frozen=True):
-    """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull, or None when the other side began.
+    """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull,
+    or None when the other side began.
 
-    Then answer with core.state(False), taken before this event: a host that joins learns from the answer what was known of it before."""
+    Then answer with core.state(False), taken before this event: a host that joins learns from the
+    answer what was known of it before.
+    """
 
     state: State
     exchange_id: int | None = None
@@ -122,7 +141,9 @@ class StreamAnswered(msgspec.Struct, frozen=True):
 
 
 class LoadMeasured(msgspec.Struct, frozen=True):
-    """The newest figures; node, directory, life and number are the core's. Sent on when the load interval says so."""
+    """The newest figures; node, directory, life and number are the core's. Sent on when the load
+    interval says so.
+    """
 
     broker_epoch: int = -1
     metadata_version: int = -1
@@ -141,14 +162,18 @@ class ProfileChanged(msgspec.Struct, frozen=True):
 
 
 class ControllerKnown(msgspec.Struct, frozen=True):
-    """This host knows from the quorum who the active controller is. Only a higher epoch changes anything."""
+    """This host knows from the quorum who the active controller is. Only a higher epoch changes
+    anything.
+    """
 
     node_id: int
     epoch: int
 
 
 class UnreachableHint(msgspec.Struct, frozen=True):
-    """A connection to the host broke, or a heartbeat is missing: probe it now. At most one probe of a member is under way."""
+    """A connection to the host broke, or a heartbeat is missing: probe it now. At most one probe of
+    a member is under way.
+    """
 
     node_id: int
 
@@ -158,21 +183,36 @@ class SeedsChanged(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """The cluster has unregistered the host: its dead or left members are no longer tried or told of. One that lives is not forgotten."""
+    """The cluster has unregistered the host: its dead or left members are no longer tried or told
+    of. One that lives is not forgotten.
+    """
 
     node_id: int
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Goodbye to all; LeaveDone follows, after which the process may end. Nothing else is answered from then on."""
+    """Goodbye to all; LeaveDone follows, after which the process may end. Nothing else is answered
+    from then on.
+    """
 
 
 Event = (
-    Started | Tick | DatagramReceived | StateReceived | ExchangeFailed | StreamAnswered | LoadMeasured | ProfileChanged | ControllerKnown | UnreachableHint | SeedsChanged
-    | Forget | Leave
-)  # fmt: skip
+    Started
+    | Tick
+    | DatagramReceived
+    | StateReceived
+    | ExchangeFailed
+    | StreamAnswered
+    | LoadMeasured
+    | ProfileChanged
+    | ControllerKnown
+    | UnreachableHint
+    | SeedsChanged
+    | Forget
+    | Leave
+)
 
-# -- effects -------------------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 class SendDatagram(msgspec.Struct, frozen=True):
@@ -184,7 +224,9 @@ class SendDatagram(msgspec.Struct, frozen=True):
 
 
 class PushPull(msgspec.Struct, frozen=True):
-    """Connect by TCP, authenticate, send core.state(), read the other's: StateReceived; or ExchangeFailed. At most EXCHANGE_COUNT_MAX under way."""
+    """Connect by TCP, authenticate, send core.state(), read the other's: StateReceived; or
+    ExchangeFailed. At most EXCHANGE_COUNT_MAX under way.
+    """
 
     exchange_id: int
     host: str
@@ -192,7 +234,9 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class ProbeStream(msgspec.Struct, frozen=True):
-    """Connect by TCP and ask whether that very host answers (StreamPing): StreamAnswered within `wait_ms`, else nothing."""
+    """Connect by TCP and ask whether that very host answers (StreamPing): StreamAnswered within
+    `wait_ms`, else nothing.
+    """
 
     probe_id: int
     node_id: int
@@ -203,7 +247,9 @@ class ProbeStream(msgspec.Struct, frozen=True):
 
 
 class KeepLife(msgspec.Struct, frozen=True):
-    """On disk before any effect that follows: others know a later life of this host than its directory did (it was restored from a copy)."""
+    """On disk before any effect that follows: others know a later life of this host than its
+    directory did (it was restored from a copy).
+    """
 
     life: int
 
@@ -223,7 +269,9 @@ class ControllerSeen(msgspec.Struct, frozen=True):
 
 
 class NodeIdTwice(msgspec.Struct, frozen=True):
-    """Two hosts that live have the same node id: for the operator. The registration decides, not gossip."""
+    """Two hosts that live have the same node id: for the operator. The registration decides, not
+    gossip.
+    """
 
     node_id: int
     directory_ids: tuple[bytes, bytes]

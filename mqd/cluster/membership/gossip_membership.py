@@ -1,4 +1,5 @@
-"""Who is a member, in which state, under which incarnation: SWIM's order of precedence, with Lifeguard's suspicion.
+"""Who is a member, in which state, under which incarnation: SWIM's order of precedence, with
+Lifeguard's suspicion.
 
     what is said      overrides                                         when
     Alive(i)          anything                                          i >  known incarnation
@@ -7,10 +8,14 @@
     Left(i)           alive, suspect, dead                              i >= known
 
 Invariants (check())
-    G1  the incarnation of a member never falls; within one incarnation its state only moves alive -> suspect -> dead -> left
-    G2  a member becomes dead here when a suspicion ran out here, not earlier than the shortest wait, or by a peer's word; never from a state alone (push-pull)
-    G3  nobody else decides about this host: what is said of it is answered by a higher incarnation, until it leaves
-    G5  at most member_count_max members; a full table gives up the longest dead, and takes no new one when all live
+    G1  the incarnation of a member never falls; within one incarnation its state only moves alive
+        -> suspect -> dead -> left
+    G2  a member becomes dead here when a suspicion ran out here, not earlier than the shortest
+        wait, or by a peer's word; never from a state alone (push-pull)
+    G3  nobody else decides about this host: what is said of it is answered by a higher incarnation,
+        until it leaves
+    G5  at most member_count_max members; a full table gives up the longest dead, and takes no new
+        one when all live
 """
 
 from __future__ import annotations
@@ -18,8 +23,32 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, MemberView, NodeIdTwice, Profile
-from mqd.cluster.membership.gossip_messages import LIFE_MAX, REFUTATIONS, Alive, Dead, Entry, Identity, Left, Load, State, Suspect, Update, encode_update, life_of
+from mqd.cluster.membership.gossip_events import (
+    ALIVE,
+    DEAD,
+    LEFT,
+    SUSPECT,
+    KeepLife,
+    MemberChanged,
+    MemberView,
+    NodeIdTwice,
+    Profile,
+)
+from mqd.cluster.membership.gossip_messages import (
+    LIFE_MAX,
+    REFUTATIONS,
+    Alive,
+    Dead,
+    Entry,
+    Identity,
+    Left,
+    Load,
+    State,
+    Suspect,
+    Update,
+    encode_update,
+    life_of,
+)
 from mqd.cluster.membership.gossip_parts import Suspicion
 
 if TYPE_CHECKING:
@@ -51,7 +80,9 @@ class Member:
         return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
 
     def told(self) -> bytes:
-        """What a datagram to this very member says of it, so that it can answer; empty when it is well."""
+        """What a datagram to this very member says of it, so that it can answer; empty when it is
+        well.
+        """
         node_id, directory_id = self.identity
         if self.state == SUSPECT:
             assert self.suspicion is not None
@@ -76,7 +107,7 @@ class Membership:
         self.left = False
         self.encoded = encode_update(self.own())
 
-    # -- this host -----------------------------------------------------------------------------------------------------------
+    # -- this host ---------------------------------------------------------------------------------
 
     @property
     def life(self) -> int:
@@ -108,7 +139,9 @@ class Membership:
         return self._begin_life_after(incarnation)
 
     def _begin_life_after(self, incarnation: int) -> bool:
-        """Others know of another process under this life's number: the directory is an old copy, or has lost the count."""
+        """Others know of another process under this life's number: the directory is an old copy, or
+        has lost the count.
+        """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
             return False  # only a host that lies can have said so
@@ -126,7 +159,7 @@ class Membership:
         self.announce()
         self._core.gossip_now()
 
-    # -- what is said of members ---------------------------------------------------------------------------------------------
+    # -- what is said of members -------------------------------------------------------------------
 
     def apply(self, update: Update) -> None:
         match update:
@@ -142,7 +175,9 @@ class Membership:
                 self._on_load(update)
 
     def merge(self, state: State, spread: bool) -> None:
-        """A whole state. Its dead are taken as suspected: they may live, and then they say so. `spread`: tell others what was news."""
+        """A whole state. Its dead are taken as suspected: they may live, and then they say so.
+        `spread`: tell others what was news.
+        """
         core = self._core
         core.quiet = not spread
         by = state.entries[0].alive.node_id if state.entries else self.identity[0]
@@ -204,7 +239,11 @@ class Membership:
         self._core.emit(MemberChanged(before, member.view()))
 
     def _look_for_twin(self, identity: Identity) -> None:
-        same = [other for other in self._of_node.get(identity[0], ()) if other != identity and self.members[other].state in (ALIVE, SUSPECT)]
+        same = [
+            other
+            for other in self._of_node.get(identity[0], ())
+            if other != identity and self.members[other].state in (ALIVE, SUSPECT)
+        ]
         if identity[0] == self.identity[0]:
             same.append(self.identity)
         if same:
@@ -244,13 +283,24 @@ class Membership:
 
     def _suspicion(self, by: int) -> Suspicion:
         settings = self._core.settings
-        # A refutation needs log(count) gossip intervals to reach all, fewer than probe intervals by far: half of what memberlist waits is enough.
-        shortest_ms = int(settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms)
-        return Suspicion(self._core.at, shortest_ms, settings.suspicion_factor_max, min(settings.confirmation_count, self.count - 2), by)
+        # A refutation needs log(count) gossip intervals to reach all, fewer than probe intervals by
+        # far: half of what memberlist waits is enough.
+        shortest_ms = int(
+            settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms
+        )
+        return Suspicion(
+            self._core.at,
+            shortest_ms,
+            settings.suspicion_factor_max,
+            min(settings.confirmation_count, self.count - 2),
+            by,
+        )
 
     def _await_refutation(self, member: Member) -> None:
         assert member.suspicion is not None
-        self._core.at_time(member.suspicion.deadline_ms, self._on_suspicion_ran_out, (member.identity, member.suspicion))
+        self._core.at_time(
+            member.suspicion.deadline_ms, self._on_suspicion_ran_out, (member.identity, member.suspicion)
+        )
 
     def _on_suspicion_ran_out(self, which: tuple[Identity, Suspicion]) -> None:
         identity, suspicion = which
@@ -283,7 +333,12 @@ class Membership:
             member.incarnation = update.incarnation
             return
         self._end_suspicion(member)
-        before, member.state, member.incarnation, member.since_ms = member.state, state, update.incarnation, self._core.at
+        before, member.state, member.incarnation, member.since_ms = (
+            member.state,
+            state,
+            update.incarnation,
+            self._core.at,
+        )
         if before in (ALIVE, SUSPECT):
             self.living.remove(identity)
         self._core.broadcast(identity, encode_update(update))
@@ -291,12 +346,14 @@ class Membership:
 
     def _on_load(self, load: Load) -> None:
         member = self.members.get((load.node_id, load.directory_id))
-        if member is None or (member.load is not None and (load.life, load.number) <= (member.load.life, member.load.number)):
+        if member is None or (
+            member.load is not None and (load.life, load.number) <= (member.load.life, member.load.number)
+        ):
             return
         member.load = load
         self._core.broadcast_load(member.identity, encode_update(load))
 
-    # -- the end of a memory ---------------------------------------------------------------------------------------------------
+    # -- the end of a memory -----------------------------------------------------------------------
 
     def sweep(self) -> None:
         settings, at = self._core.settings, self._core.at
@@ -318,12 +375,15 @@ class Membership:
             del self._of_node[identity[0]]
         self._core.drop_broadcast(identity)
 
-    # -- views -----------------------------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """This host first, then all it knows."""
         own = Entry(self.own(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
-        return [own, *(Entry(member.profile, member.state, member.incarnation, member.load) for member in self.members.values())]
+        return [
+            own,
+            *(Entry(member.profile, member.state, member.incarnation, member.load) for member in self.members.values()),
+        ]
 
     def of_node(self, node_id: int) -> Member | None:
         """The best of that node id: one that lives rather than a dead one, then the newest here."""
@@ -334,7 +394,9 @@ class Membership:
         """Raises AssertionError."""
         assert self.identity not in self.members, "G3: this host is in its own table"
         assert len(self.members) <= self._core.settings.member_count_max, "G5"
-        assert sorted(self.living) == sorted(identity for identity, member in self.members.items() if member.state in (ALIVE, SUSPECT))
+        assert sorted(self.living) == sorted(
+            identity for identity, member in self.members.items() if member.state in (ALIVE, SUSPECT)
+        )
         assert sorted(identity for same in self._of_node.values() for identity in same) == sorted(self.members)
         for identity, member in self.members.items():
             assert member.identity == identity

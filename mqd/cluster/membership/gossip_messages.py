@@ -1,4 +1,5 @@
-"""What hosts gossip: updates, the datagrams that carry them, the states that two hosts exchange over TCP; and the seal that proves a datagram's sender knows the cluster key.
+"""What hosts gossip: updates, the datagrams that carry them, the states that two hosts exchange
+over TCP; and the seal that proves a datagram's sender knows the cluster key.
 
 A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethernet frame):
 
@@ -7,11 +8,14 @@ A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethe
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Packet in msgpack
 
-Everything here was written by a peer: `Seal.open` raises `Refused` for whatever is too long, not sealed by the key, or no Packet. Sizes of strings and lists, and ranges of
-numbers, are part of the types. Fields may be added at the end of a struct: hosts of an earlier version ignore them, a later one takes the default.
+Everything here was written by a peer: `Seal.open` raises `Refused` for whatever is too long, not
+sealed by the key, or no Packet. Sizes of strings and lists, and ranges of numbers, are part of the
+types. Fields may be added at the end of a struct: hosts of an earlier version ignore them, a later
+one takes the default.
 
-An incarnation is one number of two parts, life * REFUTATIONS + refutation: a host counts its lives on disk (one more at every start) and refutations in memory. So a host that
-comes back always outranks what was said of it before.
+An incarnation is one number of two parts, life * REFUTATIONS + refutation: a host counts its lives
+on disk (one more at every start) and refutations in memory. So a host that comes back always
+outranks what was said of it before.
 """
 
 import hashlib
@@ -55,14 +59,18 @@ def life_of(incarnation: int) -> int:
 
 
 class Refused(ValueError):
-    """A datagram or state that is none of ours; the text says why, for a counter or a debug line. Nothing of it may be used."""
+    """A datagram or state that is none of ours; the text says why, for a counter or a debug line.
+    Nothing of it may be used.
+    """
 
 
-# -- updates -------------------------------------------------------------------------------------------------------------------
+# -- updates ---------------------------------------------------------------------------------------
 
 
 class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
-    """What a host says of itself; true until a higher incarnation. `host`, `port`: its controller listener (TCP and UDP). Capacities are hints, 0 = not told."""
+    """What a host says of itself; true until a higher incarnation. `host`, `port`: its controller
+    listener (TCP and UDP). Capacities are hints, 0 = not told.
+    """
 
     node_id: Node
     directory_id: Directory
@@ -88,7 +96,9 @@ class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
 
 
 class Dead(msgspec.Struct, tag="d", array_like=True, frozen=True):
-    """The suspicion was not refuted in time, says `by`. A hint like the rest: only the controller fences."""
+    """The suspicion was not refuted in time, says `by`. A hint like the rest: only the controller
+    fences.
+    """
 
     node_id: Node
     directory_id: Directory
@@ -123,11 +133,13 @@ class Load(msgspec.Struct, tag="o", array_like=True, frozen=True):
 
 Update = Alive | Suspect | Dead | Left | Load
 
-# -- datagrams -----------------------------------------------------------------------------------------------------------------
+# -- datagrams -------------------------------------------------------------------------------------
 
 
 class Ping(msgspec.Struct, tag="p", array_like=True, frozen=True):
-    """Answered by Ack to the address that is named here, not to where the datagram seems to come from."""
+    """Answered by Ack to the address that is named here, not to where the datagram seems to come
+    from.
+    """
 
     probe_id: ProbeId
     host: Host
@@ -139,7 +151,9 @@ class Ack(msgspec.Struct, tag="k", array_like=True, frozen=True):
 
 
 class PingRequest(msgspec.Struct, tag="r", array_like=True, frozen=True):
-    """Ping the target for me: Ack when it answers, Nack after `wait_ms` when it does not, both with this probe id to host:port."""
+    """Ping the target for me: Ack when it answers, Nack after `wait_ms` when it does not, both with
+    this probe id to host:port.
+    """
 
     probe_id: ProbeId
     host: Host
@@ -160,7 +174,9 @@ Body = Ping | Ack | PingRequest | Nack
 
 
 class Packet(msgspec.Struct, array_like=True, frozen=True):
-    """Addressed to one life of one host, numbered by its sender: whoever repeats it, to anybody, at any time, changes nothing."""
+    """Addressed to one life of one host, numbered by its sender: whoever repeats it, to anybody, at
+    any time, changes nothing.
+    """
 
     to_directory_id: Directory
     to_life: Life  # 0: not known; then only a Ping is answered
@@ -189,7 +205,7 @@ class PacketOut(msgspec.Struct, array_like=True, frozen=True):
     updates: list[Raw]
 
 
-# -- states, over TCP ----------------------------------------------------------------------------------------------------------
+# -- states, over TCP ------------------------------------------------------------------------------
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
@@ -211,7 +227,9 @@ class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
 
 
 class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):
-    """A probe over TCP, where datagrams do not get through; answered by StreamAck, by the very host that is named."""
+    """A probe over TCP, where datagrams do not get through; answered by StreamAck, by the very host
+    that is named.
+    """
 
     node_id: Node
     directory_id: Directory
@@ -230,10 +248,15 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """ValueError when it is too long for a datagram: a host of such a name cannot gossip, and says so at its start."""
+    """ValueError when it is too long for a datagram: a host of such a name cannot gossip, and says
+    so at its start.
+    """
     data = encode(update)
     if len(data) > UPDATE_BYTES_MAX:
-        raise ValueError(f"an update of {len(data)} bytes; at most {UPDATE_BYTES_MAX} fit into a datagram: shorten host name, rack or version")
+        raise ValueError(
+            f"an update of {len(data)} bytes; at most {UPDATE_BYTES_MAX} fit into a datagram: shorten host name, rack"
+            " or version"
+        )
     return data
 
 
@@ -250,8 +273,9 @@ def decode_stream(data: bytes) -> StreamMessage:
 class Seal:
     """Seals and opens datagrams of one cluster.
 
-    `cluster_key`: the secret that all hosts share; empty where no listener leaves the host (then the seal tells clusters apart, and nothing else). Two clusters of one key
-    do not mix: the cluster id is part of what the seal's key is derived from.
+    `cluster_key`: the secret that all hosts share; empty where no listener leaves the host (then
+    the seal tells clusters apart, and nothing else). Two clusters of one key do not mix: the
+    cluster id is part of what the seal's key is derived from.
     """
 
     def __init__(self, cluster_key: bytes, cluster_id: str) -> None:
@@ -268,7 +292,9 @@ class Seal:
         return MAGIC + self._mac(body) + body
 
     def open(self, data: bytes) -> Packet:
-        """Raises Refused. The sender is a host that has the key; that it is no repetition is for the core to find out."""
+        """Raises Refused. The sender is a host that has the key; that it is no repetition is for
+        the core to find out.
+        """
         if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             raise Refused(f"{len(data)} bytes")
         if data[:4] != MAGIC:

@@ -1,4 +1,6 @@
-"""Small parts of gossip, each a value with its own rule: replay window, local health, suspicion, queue of updates, token bucket. No clock: time is passed in, in milliseconds."""
+"""Small parts of gossip, each a value with its own rule: replay window, local health, suspicion,
+queue of updates, token bucket. No clock: time is passed in, in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ UPDATE_BYTES_MIN = 20  # none is shorter
 
 
 class Window:
-    """Which datagrams of one sender were seen: the highest number of its newest life, and which of the WINDOW_BITS before it.
+    """Which datagrams of one sender were seen: the highest number of its newest life, and which of
+    the WINDOW_BITS before it.
 
-    A datagram that is older than that is refused as well: late by 256 others it has nothing new to say.
+    A datagram that is older than that is refused as well: late by 256 others it has nothing new to
+    say.
     """
 
     __slots__ = ("_bits", "_life", "_top")
@@ -41,7 +45,9 @@ class Window:
 
 
 class Health:
-    """Lifeguard's local health: 0 = well. A host that hears little is likely to be the sick one, and judges more slowly (times multiplier)."""
+    """Lifeguard's local health: 0 = well. A host that hears little is likely to be the sick one,
+    and judges more slowly (times multiplier).
+    """
 
     __slots__ = ("_max", "score")
 
@@ -60,7 +66,9 @@ class Health:
 
 
 class Suspicion:
-    """Lifeguard's: waits long when nobody else saw it, and less with each independent confirmation (logarithmically: the first counts most)."""
+    """Lifeguard's: waits long when nobody else saw it, and less with each independent confirmation
+    (logarithmically: the first counts most).
+    """
 
     __slots__ = ("_confirmations_max", "_longest_ms", "_shortest_ms", "confirmers", "since_ms")
 
@@ -82,13 +90,17 @@ class Suspicion:
         if self._confirmations_max < 1:
             return self.since_ms + self._shortest_ms
         share = math.log(len(self.confirmers)) / math.log(self._confirmations_max + 1)
-        return self.since_ms + max(self._shortest_ms, int(self._longest_ms - (self._longest_ms - self._shortest_ms) * share))
+        return self.since_ms + max(
+            self._shortest_ms, int(self._longest_ms - (self._longest_ms - self._shortest_ms) * share)
+        )
 
 
 class Broadcasts:
-    """Updates on their way to everybody: each is put into so many datagrams, those that were sent least first. One per key; a newer one replaces it.
+    """Updates on their way to everybody: each is put into so many datagrams, those that were sent
+    least first. One per key; a newer one replaces it.
 
-    Bound: `count_max` keys; beyond it whatever was sent most often is forgotten (push-pull carries it).
+    Bound: `count_max` keys; beyond it whatever was sent most often is forgotten (push-pull carries
+    it).
     """
 
     def __init__(self, count_max: int) -> None:

@@ -1,4 +1,5 @@
-"""Probes: one member after the other is asked whether it is there; when it does not answer, others are asked to ask, and TCP is tried. Nobody heard of it: suspected.
+"""Probes: one member after the other is asked whether it is there; when it does not answer, others
+are asked to ask, and TCP is tried. Nobody heard of it: suspected.
 
     round (every probe interval, times local health)
       Ping -> Ack                                          well
@@ -7,7 +8,8 @@
       Nack: the helper is well and heard nothing either    counts against the target, not against this host
       end of the interval                                  suspected, and told so itself
 
-Bounds: one probe per member, PROBE_COUNT_MAX together; RELAY_COUNT_MAX pings for others. What is beyond is left out: somebody else probes too.
+Bounds: one probe per member, PROBE_COUNT_MAX together; RELAY_COUNT_MAX pings for others. What is
+beyond is left out: somebody else probes too.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Prober:
         self._probed: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
 
-    # -- rounds ----------------------------------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         core = self._core
@@ -74,7 +76,9 @@ class Prober:
             self.probe(identity)
 
     def _next_target(self) -> Identity | None:
-        """Round robin in an order that is shuffled each time: every member is asked within two rounds over all of them."""
+        """Round robin in an order that is shuffled each time: every member is asked within two
+        rounds over all of them.
+        """
         membership = self._core.membership
         for _ in range(len(self._order) + 1):
             if self._next >= len(self._order):
@@ -111,10 +115,16 @@ class Prober:
 
     def _ping(self, member: Member, probe_id: int) -> None:
         core = self._core
-        core.send_to(member, Ping(probe_id, core.membership.profile.host, core.membership.profile.port), [told] if (told := member.told()) else [])
+        core.send_to(
+            member,
+            Ping(probe_id, core.membership.profile.host, core.membership.profile.port),
+            [told] if (told := member.told()) else [],
+        )
 
     def on_suspected(self, member: Member, by: int) -> None:
-        """The suspect hears of it at once, from who raised it; about confirmer_count of the others look for themselves, which ends the matter sooner either way."""
+        """The suspect hears of it at once, from who raised it; about confirmer_count of the others
+        look for themselves, which ends the matter sooner either way.
+        """
         core = self._core
         if by == core.membership.identity[0]:
             core.send_to(member, None, [member.told()])
@@ -126,7 +136,7 @@ class Prober:
         """A dead member is told that it is thought dead. If it is not, it says so to everybody."""
         self._ping(member, self._new_id())
 
-    # -- the end of a probe ----------------------------------------------------------------------------------------------------
+    # -- the end of a probe ------------------------------------------------------------------------
 
     def _on_timeout(self, probe_id: int) -> None:
         core = self._core
@@ -136,7 +146,9 @@ class Prober:
             return
         settings, own = core.settings, core.membership.profile
         wait_ms = (settings.probe_interval_ms - settings.probe_timeout_ms) * core.health.multiplier
-        helpers = [identity for identity in core.choose(settings.indirect_count + 1) if identity != probe.identity][: settings.indirect_count]
+        helpers = [identity for identity in core.choose(settings.indirect_count + 1) if identity != probe.identity][
+            : settings.indirect_count
+        ]
         for identity in helpers:
             helper = core.membership.members[identity]
             if helper.state != ALIVE:
@@ -145,7 +157,15 @@ class Prober:
             target = member.profile
             # The Nack has to be here before the interval ends: two thirds of what is left.
             request = PingRequest(
-                probe_id, own.host, own.port, target.node_id, target.directory_id, member.life, target.host, target.port, max(1, min(10_000, wait_ms * 2 // 3))
+                probe_id,
+                own.host,
+                own.port,
+                target.node_id,
+                target.directory_id,
+                member.life,
+                target.host,
+                target.port,
+                max(1, min(10_000, wait_ms * 2 // 3)),
             )
             core.send_to(helper, request)
         core.emit(ProbeStream(probe_id, *probe.identity, member.profile.host, member.profile.port, wait_ms))
@@ -170,7 +190,7 @@ class Prober:
             del self._probed[probe.identity]
         return probe
 
-    # -- what peers send -------------------------------------------------------------------------------------------------------
+    # -- what peers send ---------------------------------------------------------------------------
 
     def on_ping(self, packet: Packet, ping: Ping, stranger: bool) -> None:
         core = self._core
@@ -182,11 +202,21 @@ class Prober:
             first.append(core.membership.encoded)  # perhaps refuted long ago, but not heard there
         if stranger:
             first = [core.membership.encoded]  # and nothing of the queue: whoever repeats old pings could empty it
-        core.send((packet.directory_id, life_of(packet.incarnation)), ping.host, ping.port, Ack(ping.probe_id), first, alone=stranger)
+        core.send(
+            (packet.directory_id, life_of(packet.incarnation)),
+            ping.host,
+            ping.port,
+            Ack(ping.probe_id),
+            first,
+            alone=stranger,
+        )
 
     def on_ack(self, packet: Packet, ack: Ack) -> None:
         probe = self.probes.get(ack.probe_id)
-        if probe is not None and (probe.identity == (packet.node_id, packet.directory_id) or (packet.node_id, packet.directory_id) in probe.asked):
+        if probe is not None and (
+            probe.identity == (packet.node_id, packet.directory_id)
+            or (packet.node_id, packet.directory_id) in probe.asked
+        ):
             self.answered(ack.probe_id)
             return
         relay = self._relays.pop(ack.probe_id, None)
@@ -207,7 +237,13 @@ class Prober:
         own = core.membership.profile
         to = (request.target_directory_id, request.target_life)
         known = core.membership.members.get((request.target_node_id, request.target_directory_id))
-        core.send(to, request.target_host, request.target_port, Ping(relay_id, own.host, own.port), [told] if known is not None and (told := known.told()) else [])
+        core.send(
+            to,
+            request.target_host,
+            request.target_port,
+            Ping(relay_id, own.host, own.port),
+            [told] if known is not None and (told := known.told()) else [],
+        )
         core.after(request.wait_ms, self._on_relay_ended, relay_id)
 
     def _on_relay_ended(self, relay_id: int) -> None:

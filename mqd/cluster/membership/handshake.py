@@ -1,6 +1,8 @@
-"""Two hosts prove to each other that they hold the cluster's key, before either reads anything else. Sans-I/O: bytes in, bytes out.
+"""Two hosts prove to each other that they hold the cluster's key, before either reads anything
+else. Sans-I/O: bytes in, bytes out.
 
-Every connection between hosts begins with it, on the controller's listener and on the inter-broker listener:
+Every connection between hosts begins with it, on the controller's listener and on the inter-broker
+listener:
 
     initiator                                             responder
     "MQDP", hello (nonce, who I am, what I want)    ->
@@ -8,17 +10,24 @@ Every connection between hosts begins with it, on the controller's listener and 
     proof  HMAC(key, "initiator", hello, nonce)     ->
                                                     <-    answer (who I am, or why not) with HMAC(key, "responder", hello, nonce, answer)
 
-Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwards the connection belongs to the protocol that `purpose` names; the initiator speaks first.
+Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwards the connection
+belongs to the protocol that `purpose` names; the initiator speaks first.
 
 Invariants
-    H1  nothing of the peer's hello is believed, and nothing of this host is told, before the peer has proven the key: the responder's identity follows the initiator's proof
-    H2  each proof covers both nonces, the purpose, both identities and the role of who made it: it is of no use on another connection, for another purpose or in the other direction
-    H3  proofs are compared in constant time; a wrong one, a long frame or a frame out of turn ends the connection, with nothing said to the peer
-    H4  exactly the handshake's bytes are consumed: feed() takes at most `wanted` bytes, so a descriptor can be handed on afterwards
-    H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was refused
+    H1  nothing of the peer's hello is believed, and nothing of this host is told, before the peer
+        has proven the key: the responder's identity follows the initiator's proof
+    H2  each proof covers both nonces, the purpose, both identities and the role of who made it: it
+        is of no use on another connection, for another purpose or in the other direction
+    H3  proofs are compared in constant time; a wrong one, a long frame or a frame out of turn ends
+        the connection, with nothing said to the peer
+    H4  exactly the handshake's bytes are consumed: feed() takes at most `wanted` bytes, so a
+        descriptor can be handed on afterwards
+    H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was
+        refused
 
-What it does not do: bytes that follow are neither encrypted nor authenticated one by one; a network where others can write into a connection needs protection of its own.
-Concurrency: one object per connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
+What it does not do: bytes that follow are neither encrypted nor authenticated one by one; a network
+where others can write into a connection needs protection of its own. Concurrency: one object per
+connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
 """
 
 import hashlib
@@ -92,7 +101,9 @@ class _Signed(msgspec.Struct, frozen=True):
 
 
 class HandshakeFailed(RuntimeError):
-    """The peer does not hold the key, speaks another protocol, or sent what is no handshake. The connection ends."""
+    """The peer does not hold the key, speaks another protocol, or sent what is no handshake. The
+    connection ends.
+    """
 
 
 class HandshakeRefused(HandshakeFailed):
@@ -108,7 +119,9 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge,
 
 
 def derive_key(secret: bytes, use: str) -> bytes:
-    """A key of its own for each use ("handshake", "gossip"), so that nothing said for one counts for the other."""
+    """A key of its own for each use ("handshake", "gossip"), so that nothing said for one counts
+    for the other.
+    """
     return hmac.new(secret, b"mqd cluster key: " + use.encode(), hashlib.sha256).digest()
 
 
@@ -180,11 +193,15 @@ class _Side:
 
     def _check_proof(self, given: bytes, role: bytes, *parts: bytes) -> None:
         if not hmac.compare_digest(given, _mac(self._key, role, *parts)):
-            raise HandshakeFailed("the peer does not hold this cluster's key (cluster.key.file must be the same on every host)")
+            raise HandshakeFailed(
+                "the peer does not hold this cluster's key (cluster.key.file must be the same on every host)"
+            )
 
 
 class Initiator(_Side):
-    """The side that connected: send opening(), then feed() what arrives until `done`; `peer` is the responder's Identity. Raises HandshakeRefused when it does not want us."""
+    """The side that connected: send opening(), then feed() what arrives until `done`; `peer` is the
+    responder's Identity. Raises HandshakeRefused when it does not want us.
+    """
 
     peer: Identity | None
 
@@ -200,7 +217,9 @@ class Initiator(_Side):
         if self._challenge is None:
             challenge = _decoders[_Challenge].decode(body)
             if challenge.version != VERSION or len(challenge.nonce) != NONCE_BYTES:
-                raise HandshakeFailed(f"the peer speaks version {challenge.version} of the handshake, this host {VERSION}")
+                raise HandshakeFailed(
+                    f"the peer speaks version {challenge.version} of the handshake, this host {VERSION}"
+                )
             self._challenge = body
             return _frame(_encode(_Proof(_mac(self._key, b"initiator", self._hello, body))))
         signed = _decoders[_Signed].decode(body)
@@ -216,8 +235,10 @@ class Initiator(_Side):
 class Responder(_Side):
     """The side that accepted: feed() what arrives until `done`; `peer` is the initiator's Hello.
 
-    `decide(hello)` is asked once the initiator has proven the key: this host's Identity, or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
-    returned, then close."""
+    `decide(hello)` is asked once the initiator has proven the key: this host's Identity, or a
+    Refusal. After a refusal `refused` is set and `done` is False: send what feed() returned, then
+    close.
+    """
 
     peer: Hello | None
 
@@ -245,4 +266,6 @@ class Responder(_Side):
         else:
             self.peer, self.done = self._hello, True
             answer = _encode(_Answer(decision, None))
-        return _frame(_encode(_Signed(answer, _mac(self._key, b"responder", self._hello_bytes, self._challenge, answer))))
+        return _frame(
+            _encode(_Signed(answer, _mac(self._key, b"responder", self._hello_bytes, self._challenge, answer)))
+        )

@@ -1,10 +1,14 @@
-"""What the controllers of two hosts say to each other, and how it is framed: 4-byte big-endian length, then msgpack of one tagged struct.
+"""What the controllers of two hosts say to each other, and how it is framed: 4-byte big-endian
+length, then msgpack of one tagged struct.
 
-The structs belong to the cores that speak them; here they become one union. A tag is the name of its class, so a name is used once among all of them; a message never changes
-its meaning, fields are only added at the end, with a default (hosts of two versions live together during a rolling upgrade: unknown fields are passed over, an unknown message
-is reported by decode() and passed over by the transport).
+The structs belong to the cores that speak them; here they become one union. A tag is the name of
+its class, so a name is used once among all of them; a message never changes its meaning, fields are
+only added at the end, with a default (hosts of two versions live together during a rolling upgrade:
+unknown fields are passed over, an unknown message is reported by decode() and passed over by the
+transport).
 
-Bounds: MESSAGE_BYTES_MAX. The sender is who proved it in the handshake (mqd/cluster/membership/handshake.py); nothing in a message is believed about that.
+Bounds: MESSAGE_BYTES_MAX. The sender is who proved it in the handshake
+(mqd/cluster/membership/handshake.py); nothing in a message is believed about that.
 """
 
 from typing import Union, get_args
@@ -38,10 +42,14 @@ class PeerProtocolError(ValueError):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The whole frame. Raises PeerProtocolError when the message is too long: the caller's core must send less at a time."""
+    """The whole frame. Raises PeerProtocolError when the message is too long: the caller's core
+    must send less at a time.
+    """
     body = _encoder.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
-        raise PeerProtocolError(f"a {type(message).__name__} of {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
+        raise PeerProtocolError(
+            f"a {type(message).__name__} of {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed"
+        )
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 

@@ -1,15 +1,22 @@
-"""What the active controller knows beyond the metadata, and its duties: sessions of brokers, proposals that were judged, replicas to bring home, leaderships to give back. Sans-I/O.
+"""What the active controller knows beyond the metadata, and its duties: sessions of brokers,
+proposals that were judged, replicas to bring home, leaderships to give back. Sans-I/O.
 
-It lives from BecameActive to Resigned and forgets everything with it: all timers start anew with the next controller (L2). It changes nothing itself: it looks at the metadata core's tail and
+It lives from BecameActive to Resigned and forgets everything with it: all timers start anew with
+the next controller (L2). It changes nothing itself: it looks at the metadata core's tail and
 returns records, which the core applies and proposes before anything else is asked here.
 
 Invariants
-    A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state, in the tail, and all the way between
-    A2  a broker whose session is not over is fenced only by proof: its own host's, its own new incarnation's, or its own wish to end
+    A1  a lease is granted only while the controller's own lease is valid, and only to a broker that
+        is unfenced in the committed state, in the tail, and all the way between
+    A2  a broker whose session is not over is fenced only by proof: its own host's, its own new
+        incarnation's, or its own wish to end
     A3  what was judged of a proposal is judged once (in_sync_rules)
-    A4  a proof of death counts only when this controller knows of every lease that may have been granted after it: those that it granted itself are counted from `_sent`, and nobody else
-        has granted any, if the proof names this epoch, or if it says that the controller of the last epoch before this one died with the broker
-Bounds: one entry per broker, per partition with a judged proposal, per wanted move (placement.BALANCE_MOVES_MAX).
+    A4  a proof of death counts only when this controller knows of every lease that may have been
+        granted after it: those that it granted itself are counted from `_sent`, and nobody else has
+        granted any, if the proof names this epoch, or if it says that the controller of the last
+        epoch before this one died with the broker
+Bounds: one entry per broker, per partition with a judged proposal, per wanted move
+(placement.BALANCE_MOVES_MAX).
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +32,19 @@ from mqd.cluster.metadata.rules import retirement as retire_rules
 from mqd.cluster.metadata.view import Unable, View
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.rules.in_sync import Proposals
-from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerChanged, BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, Record, ReplicaMoved, TopicState
+from mqd.cluster.metadata.records import (
+    RETIRE_HIDDEN,
+    RETIRE_REDIRECTED,
+    RETIRE_SEALED,
+    BrokerChanged,
+    BrokerRegistered,
+    PartitionChange,
+    PartitionsChanged,
+    PartitionState,
+    Record,
+    ReplicaMoved,
+    TopicState,
+)
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.rules.partitions import Target, default_replication_factor, without
 from mqd.cluster.metadata.rules.placement import Directories, Directory, Move
@@ -57,9 +76,21 @@ def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Recor
 class ActiveController:
     """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
 
-    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool, own: int = -1, before: int = -1) -> None:
-        """`before`: the last epoch in which another controller can have been active. `clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; once it was heard its session does not end
-        by silence, for that would be this process's own, and its lease has no end while it is the only voter."""
+    def __init__(
+        self,
+        epoch: int,
+        state: MetadataState,
+        options: ControllerOptions,
+        now_ms: int,
+        clustered: bool,
+        own: int = -1,
+        before: int = -1,
+    ) -> None:
+        """`before`: the last epoch in which another controller can have been active. `clustered`
+        False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this
+        host; once it was heard its session does not end by silence, for that would be this
+        process's own, and its lease has no end while it is the only voter.
+        """
         self.epoch, self._before = epoch, before
         self._own = own
         self._options = options
@@ -74,14 +105,19 @@ class ActiveController:
         self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
-        self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}  # (node id, partition) -> when it was last said that it is not served there
+        # (node id, partition) -> when it was last said that it is not served there
+        self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
-        self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
-        self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}  # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
+        # topic id -> partition -> leader epoch in which it was said to be empty
+        self._emptied: dict[bytes, dict[int, int]] = {}
+        # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
+        self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
-        self._no_space: dict[tuple[bytes, int], int] = {}  # internal topics' partitions that grow towards a disk without space -> since when
-        self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms  # by then whoever cannot serve has said so
+        # internal topics' partitions that grow towards a disk without space -> since when
+        self._no_space: dict[tuple[bytes, int], int] = {}
+        # by then whoever cannot serve has said so
+        self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
         self._fencing: dict[int, int] = {}  # node id -> offset of the log from which on it is fenced
         self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
@@ -90,11 +126,15 @@ class ActiveController:
                 if broker.fenced:
                     self._fenced_since[node] = now_ms
                 else:
-                    self.sessions.heard(node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms)
+                    self.sessions.heard(
+                        node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms
+                    )
                     self._unfenced_since[node] = now_ms
 
     def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
-        """What was proposed after this state is in no log and never will be: whoever was to be fenced is not, and what was judged on it does not hold."""
+        """What was proposed after this state is in no log and never will be: whoever was to be
+        fenced is not, and what was judged on it does not hold.
+        """
         for node, broker in state.brokers.items():
             if not broker.fenced and node not in self.sessions and node in self._fenced_since:
                 self.sessions.heard(node, now_ms)
@@ -115,7 +155,9 @@ class ActiveController:
         def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
             if node in said.get((topic.topic_id, partition.index), ()):
                 return True
-            return node in partition.replicas and directories.failed(node, partition.directories[partition.replicas.index(node)])
+            return node in partition.replicas and directories.failed(
+                node, partition.directories[partition.replicas.index(node)]
+            )
 
         return unable
 
@@ -123,13 +165,19 @@ class ActiveController:
         return Directories(state, self._reported)
 
     def report(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
-        self._reported[node] = tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)
+        self._reported[node] = tuple(
+            Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports
+        )
 
-    # -- a broker's life ---------------------------------------------------------------------------------------------------
+    # -- a broker's life ---------------------------------------------------------------------------
 
-    def register(self, state: MetadataState, message: peer.RegisterBroker, now_ms: int) -> tuple[list[Record], peer.RegisterBrokerAnswer]:
+    def register(
+        self, state: MetadataState, message: peer.RegisterBroker, now_ms: int
+    ) -> tuple[list[Record], peer.RegisterBrokerAnswer]:
         def answer(error: int, text: str = "", broker_epoch: int = -1) -> peer.RegisterBrokerAnswer:
-            return peer.RegisterBrokerAnswer(self.epoch, message.node_id, message.incarnation, int(error), text, broker_epoch)
+            return peer.RegisterBrokerAnswer(
+                self.epoch, message.node_id, message.incarnation, int(error), text, broker_epoch
+            )
 
         try:
             records = broker_rules.register(state, message, self._options.mutants, self._unable_in(state))
@@ -141,7 +189,8 @@ class ActiveController:
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
             self._ended(message.node_id, now_ms)
-            self._unable = {key: said_ms for key, said_ms in self._unable.items() if key[0] != message.node_id}  # perhaps with its disk again
+            # perhaps with its disk again
+            self._unable = {key: said_ms for key, said_ms in self._unable.items() if key[0] != message.node_id}
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
             self._sent.pop(message.node_id, None)
@@ -160,7 +209,9 @@ class ActiveController:
             self._next_upkeep_ms = now_ms  # retired partitions follow the leaders of others
         return broker_rules.fence(state, nodes, self._options.mutants, self._unable_in(state))
 
-    def heartbeat(self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool) -> tuple[list[Record], peer.HeartbeatAnswer]:
+    def heartbeat(
+        self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
+    ) -> tuple[list[Record], peer.HeartbeatAnswer]:
         """The answer rests on nothing but the committed state: it may go at once."""
         node = message.node_id
         broker = state.brokers.get(node)
@@ -181,7 +232,11 @@ class ActiveController:
             records = self._shutting_down(state, node, now_ms)
         elif broker.in_controlled_shutdown and newest:
             records = self._stays(state, node)
-        elif broker.fenced and lease_valid and (message.metadata_version > message.broker_epoch or "R10" in self._options.mutants):
+        elif (
+            broker.fenced
+            and lease_valid
+            and (message.metadata_version > message.broker_epoch or "R10" in self._options.mutants)
+        ):
             records = self._return(state, node, now_ms)
         elif message.directories:
             records = self._directories_changed(state, message)
@@ -191,15 +246,28 @@ class ActiveController:
         grant = lease_valid and not fenced and not broker.fenced and not pending
         shutdown = self._shutdowns.get(node)
         over = message.want_shutdown and fenced and shutdown is not None
-        return records, self._heartbeat_answer(message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced or pending, over)
+        return records, self._heartbeat_answer(
+            message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced or pending, over
+        )
 
-    def _heartbeat_answer(self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0) -> peer.HeartbeatAnswer:
-        return peer.HeartbeatAnswer(self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error)
+    def _heartbeat_answer(
+        self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0
+    ) -> peer.HeartbeatAnswer:
+        return peer.HeartbeatAnswer(
+            self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error
+        )
 
     def _directories_changed(self, state: MetadataState, message: peer.Heartbeat) -> list[Record]:
         broker = state.brokers[message.node_id]
-        paths = {**broker.directories, **{entry.directory_id: entry.path for entry in message.directories if entry.directory_id}}
-        return [BrokerRegistered(msgspec.structs.replace(broker, directories=paths))] if paths != broker.directories else []
+        paths = {
+            **broker.directories,
+            **{entry.directory_id: entry.path for entry in message.directories if entry.directory_id},
+        }
+        return (
+            [BrokerRegistered(msgspec.structs.replace(broker, directories=paths))]
+            if paths != broker.directories
+            else []
+        )
 
     def _return(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         self.sessions.heard(node, now_ms)
@@ -209,7 +277,9 @@ class ActiveController:
         return broker_rules.unfence(state, node, self._options.mutants, self._unable_in(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
-        """R15: no new leaderships; leaderships and in-sync places move to others; everybody knows; fenced; then the answer says that it may end."""
+        """R15: no new leaderships; leaderships and in-sync places move to others; everybody knows;
+        fenced; then the answer says that it may end.
+        """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, _Shutdown(now_ms))
         if broker.fenced:
@@ -217,8 +287,18 @@ class ActiveController:
         if not broker.in_controlled_shutdown:
             return broker_rules.begin_shutdown(state, node)
         late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
-        coming = frozenset() if late else frozenset(other for other, heard_ms in self._heard.items() if other != node and now_ms - heard_ms < self._options.session_ms)
-        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, coming, self._unable_in(state))
+        coming = (
+            frozenset()
+            if late
+            else frozenset(
+                other
+                for other, heard_ms in self._heard.items()
+                if other != node and now_ms - heard_ms < self._options.session_ms
+            )
+        )
+        records, done = broker_rules.move_away(
+            state, node, self._options.shutdown_moves_max, self._options.mutants, coming, self._unable_in(state)
+        )
         if records or not done:
             shutdown.moved_at = -1
             return records
@@ -230,7 +310,9 @@ class ActiveController:
         return []
 
     def _stays(self, state: MetadataState, node: int) -> list[Record]:
-        """It wanted to end and does not any more: its controller process died over it, and the next one was not asked."""
+        """It wanted to end and does not any more: its controller process died over it, and the next
+        one was not asked.
+        """
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
 
@@ -238,15 +320,22 @@ class ActiveController:
         broker, mutants = state.brokers.get(message.node_id), self._options.mutants
         if broker is None or broker.fenced or (broker.epoch != message.broker_epoch and "PROOF_BROKER" not in mutants):
             return []
-        if message.controller_epoch != self.epoch and not (message.led and message.controller_epoch == self._before) and "PROOF_CONTROLLER" not in mutants:
+        if (
+            message.controller_epoch != self.epoch
+            and not (message.led and message.controller_epoch == self._before)
+            and "PROOF_CONTROLLER" not in mutants
+        ):
             return []  # somebody else may have granted it a lease since
         if message.sent_ms <= self._sent.get(message.node_id, -1):
             return []  # late: it may be back
         return self.fence(state, [message.node_id], now_ms)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """Nothing for what changed meanwhile. What the dead led is led by others at once where enough are in sync without it and one of them can, and where it followed nobody waits for it; its successor
-        has its files and catches up in a moment. Elsewhere it stays what it was, as leader in a new epoch: waiting for it is better than refusing."""
+        """Nothing for what changed meanwhile. What the dead led is led by others at once where
+        enough are in sync without it and one of them can, and where it followed nobody waits for
+        it; its successor has its files and catches up in a moment. Elsewhere it stays what it was,
+        as leader in a new epoch: waiting for it is better than refusing.
+        """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
@@ -259,12 +348,19 @@ class ActiveController:
         claims += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
         for topic_id, index, epoch, led in claims:
             found = view.partition(topic_id, index)
-            if found is None or (topic_id, index) in seen or (found[1].leader == node) != led or epoch != (found[1].leader_epoch if led else found[1].partition_epoch):
+            if (
+                found is None
+                or (topic_id, index) in seen
+                or (found[1].leader == node) != led
+                or epoch != (found[1].leader_epoch if led else found[1].partition_epoch)
+            ):
                 continue
             seen.add((topic_id, index))
             topic, partition = found
             others = without(partition.in_sync_replicas, (node,))
-            enough = any(view.may_take_over(topic, partition, other) for other in others) and len(others) >= view.state.min_in_sync(topic, partition)
+            enough = any(view.may_take_over(topic, partition, other) for other in others) and len(
+                others
+            ) >= view.state.min_in_sync(topic, partition)
             target = Target(partition)
             if enough and node in partition.in_sync_replicas:
                 target.in_sync = others
@@ -278,33 +374,47 @@ class ActiveController:
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        records: list[ReplicaMoved] = move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
+        records: list[ReplicaMoved] = move_completed(
+            state, message.topic_id, message.index, message.node_id, message.directory
+        )
         return list(records)
 
     def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
-        """Two replicas of which neither can serve do not hand the partition to each other again and again."""
+        """Two replicas of which neither can serve do not hand the partition to each other again and
+        again.
+        """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
         self._unable = {key: said_ms for key, said_ms in self._unable.items() if now_ms - said_ms < UNABLE_MS}
         self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
-        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants, self._unable_in(state, UNABLE_MS))
-        return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants, self._unable_in(state))
+        failed = broker_rules.failed(
+            state, message.node_id, message.partitions, self._options.mutants, self._unable_in(state, UNABLE_MS)
+        )
+        return failed or broker_rules.full(
+            state, message.node_id, message.full, self._options.mutants, self._unable_in(state)
+        )
 
     def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
-        """Who lives and said so lately that it does not serve its replica of a partition; it says so again twice in each heartbeat, as long as it is counted on or nobody leads."""
+        """Who lives and said so lately that it does not serve its replica of a partition; it says
+        so again twice in each heartbeat, as long as it is counted on or nobody leads.
+        """
         found: dict[tuple[bytes, int], set[int]] = {}
         for (node, key), said_ms in self._unable.items():
             if self._ticked_ms - said_ms <= within_ms:
                 found.setdefault(key, set()).add(node)
         return found
 
-    # -- in-sync sets ------------------------------------------------------------------------------------------------------
+    # -- in-sync sets ------------------------------------------------------------------------------
 
-    def alter_partition(self, state: MetadataState, message: peer.AlterPartition) -> tuple[list[Record], peer.AlterPartitionAnswer]:
+    def alter_partition(
+        self, state: MetadataState, message: peer.AlterPartition
+    ) -> tuple[list[Record], peer.AlterPartitionAnswer]:
         """The answer may go when everything up to the tail with these records is committed."""
         if message.controller_epoch != self.epoch and "R6b" not in self._options.mutants:
-            return [], peer.AlterPartitionAnswer(self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), [])
+            return [], peer.AlterPartitionAnswer(
+                self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), []
+            )
         view = self.view(state)
         results: list[peer.InSyncResult] = []
         changes: list[tuple[TopicState, PartitionChange]] = []
@@ -317,9 +427,11 @@ class ActiveController:
             results.append(result)
             if change is not None:
                 changes.append(change)
-        return grouped(changes), peer.AlterPartitionAnswer(self.epoch, message.node_id, message.broker_epoch, 0, results)
+        return grouped(changes), peer.AlterPartitionAnswer(
+            self.epoch, message.node_id, message.broker_epoch, 0, results
+        )
 
-    # -- retirement --------------------------------------------------------------------------------------------------------
+    # -- retirement --------------------------------------------------------------------------------
 
     def emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
         records: list[Record] = []
@@ -363,7 +475,9 @@ class ActiveController:
             records += retire_rules.seal(view, topic)
             if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
                 records += retire_rules.release(view, topic)
-            elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms):
+            elif (
+                phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms)
+            ):
                 records += retire_rules.vanish(view, topic)
         for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
             del self._phases[topic_id]
@@ -372,7 +486,9 @@ class ActiveController:
         return records
 
     def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
-        """Whether each leader of its hidden partitions has just said that nobody has written there for the grace. Silence is no answer."""
+        """Whether each leader of its hidden partitions has just said that nobody has written there
+        for the grace. Silence is no answer.
+        """
         told = self._unused.get(topic.topic_id, {})
         for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
             epoch, told_ms = told.get(partition.index, (-1, 0))
@@ -380,10 +496,12 @@ class ActiveController:
                 return False
         return True
 
-    # -- upkeep ------------------------------------------------------------------------------------------------------------
+    # -- upkeep ------------------------------------------------------------------------------------
 
     def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
-        """These moves, a few at a time, and then what is left to move, until all is even. Forgotten with this controller; then it is asked for again."""
+        """These moves, a few at a time, and then what is left to move, until all is even. Forgotten
+        with this controller; then it is asked for again.
+        """
         self._moves = {(move.name, move.index): move for move in moves}
         self._balancing = bool(moves)
         self._balanced_topics = topics
@@ -396,7 +514,11 @@ class ActiveController:
             self.sessions.restart(now_ms)
         if not lease_valid:
             return []
-        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers and not (node == self._own and node in self._heard)]
+        expired = [
+            node
+            for node in self.sessions.expired(now_ms)
+            if node in state.brokers and not (node == self._own and node in self._heard)
+        ]
         if expired:
             return self.fence(state, expired, now_ms)
         if now_ms >= self._next_upkeep_ms:
@@ -405,12 +527,20 @@ class ActiveController:
             return self._upkeep(state, now_ms)
         if now_ms >= self._next_balance_ms:
             self._next_balance_ms = now_ms + self._options.balance_check_ms
-            stable = {node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()}
-            return grouped(election_rules.back_to_preferred(self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max))
+            stable = {
+                node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()
+            }
+            return grouped(
+                election_rules.back_to_preferred(
+                    self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max
+                )
+            )
         return []
 
     def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
-        """The first of these that has something to do: each rests on the state that the one before left."""
+        """The first of these that has something to do: each rests on the state that the one before
+        left.
+        """
         return (
             self._leaders_found(state, now_ms)
             or self._retirements(state, now_ms)
@@ -418,7 +548,7 @@ class ActiveController:
             or self._replace(state, now_ms)
             or self._grow(state, now_ms)
             or self._begin_moves(state)
-        )  # fmt: skip
+        )
 
     def _leaders_found(self, state: MetadataState, now_ms: int) -> list[Record]:
         return grouped(election_rules.found_again(self.view(state))) if now_ms >= self._elects_from_ms else []
@@ -426,22 +556,44 @@ class ActiveController:
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
         """Lost for long, or drained."""
         delay_ms = self._options.replication_delay_ms
-        lost = [node for node, since in sorted(self._fenced_since.items()) if delay_ms >= 0 and now_ms - since >= delay_ms and node in state.brokers and state.brokers[node].fenced]
+        lost = [
+            node
+            for node, since in sorted(self._fenced_since.items())
+            if delay_ms >= 0 and now_ms - since >= delay_ms and node in state.brokers and state.brokers[node].fenced
+        ]
         return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
 
     def _replace(self, state: MetadataState, now_ms: int) -> list[Record]:
         nodes = self._leaving(state, now_ms)
-        return grouped(reassign_rules.replacements(self.view(state), nodes, self.directories(state), self._options.drain_moves_max)) if nodes else []
+        return (
+            grouped(
+                reassign_rules.replacements(
+                    self.view(state), nodes, self.directories(state), self._options.drain_moves_max
+                )
+            )
+            if nodes
+            else []
+        )
 
     def _returned(self, state: MetadataState) -> list[Record]:
-        """Replicas on their way from a host that is back, or is not drained any more, stay where they are."""
+        """Replicas on their way from a host that is back, or is not drained any more, stay where
+        they are.
+        """
         leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
-        nodes = {partition.replacing for topic in state.topics.values() for partition in topic.partitions if partition.replacing >= 0} - leaving
+        nodes = {
+            partition.replacing
+            for topic in state.topics.values()
+            for partition in topic.partitions
+            if partition.replacing >= 0
+        } - leaving
         view = self.view(state)
         return grouped(change for node in sorted(nodes) for change in reassign_rules.taken_back(view, node))
 
     def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
-        if not any(name in state.topics for name in INTERNAL_TOPICS) or default_replication_factor(len(self.view(state).nodes())) <= 1:
+        if (
+            not any(name in state.topics for name in INTERNAL_TOPICS)
+            or default_replication_factor(len(self.view(state).nodes())) <= 1
+        ):
             return []
         known, self._no_space = self._no_space, {}
 
@@ -453,16 +605,33 @@ class ActiveController:
                 return False
             return True
 
-        return grouped(reassign_rules.grown_internal(self.view(state), self.directories(state), self._options.drain_moves_max, waited))
+        return grouped(
+            reassign_rules.grown_internal(
+                self.view(state), self.directories(state), self._options.drain_moves_max, waited
+            )
+        )
 
     def _begin_moves(self, state: MetadataState) -> list[Record]:
         if not self._balancing:
             return []
-        under_way = sum(1 for topic in state.topics.values() for partition in topic.partitions if reassign_rules.in_progress(partition))
+        under_way = sum(
+            1
+            for topic in state.topics.values()
+            for partition in topic.partitions
+            if reassign_rules.in_progress(partition)
+        )
         if not self._moves and not under_way:
             topics = self._balanced_topics
             nodes = self.view(state).nodes()
-            self.balance(placement.balance(state, nodes, lambda name: topics is None or name in topics, full=self.directories(state).full_hosts(nodes)), topics)
+            self.balance(
+                placement.balance(
+                    state,
+                    nodes,
+                    lambda name: topics is None or name in topics,
+                    full=self.directories(state).full_hosts(nodes),
+                ),
+                topics,
+            )
         view, directories = self.view(state), self.directories(state)
         room = self._options.drain_moves_max - under_way
         changes: list[tuple[TopicState, PartitionChange]] = []
@@ -471,7 +640,11 @@ class ActiveController:
                 break
             del self._moves[key]
             topic = state.topics.get(move.name)
-            if topic is None or move.index >= len(topic.partitions) or reassign_rules.in_progress(topic.partitions[move.index]):
+            if (
+                topic is None
+                or move.index >= len(topic.partitions)
+                or reassign_rules.in_progress(topic.partitions[move.index])
+            ):
                 continue
             try:
                 reassign_rules.check_target(view, topic.partitions[move.index], move.replicas, True)

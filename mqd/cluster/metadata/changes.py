@@ -1,6 +1,8 @@
-"""What a client's change becomes: one function per kind, each into an answer, the topic to show with it, and records. For the active controller only.
+"""What a client's change becomes: one function per kind, each into an answer, the topic to show
+with it, and records. For the active controller only.
 
-A change that names many partitions is many: each has its own result, and a refusal of one leaves the others (KIP-455, KIP-460). All records of one request are one batch.
+A change that names many partitions is many: each has its own result, and a refusal of one leaves
+the others (KIP-455, KIP-460). All records of one request are one batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +33,12 @@ class Decision(NamedTuple):
 
 
 def decide(
-    state: MetadataState, active: ActiveController, request: messages.Request, place: rules.Placement, config_rules: ConfigRules, new_id: Callable[[], bytes]
+    state: MetadataState,
+    active: ActiveController,
+    request: messages.Request,
+    place: rules.Placement,
+    config_rules: ConfigRules,
+    new_id: Callable[[], bytes],
 ) -> Decision:
     """Raises Refusal."""
     change, number = request.change, request.request_id
@@ -66,7 +73,10 @@ def decide(
         case messages.DrainBroker():
             return done(_drain(state, change))
         case messages.RetirePartitions():
-            return done(retire_rules.retire(place.view, change.name, change.partition_count, change.allow_moved_keys), change.name)
+            return done(
+                retire_rules.retire(place.view, change.name, change.partition_count, change.allow_moved_keys),
+                change.name,
+            )
         case messages.ReleaseRetired():
             return done(retire_rules.release(place.view, rules.existing(state, change.name)), change.name)
         case _:
@@ -81,9 +91,14 @@ def _partition(state: MetadataState, name: str, index: int) -> tuple[TopicState,
 
 
 def _each(
-    wanted: Iterable[tuple[str, int]], number: int, view_state: MetadataState, make: Callable[[int, TopicState, PartitionState], PartitionChange | None]
+    wanted: Iterable[tuple[str, int]],
+    number: int,
+    view_state: MetadataState,
+    make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """One result for each; the n-th call makes the change of the n-th. A partition that is named twice is changed once."""
+    """One result for each; the n-th call makes the change of the n-th. A partition that is named
+    twice is changed once.
+    """
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
     seen: set[tuple[str, int]] = set()
@@ -120,17 +135,34 @@ def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignm
 def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number: int) -> Decision:
     view, kind, wanted = place.view, change.election_type, change.partitions
     if wanted is None:
-        wanted = [(topic.name, partition.index) for topic in view.state.topics.values() for partition in topic.partitions if election_rules.needs(view, kind, topic, partition)]
-    return _each(wanted, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition))
+        wanted = [
+            (topic.name, partition.index)
+            for topic in view.state.topics.values()
+            for partition in topic.partitions
+            if election_rules.needs(view, kind, topic, partition)
+        ]
+    return _each(
+        wanted, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition)
+    )
 
 
-def _balance(state: MetadataState, active: ActiveController, place: rules.Placement, change: messages.BalanceReplicas, request: messages.Request) -> Decision:
-    """The first moves are shown (placement.BALANCE_MOVES_MAX at most); unless it is only validated, they are begun a few at a time, and others after them until all is even."""
+def _balance(
+    state: MetadataState,
+    active: ActiveController,
+    place: rules.Placement,
+    change: messages.BalanceReplicas,
+    request: messages.Request,
+) -> Decision:
+    """The first moves are shown (placement.BALANCE_MOVES_MAX at most); unless it is only validated,
+    they are begun a few at a time, and others after them until all is even.
+    """
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):
         rules.existing(state, name)
     nodes = place.view.nodes()
-    moves = placement.balance(state, nodes, lambda name: names is None or name in names, full=place.directories.full_hosts(nodes))
+    moves = placement.balance(
+        state, nodes, lambda name: names is None or name in names, full=place.directories.full_hosts(nodes)
+    )
     if not request.validate_only:
         active.balance(moves, names)
     results = [messages.PartitionResult(move.name, move.index, replicas=list(move.replicas)) for move in moves]
@@ -143,7 +175,14 @@ def _drain(state: MetadataState, change: messages.DrainBroker) -> list[Record]:
         raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {change.node_id} is not currently registered.")
     if broker.draining == (not change.cancel):
         return []
-    others = [other for other in state.brokers.values() if other.node_id != change.node_id and not other.fenced and not other.draining]
+    others = [
+        other
+        for other in state.brokers.values()
+        if other.node_id != change.node_id and not other.fenced and not other.draining
+    ]
     if not change.cancel and not others:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"There is no other broker alive that could take the replicas of broker {change.node_id}.")
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"There is no other broker alive that could take the replicas of broker {change.node_id}.",
+        )
     return [BrokerChanged(change.node_id, broker.epoch, draining=not change.cancel)]

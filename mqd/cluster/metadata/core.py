@@ -1,16 +1,21 @@
-"""The controller's decisions: requests in, records, publications and replies out. Sans-I/O: no clock, socket, disk or randomness of its own.
+"""The controller's decisions: requests in, records, publications and replies out. Sans-I/O: no
+clock, socket, disk or randomness of its own.
 
 A change goes   ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) -> Reply.
 
-`tail` is the metadata with everything that was handed to Persist; changes are judged against it, so two requests for one name cannot both succeed. `committed` is
-what the log holds for certain; only that is published. When a Persist fails, everything after `committed` is forgotten and whoever waited is told a retriable error.
+`tail` is the metadata with everything that was handed to Persist; changes are judged against it, so
+two requests for one name cannot both succeed. `committed` is what the log holds for certain; only
+that is published. When a Persist fails, everything after `committed` is forgotten and whoever
+waited is told a retriable error.
 
 Invariants (check())
     C1  tail is committed plus the pending batches, in order
     C2  an answer waits for every record it may rest on: also a refusal, which rests on the tail
-    C3  a change is answered after it is committed and, when it touches partitions, applied by the workers; or after APPLY_WAIT_MS_MAX with REQUEST_TIMED_OUT
+    C3  a change is answered after it is committed and, when it touches partitions, applied by the
+        workers; or after APPLY_WAIT_MS_MAX with REQUEST_TIMED_OUT
     C4  versions of batches rise; what was published is a prefix of what was committed
-    C5  no record is written that the level of mqd.version in force does not know (features.RECORD_LEVELS)
+    C5  no record is written that the level of mqd.version in force does not know
+        (features.RECORD_LEVELS)
 Bounds: REQUESTS_WAITING_MAX requests; more are refused with a retriable error.
 """
 
@@ -79,10 +84,32 @@ from mqd.cluster.metadata.rules.placement import Directory
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
-    "Action", "AppliedByHost", "BecameActive", "BrokerStarted", "ChangeRequested", "ClientGone", "ClusterFounded", "Committed", "DirectoriesSeen", "Event", "LeadershipsLost",
-    "LeaseChanged", "MetadataCore", "MoveCompleted", "OffsetsTaken", "PeerReceived", "Persist", "PersistFailed", "Persisted", "Publish", "Reply", "Resigned", "SendPeer",
-    "SnapshotInstalled", "Tick",
-]  # fmt: skip
+    "Action",
+    "AppliedByHost",
+    "BecameActive",
+    "BrokerStarted",
+    "ChangeRequested",
+    "ClientGone",
+    "ClusterFounded",
+    "Committed",
+    "DirectoriesSeen",
+    "Event",
+    "LeadershipsLost",
+    "LeaseChanged",
+    "MetadataCore",
+    "MoveCompleted",
+    "OffsetsTaken",
+    "PeerReceived",
+    "Persist",
+    "PersistFailed",
+    "Persisted",
+    "Publish",
+    "Reply",
+    "Resigned",
+    "SendPeer",
+    "SnapshotInstalled",
+    "Tick",
+]
 
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000
@@ -114,12 +141,20 @@ class _PeerWaiting(msgspec.Struct):
 
 
 class MetadataCore:
-    """`active`: decides from the start without a quorum (a host alone). With a quorum it is False: BecameActive and Resigned tell."""
+    """`active`: decides from the start without a quorum (a host alone). With a quorum it is False:
+    BecameActive and Resigned tell.
+    """
 
     def __init__(
-        self, state: MetadataState, node_id: int, config_rules: ConfigRules, new_id: Callable[[], bytes], partition_count_max: int, active: bool = True,
+        self,
+        state: MetadataState,
+        node_id: int,
+        config_rules: ConfigRules,
+        new_id: Callable[[], bytes],
+        partition_count_max: int,
+        active: bool = True,
         options: ControllerOptions = DEFAULTS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.committed = state
         self.tail = state.copy() if active else state
         self.node_id = node_id
@@ -154,7 +189,7 @@ class MetadataCore:
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         return _HANDLERS[type(event)](self, event, now_ms)
 
-    # -- this host ---------------------------------------------------------------------------------------------------------
+    # -- this host ---------------------------------------------------------------------------------
 
     def _on_broker_started(self, event: BrokerStarted, now_ms: int) -> list[Action]:
         records: list[Record] = []
@@ -163,7 +198,9 @@ class MetadataCore:
         old = self.tail.brokers.get(self.node_id)
         restarted = old is not None and old.incarnation != event.incarnation
         epoch = self.tail.version + len(records) if old is None or restarted else old.epoch
-        broker = BrokerState(self.node_id, event.host, event.port, event.rack, epoch, event.incarnation, self._directory_paths(old))
+        broker = BrokerState(
+            self.node_id, event.host, event.port, event.rack, epoch, event.incarnation, self._directory_paths(old)
+        )
         if broker != old:
             records.append(BrokerRegistered(broker))
         if restarted:
@@ -183,12 +220,17 @@ class MetadataCore:
 
     def _directory_paths(self, broker: BrokerState | None) -> dict[str, str]:
         paths = dict(broker.directories) if broker is not None else {}
-        paths.update({directory.directory_id: directory.path for directory in self._directories if directory.directory_id})
+        paths.update(
+            {directory.directory_id: directory.path for directory in self._directories if directory.directory_id}
+        )
         return paths
 
     def _led_here(self) -> list[tuple[bytes, int]]:
         return [
-            (topic.topic_id, partition.index) for topic in self.tail.topics.values() for partition in topic.partitions if partition.leader == self.node_id
+            (topic.topic_id, partition.index)
+            for topic in self.tail.topics.values()
+            for partition in topic.partitions
+            if partition.leader == self.node_id
         ]
 
     def _raised(self, partitions: list[tuple[bytes, int]]) -> list[Record]:
@@ -211,12 +253,21 @@ class MetadataCore:
             self._lost.clear()
         return self._persist(records)
 
-    # -- changes -----------------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
         request = event.request
         if len(self._waiting) >= REQUESTS_WAITING_MAX:
-            return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.REQUEST_TIMED_OUT, "The controller has too many changes under way; try again."))]
+            return [
+                Reply(
+                    event.client,
+                    messages.Answer(
+                        request.request_id,
+                        ErrorCode.REQUEST_TIMED_OUT,
+                        "The controller has too many changes under way; try again.",
+                    ),
+                )
+            ]
         if self._active is None:
             return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
         answer, topic_name, records = self._decide(request)
@@ -225,20 +276,28 @@ class MetadataCore:
             return [Reply(event.client, answer, topic)]
         actions = self._persist(records)
         waits_for = self.tail.version
-        needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)  # those concern no worker
+        # those concern no worker
+        needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)
         self._waiting.append(_Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
     def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
-        """The answer that will be given, the topic to show with it, and the records it rests on. Only while active."""
-        place = rules.Placement(self.node_id, self._active.view(self.tail), self._active.directories(self.tail), self._partition_count_max)
+        """The answer that will be given, the topic to show with it, and the records it rests on.
+        Only while active.
+        """
+        place = rules.Placement(
+            self.node_id, self._active.view(self.tail), self._active.directories(self.tail), self._partition_count_max
+        )
         try:
             decision = changes.decide(self.tail, self._active, request, place, self._rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
         needed = max(map(features.needed, decision.records), default=0)
         if needed > self._level():
-            text = f"This needs {features.MQD_VERSION} {needed}, in force is {self._level()}: hosts of an older version could not read it. When all are upgraded, mqd cluster upgrade makes it possible."
+            text = (
+                f"This needs {features.MQD_VERSION} {needed}, in force is {self._level()}: hosts of an older version"
+                " could not read it. When all are upgraded, mqd cluster upgrade makes it possible."
+            )
             return messages.Answer(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
         return decision.answer, decision.topic_name, decision.records
 
@@ -246,7 +305,9 @@ class MetadataCore:
         return features.in_force(self.tail.features)[features.MQD_VERSION]
 
     def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
-        return self._persist(settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory))
+        return self._persist(
+            settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory)
+        )
 
     def _preview(self, name: str, records: list[Record]) -> TopicState | None:
         state = self.tail.copy()
@@ -254,7 +315,7 @@ class MetadataCore:
             state.apply(record)
         return state.topics.get(name)
 
-    # -- the log -----------------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
 
     def _persist(self, records: list[Record]) -> list[Action]:
         if not records:
@@ -263,7 +324,9 @@ class MetadataCore:
             return []
         base_offset = self.tail.version
         for record in records:
-            assert not features.needed(record) or features.needed(record) <= self._level(), f"C5: {record} at {features.MQD_VERSION} {self._level()}"
+            assert not features.needed(record) or features.needed(record) <= self._level(), (
+                f"C5: {record} at {features.MQD_VERSION} {self._level()}"
+            )
             self.tail.apply(record)
         self._pending.append(_Batch(tuple(records), self.tail.version))
         return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
@@ -273,7 +336,11 @@ class MetadataCore:
         while self._pending and self._pending[0].version <= event.version:
             batch = self._pending.pop(0)
             committed = self.committed
-            removed = tuple(committed.topics[committed.topics_by_id[record.topic_id]] for record in batch.records if isinstance(record, TopicRemoved))
+            removed = tuple(
+                committed.topics[committed.topics_by_id[record.topic_id]]
+                for record in batch.records
+                if isinstance(record, TopicRemoved)
+            )
             vanishing = self._vanishing(batch.records)
             for record in batch.records:
                 committed.apply(record)
@@ -284,9 +351,15 @@ class MetadataCore:
 
     def _vanishing(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
         topics, ids = self.committed.topics, self.committed.topics_by_id
-        return tuple((topics[ids[record.topic_id]], record.partition_count) for record in records if isinstance(record, PartitionsVanished))
+        return tuple(
+            (topics[ids[record.topic_id]], record.partition_count)
+            for record in records
+            if isinstance(record, PartitionsVanished)
+        )
 
-    def _publication(self, batch: _Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]) -> Publish:
+    def _publication(
+        self, batch: _Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]
+    ) -> Publish:
         names: dict[str, None] = {}
         partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
         whole: set[str] = set()
@@ -318,8 +391,23 @@ class MetadataCore:
                 case GroupConfigured():
                     groups.append(record.group_id)
         topics = tuple(self.committed.topics[name] for name in names)
-        changed = tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole) if self._quorum else ()
-        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, levels, changed, vanishing)
+        changed = (
+            tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole)
+            if self._quorum
+            else ()
+        )
+        return Publish(
+            batch.version,
+            topics,
+            removed,
+            broker_config,
+            brokers_changed,
+            tuple(groups),
+            quotas,
+            levels,
+            changed,
+            vanishing,
+        )
 
     def _name_of(self, topic_id: bytes) -> str | None:
         return self.committed.topics_by_id.get(topic_id)
@@ -332,12 +420,13 @@ class MetadataCore:
         self._lost.difference_update((record.topic_id, index) for index in record.partitions)
         return record.partitions
 
-    # -- the quorum --------------------------------------------------------------------------------------------------------
+    # -- the quorum --------------------------------------------------------------------------------
 
     def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
         if self._active is not None and (self._pending or event.version <= self.committed.version):
             return self._on_persisted(Persisted(event.version), now_ms)
-        # On the active controller too: what was forgotten because a later proposal failed, and is committed all the same.
+        # On the active controller too: what was forgotten because a later proposal failed, and is
+        # committed all the same.
         self._pending.append(_Batch(event.records, event.version))
         actions = self._on_persisted(Persisted(event.version), now_ms)
         self.tail = self.committed.copy() if self._active is not None else self.committed
@@ -351,13 +440,27 @@ class MetadataCore:
         vanished = tuple(
             (before, len(topic.partitions))
             for topic in changed
-            if (before := old.topics.get(topic.name)) is not None and before.topic_id == topic.topic_id and len(before.partitions) > len(topic.partitions)
+            if (before := old.topics.get(topic.name)) is not None
+            and before.topic_id == topic.topic_id
+            and len(before.partitions) > len(topic.partitions)
         )
-        groups = [name for name in {**old.group_configs, **new.group_configs} if old.group_configs.get(name) != new.group_configs.get(name)]
+        groups = [
+            name
+            for name in {**old.group_configs, **new.group_configs}
+            if old.group_configs.get(name) != new.group_configs.get(name)
+        ]
         old.replace(new)
         publish = Publish(
-            old.version, changed, removed, old.broker_config(self.node_id), True, tuple(groups), client_quotas_changed=True, features_changed=True, vanished=vanished
-        )  # fmt: skip
+            old.version,
+            changed,
+            removed,
+            old.broker_config(self.node_id),
+            True,
+            tuple(groups),
+            client_quotas_changed=True,
+            features_changed=True,
+            vanished=vanished,
+        )
         return [publish, *self._answer_ready()]
 
     def _on_became_active(self, event: BecameActive, now_ms: int) -> list[Action]:
@@ -365,23 +468,36 @@ class MetadataCore:
         self.committed.version = max(self.committed.version, event.version)
         self.tail = self.committed.copy()
         self._attempt += 1
-        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id, before=event.before)
+        self._active = ActiveController(
+            event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id, before=event.before
+        )
         self._active.report(self.node_id, self._directories)
         return []
 
     def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
         if self.tail.cluster_id:
             return []
-        return self._persist([ClusterCreated(event.cluster_id, event.created_ms), *(FeatureLevelSet(name, level) for name, level in features.founding_levels().items())])
+        return self._persist(
+            [
+                ClusterCreated(event.cluster_id, event.created_ms),
+                *(FeatureLevelSet(name, level) for name, level in features.founding_levels().items()),
+            ]
+        )
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
-        """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable, and says no more than that."""
+        """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable,
+        and says no more than that.
+        """
         if self._active is None:
             return []
         self._active = None
         self._lease_until_ms = 0
         self._peers.clear()  # they ask the next controller
-        return self._forget(ErrorCode.NOT_CONTROLLER, "This host is not the active controller any more; whether the change was made is not known.", [])
+        return self._forget(
+            ErrorCode.NOT_CONTROLLER,
+            "This host is not the active controller any more; whether the change was made is not known.",
+            [],
+        )
 
     def _on_offsets_taken(self, event: OffsetsTaken, now_ms: int) -> list[Action]:
         if self._active is not None and event.version > self.tail.version:
@@ -394,7 +510,7 @@ class MetadataCore:
             self._lease_until_ms = event.until_ms
         return []
 
-    # -- brokers -----------------------------------------------------------------------------------------------------------
+    # -- brokers -----------------------------------------------------------------------------------
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
         """A message that names another node than the transport proved is not answered."""
@@ -405,7 +521,9 @@ class MetadataCore:
             return self._not_controller(event.node_id, message)
         match message:
             case broker_messages.Heartbeat():
-                records, answer = active.heartbeat(self.tail, self.committed, message, now_ms, now_ms < self._lease_until_ms)
+                records, answer = active.heartbeat(
+                    self.tail, self.committed, message, now_ms, now_ms < self._lease_until_ms
+                )
                 return [*self._persist(records), SendPeer(event.node_id, answer)]
             case broker_messages.RegisterBroker():
                 return self._answer_peer(event.node_id, *active.register(self.tail, message, now_ms))
@@ -425,8 +543,12 @@ class MetadataCore:
                 return self._persist(active.emptied(self.tail, message))
         return []
 
-    def _answer_peer(self, node_id: int, records: list[Record], message: broker_messages.FromActiveController) -> list[Action]:
-        """When all that the answer rests on is committed. At most PEERS_WAITING_MAX: the oldest asks again."""
+    def _answer_peer(
+        self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
+    ) -> list[Action]:
+        """When all that the answer rests on is committed. At most PEERS_WAITING_MAX: the oldest
+        asks again.
+        """
         actions = self._persist(records)
         self._peers.append(_PeerWaiting(node_id, message, self.tail.version))
         if len(self._peers) > PEERS_WAITING_MAX:
@@ -442,33 +564,47 @@ class MetadataCore:
         self._peers.append(_PeerWaiting(node_id, self._change_answered(message, answer, topic_name), self.tail.version))
         return actions + self._answer_ready()
 
-    def _change_answered(self, message: broker_messages.ChangeForwarded, answer: messages.Answer, topic_name: str | None) -> broker_messages.ChangeAnswered:
+    def _change_answered(
+        self, message: broker_messages.ChangeForwarded, answer: messages.Answer, topic_name: str | None
+    ) -> broker_messages.ChangeAnswered:
         epoch = self._active.epoch if self._active is not None else -1
-        return broker_messages.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, answer, topic_name)
+        return broker_messages.ChangeAnswered(
+            epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, answer, topic_name
+        )
 
     def _not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
         error = int(ErrorCode.NOT_CONTROLLER)
         match message:
             case broker_messages.Heartbeat():
-                answer: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(-1, node_id, message.broker_epoch, message.sent_ms, 0, True, error=error)
+                answer: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(
+                    -1, node_id, message.broker_epoch, message.sent_ms, 0, True, error=error
+                )
             case broker_messages.RegisterBroker():
                 answer = broker_messages.RegisterBrokerAnswer(-1, node_id, message.incarnation, error, NOT_ACTIVE)
             case broker_messages.AlterPartition():
                 answer = broker_messages.AlterPartitionAnswer(-1, node_id, message.broker_epoch, error, [])
             case broker_messages.ChangeForwarded():
-                answer = self._change_answered(message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None)
+                answer = self._change_answered(
+                    message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None
+                )
             case _:
                 return []  # repeated until the metadata shows it
         return [SendPeer(node_id, answer)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
-        """Nothing after what is kept happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait ask again."""
+        """Nothing after what is kept happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait
+        ask again.
+        """
         if event.attempt >= 0 and event.attempt != self._attempt:
             return []
         kept = [batch for batch in self._pending if batch.version <= event.kept]
         version = kept[-1].version if kept else self.committed.version
         self._peers = [entry for entry in self._peers if entry.version <= version]
-        actions = self._forget(ErrorCode.KAFKA_STORAGE_ERROR, f"The metadata log could not be written, nothing was changed: {event.reason}", kept)
+        actions = self._forget(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"The metadata log could not be written, nothing was changed: {event.reason}",
+            kept,
+        )
         if self._active is not None:
             self._active.on_persist_failed(self.tail, now_ms)
         return actions
@@ -486,7 +622,7 @@ class MetadataCore:
         self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
         return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
 
-    # -- answers -----------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
         self._applied_version = max(self._applied_version, event.version)
@@ -495,7 +631,9 @@ class MetadataCore:
     def _answer_ready(self) -> list[Action]:
         ready, waiting = [], []
         for entry in self._waiting:
-            done = entry.version <= self.committed.version and (not entry.needs_apply or entry.version <= self._applied_version)
+            done = entry.version <= self.committed.version and (
+                not entry.needs_apply or entry.version <= self._applied_version
+            )
             (ready if done else waiting).append(entry)
         self._waiting = waiting
         return [self._reply(entry) for entry in ready] + self._answer_peers()
@@ -521,16 +659,22 @@ class MetadataCore:
         if late:
             self._waiting = [entry for entry in self._waiting if now_ms - entry.since_ms < APPLY_WAIT_MS_MAX]
             for entry in late:
-                where = "is stored but a worker has not applied it" if entry.version <= self.committed.version else "is not on disk"
+                where = (
+                    "is stored but a worker has not applied it"
+                    if entry.version <= self.committed.version
+                    else "is not on disk"
+                )
                 text = f"The change {where} after {APPLY_WAIT_MS_MAX // 1000} s; it may still take effect."
-                actions.append(Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text)))
+                actions.append(
+                    Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
+                )
         if self._lost and not self._pending:
             actions += self._raise_again()
         if self._active is not None:
             actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms))
         return actions
 
-    # -- invariants --------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.committed.check()
@@ -545,7 +689,9 @@ class MetadataCore:
         assert len(self._waiting) <= REQUESTS_WAITING_MAX
         for entry in self._waiting:
             assert entry.version <= self.tail.version, "C2"
-            assert entry.version > self.committed.version or (entry.needs_apply and entry.version > self._applied_version), "C3"
+            assert entry.version > self.committed.version or (
+                entry.needs_apply and entry.version > self._applied_version
+            ), "C3"
 
 
 _HANDLERS = {

@@ -1,19 +1,29 @@
-"""Features of the cluster (KIP-584, KIP-1022): what this version of mqd can do, at which levels, and what is in force.
+"""Features of the cluster (KIP-584, KIP-1022): what this version of mqd can do, at which levels,
+and what is in force.
 
-A level is in force for the whole cluster, is stored in the metadata log (FeatureLevelSet), and is what clients are told (ApiVersions 3+, `finalized`). A level may be raised here only when it works
+A level is in force for the whole cluster, is stored in the metadata log (FeatureLevelSet), and is
+what clients are told (ApiVersions 3+, `finalized`). A level may be raised here only when it works
 from end to end: clients change the way they speak because of it.
 
-Hosts of two versions of mqd live together while one after the other is upgraded. What makes that safe:
+Hosts of two versions of mqd live together while one after the other is upgraded. What makes that
+safe:
 
-    V1  every host says at its registration, and to whoever it connects to, which levels it supports. The level in force of each feature lies in the range of every registered host: UpdateFeatures is
-        refused while it would not, whoever is registered and down included
-    V2  nothing is written to the metadata log that the level of mqd.version in force does not know, however new the active controller is: RECORD_LEVELS
-    V3  what a host does not support it does not take part in: it is refused when it connects and when it registers, and refuses to start on metadata that say so
+    V1  every host says at its registration, and to whoever it connects to, which levels it
+        supports. The level in force of each feature lies in the range of every registered host:
+        UpdateFeatures is refused while it would not, whoever is registered and down included
+    V2  nothing is written to the metadata log that the level of mqd.version in force does not know,
+        however new the active controller is: RECORD_LEVELS
+    V3  what a host does not support it does not take part in: it is refused when it connects and
+        when it registers, and refuses to start on metadata that say so
     V4  a level of mqd.version never falls: what it made possible may be in the log
-    V5  where the log says nothing, `unset` is in force, the same in every version of mqd from the one that brought the feature on: a new version changes nothing before somebody says so
+    V5  where the log says nothing, `unset` is in force, the same in every version of mqd from the
+        one that brought the feature on: a new version changes nothing before somebody says so
 
-A message between hosts that an older version does not know is passed over by it, and so is a field (mqd.cluster.membership.peer_messages); in the metadata log an unknown field is passed over, an unknown record
-stops the host: both are kept from happening by V2, so whatever gives a record or a field a meaning that older hosts would miss gets the next level here, and its place in RECORD_LEVELS.
+A message between hosts that an older version does not know is passed over by it, and so is a field
+(mqd.cluster.membership.peer_messages); in the metadata log an unknown field is passed over, an
+unknown record stops the host: both are kept from happening by V2, so whatever gives a record or a
+field a meaning that older hosts would miss gets the next level here, and its place in
+RECORD_LEVELS.
 """
 
 import os
@@ -23,7 +33,8 @@ from typing import NamedTuple
 from mqd.cluster.metadata.records import Record
 
 MQD_VERSION = "mqd.version"
-CAP_VARIABLE = "MQD_TEST_FEATURES"  # "mqd.version=0,...": this process supports no higher level; for tests of hosts of two versions
+# "mqd.version=0,...": this process supports no higher level; for tests of hosts of two versions
+CAP_VARIABLE = "MQD_TEST_FEATURES"
 Ranges = Mapping[str, tuple[int, int]]  # supported levels by feature, both inclusive; what is not named is 0 to 0
 
 
@@ -38,14 +49,54 @@ class Feature(NamedTuple):
 FEATURES: dict[str, Feature] = {
     feature.name: feature
     for feature in (
-        Feature("metadata.version", 25, 29, 29, "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools; what hosts of mqd can read is mqd.version."),
-        Feature("transaction.version", 0, 2, 2, "2: every transaction bumps the producer's epoch, and the server adds partitions (KIP-890)."),
+        Feature(
+            "metadata.version",
+            25,
+            29,
+            29,
+            "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools; what"
+            " hosts of mqd can read is mqd.version.",
+        ),
+        Feature(
+            "transaction.version",
+            0,
+            2,
+            2,
+            "2: every transaction bumps the producer's epoch, and the server adds partitions (KIP-890).",
+        ),
         Feature("group.version", 0, 1, 1, "1: the consumer group protocol (KIP-848)."),
-        Feature("kraft.version", 0, 1, 0, "1: voters of the metadata quorum come and go at run time (KIP-853). Hosts of mqd do so at either level."),
-        Feature("eligible.leader.replicas.version", 0, 1, 0, "1: replicas that have every committed record may lead although they are not in sync (KIP-966). Partitions have them at either level."),
-        Feature("share.version", 0, 1, 0, "For `kafka-features.sh upgrade --release-version`, which names it. There are no share groups at either level: clients go by the APIs that are told."),
+        Feature(
+            "kraft.version",
+            0,
+            1,
+            0,
+            "1: voters of the metadata quorum come and go at run time (KIP-853). Hosts of mqd do so at either level.",
+        ),
+        Feature(
+            "eligible.leader.replicas.version",
+            0,
+            1,
+            0,
+            "1: replicas that have every committed record may lead although they are not in sync (KIP-966). Partitions"
+            " have them at either level.",
+        ),
+        Feature(
+            "share.version",
+            0,
+            1,
+            0,
+            "For `kafka-features.sh upgrade --release-version`, which names it. There are no share groups at either"
+            " level: clients go by the APIs that are told.",
+        ),
         Feature("streams.version", 0, 1, 0, "As share.version: there are no streams groups (KIP-1071)."),
-        Feature(MQD_VERSION, 0, 1, 0, "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to the cluster."),
+        Feature(
+            MQD_VERSION,
+            0,
+            1,
+            0,
+            "What hosts of mqd say to each other and store. 1: only hosts that take part in this negotiation belong to"
+            " the cluster.",
+        ),
     )
 }
 
@@ -72,17 +123,27 @@ def supported() -> dict[str, tuple[int, int]]:
 
 
 def told(ranges: Ranges) -> Ranges:
-    """What a peer supports that says nothing of it: a host of a version that did not know of mqd.version. (It names the others when it registers.)"""
+    """What a peer supports that says nothing of it: a host of a version that did not know of
+    mqd.version. (It names the others when it registers.)
+    """
     return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
 
 
 def levels(finalized: Mapping[str, int]) -> dict[str, int]:
-    """The level in force of every feature; `finalized`: what the metadata log says. A stored level that this version does not know counts as the nearest it does (only on a host that does not serve: V3)."""
-    return {name: min(max(finalized.get(name, feature.unset), feature.first), feature.last) for name, feature in FEATURES.items()}
+    """The level in force of every feature; `finalized`: what the metadata log says. A stored level
+    that this version does not know counts as the nearest it does (only on a host that does not
+    serve: V3).
+    """
+    return {
+        name: min(max(finalized.get(name, feature.unset), feature.first), feature.last)
+        for name, feature in FEATURES.items()
+    }
 
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
-    """As the metadata log says it, whatever this host supports: also features that it does not know."""
+    """As the metadata log says it, whatever this host supports: also features that it does not
+    know.
+    """
     return {name: feature.unset for name, feature in FEATURES.items()} | dict(finalized)
 
 

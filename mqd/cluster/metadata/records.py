@@ -1,13 +1,17 @@
-"""What the metadata log holds: one versioned struct per kind of change, msgpack in the value of a record.
+"""What the metadata log holds: one versioned struct per kind of change, msgpack in the value of a
+record.
 
-A record is a fact that was decided, never a wish: applying the same records in the same order gives the same MetadataState, on every host and in every later
-version of mqd. So a struct here never changes its meaning; a new meaning gets a new class with the next number in its tag, and the old one stays readable.
+A record is a fact that was decided, never a wish: applying the same records in the same order gives
+the same MetadataState, on every host and in every later version of mqd. So a struct here never
+changes its meaning; a new meaning gets a new class with the next number in its tag, and the old one
+stays readable.
 """
 
 import msgspec
 
 
-class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):  # hundreds of thousands, and never part of a cycle
+# hundreds of thousands, and never part of a cycle
+class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     index: int
     replicas: tuple[int, ...]  # node ids, the preferred leader first
     directories: tuple[str, ...]  # by replica: id of the log directory; "" = that host has not chosen yet
@@ -15,15 +19,22 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     leader: int  # node id, -1 = none
     leader_epoch: int
     partition_epoch: int = 0  # +1 on every change of this partition (compare-and-set, KIP-497)
-    adding_replicas: tuple[int, ...] = ()  # a reassignment under way (KIP-455): in `replicas` already, not yet all in sync
+    # a reassignment under way (KIP-455): in `replicas` already, not yet all in sync
+    adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()  # in `replicas` still, and no more when it is done
-    eligible_leader_replicas: tuple[int, ...] = ()  # left the in-sync set below min.insync.replicas: they have every committed record (KIP-966)
-    last_known_eligible: tuple[int, ...] = ()  # were eligible, then came back without their memory: a human may still choose one
+    # left the in-sync set below min.insync.replicas: they have every committed record (KIP-966)
+    eligible_leader_replicas: tuple[int, ...] = ()
+    # were eligible, then came back without their memory: a human may still choose one
+    last_known_eligible: tuple[int, ...] = ()
     recovering: bool = False  # its leader was chosen uncleanly; until the leader has said that it is in order
     retiring: int = 0  # RETIRE_*: this partition of a topic that gets fewer
     redirect: int = -1  # index of the partition that takes what producers send here
-    replacing: int = -1  # the reassignment under way is mqd's own: it takes the replica of this node away, which is lost or drained
-    astray_replicas: tuple[int, ...] = ()  # of the removing ones, those that an earlier goal of this reassignment has brought: they were not there before
+    # the reassignment under way is mqd's own: it takes the replica of this node away, which is lost
+    # or drained
+    replacing: int = -1
+    # of the removing ones, those that an earlier goal of this reassignment has brought: they were
+    # not there before
+    astray_replicas: tuple[int, ...] = ()
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
@@ -35,7 +46,9 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
     topic_id: bytes  # 16 bytes
     partitions: tuple[PartitionState, ...]  # by index
     config: dict[str, str]  # only what was set on the topic; never mutated
-    first_leader_epoch: int = 0  # in which a partition that is added begins: above every one that a vanished partition of this topic had. Clients, groups and files may remember that one
+    # in which a partition that is added begins: above every one that a vanished partition of this
+    # topic had. Clients, groups and files may remember that one
+    first_leader_epoch: int = 0
 
 
 class BrokerState(msgspec.Struct, frozen=True):
@@ -78,7 +91,9 @@ class PartitionsAdded(msgspec.Struct, frozen=True, tag="partitions_added/1"):
 
 
 class LeaderEpochsRaised(msgspec.Struct, frozen=True, tag="leader_epochs_raised/1"):
-    """The leader's process was replaced: the same leader, in a new epoch, for these partitions of one topic."""
+    """The leader's process was replaced: the same leader, in a new epoch, for these partitions of
+    one topic.
+    """
 
     topic_id: bytes
     partitions: tuple[int, ...]
@@ -124,14 +139,18 @@ class ClientQuotaSet(msgspec.Struct, frozen=True, tag="client_quota_set/1"):
 
 
 class FeatureLevelSet(msgspec.Struct, frozen=True, tag="feature_level_set/1"):
-    """The level of one feature that is in force in the cluster from here on (KIP-584); 0 = switched off."""
+    """The level of one feature that is in force in the cluster from here on (KIP-584); 0 = switched
+    off.
+    """
 
     name: str
     level: int
 
 
 class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
-    """The replica of one broker lies in another of its log directories (KIP-113): its files there were complete and flushed before."""
+    """The replica of one broker lies in another of its log directories (KIP-113): its files there
+    were complete and flushed before.
+    """
 
     topic_id: bytes
     index: int
@@ -140,8 +159,10 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
 
 
 class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What becomes of one partition; None = as it was. The partition epoch rises by one. A leader epoch rises when `new_epoch` is set: always with another leader,
-    and when whoever leads must forget what it knows of its followers."""
+    """What becomes of one partition; None = as it was. The partition epoch rises by one. A leader
+    epoch rises when `new_epoch` is set: always with another leader, and when whoever leads must
+    forget what it knows of its followers.
+    """
 
     index: int
     new_epoch: bool = False
@@ -166,7 +187,9 @@ class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1")
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):
-    """Of a registered broker; None = as it was. The changes of its partitions are in the same batch."""
+    """Of a registered broker; None = as it was. The changes of its partitions are in the same
+    batch.
+    """
 
     node_id: int
     epoch: int  # of the registration that this is about
@@ -189,8 +212,23 @@ class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1
 
 
 Record = (
-    ClusterCreated | BrokerRegistered | TopicCreated | PartitionsAdded | LeaderEpochsRaised | TopicRemoved | TopicConfigured | BrokerConfigured | GroupConfigured | ProducerIdsAllocated
-    | ClientQuotaSet | FeatureLevelSet | ReplicaMoved | PartitionsChanged | BrokerChanged | BrokerUnregistered | PartitionsVanished
+    ClusterCreated
+    | BrokerRegistered
+    | TopicCreated
+    | PartitionsAdded
+    | LeaderEpochsRaised
+    | TopicRemoved
+    | TopicConfigured
+    | BrokerConfigured
+    | GroupConfigured
+    | ProducerIdsAllocated
+    | ClientQuotaSet
+    | FeatureLevelSet
+    | ReplicaMoved
+    | PartitionsChanged
+    | BrokerChanged
+    | BrokerUnregistered
+    | PartitionsVanished
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -202,7 +240,9 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(value: bytes) -> Record:
-    """Raises ValueError when the bytes are no record of this version of mqd (msgspec names the field)."""
+    """Raises ValueError when the bytes are no record of this version of mqd (msgspec names the
+    field).
+    """
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:

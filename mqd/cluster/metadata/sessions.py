@@ -1,6 +1,8 @@
-"""When the active controller last heard of each broker. In memory only: a new controller starts all sessions at its own election (L2).
+"""When the active controller last heard of each broker. In memory only: a new controller starts all
+sessions at its own election (L2).
 
-Times are the controller's own CLOCK_BOOTTIME in milliseconds, at receipt; a broker counts its lease from when it sent, so it ends first.
+Times are the controller's own CLOCK_BOOTTIME in milliseconds, at receipt; a broker counts its lease
+from when it sent, so it ends first.
 """
 
 

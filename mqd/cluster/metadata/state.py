@@ -1,18 +1,23 @@
 """The cluster's metadata as a value: what the records of the metadata log add up to.
 
-MetadataState.apply(record) is the only mutator, total and deterministic; it validates nothing (the core did, before the record was written), but a record that
-does not fit the state is a broken invariant and raises. Topics and partitions are frozen, so copies share them.
+MetadataState.apply(record) is the only mutator, total and deterministic; it validates nothing (the
+core did, before the record was written), but a record that does not fit the state is a broken
+invariant and raises. Topics and partitions are frozen, so copies share them.
 
 Invariants (check())
     S1  topics_by_id and topics name the same topics, one each
-    S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are replicas; the leader is in sync or -1
+    S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are
+        replicas; the leader is in sync or -1
     S3  no two topic names differ only in '.' and '_'
     S4  partition_counts is what counting the partitions per directory gives
     S5  next_producer_id never falls
-    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; nobody is eligible while min.insync.replicas are in sync
-    P8  whoever came back without its memory is neither in sync nor eligible while it is remembered as one who was
+    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; nobody is
+        eligible while min.insync.replicas are in sync
+    P8  whoever came back without its memory is neither in sync nor eligible while it is remembered
+        as one who was
     P10 when nobody is in sync and nobody eligible, somebody is remembered
-    S6  removed holds ids of removed topics only, the newest REMOVED_COUNT_MAX in the order of their removal
+    S6  removed holds ids of removed topics only, the newest REMOVED_COUNT_MAX in the order of their
+        removal
 """
 
 import msgspec
@@ -65,7 +70,9 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
 
 
 def collision_key(name: str) -> str:
-    """Names with equal keys would share one metric name in Kafka's tools: '.' and '_' are the same there."""
+    """Names with equal keys would share one metric name in Kafka's tools: '.' and '_' are the same
+    there.
+    """
     return name.replace(".", "_")
 
 
@@ -84,7 +91,8 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
         return before if new is None else new
 
     removing = kept(change.removing_replicas, old.removing_replicas)
-    astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)  # a controller of an earlier version does not know of them, and ends their reassignment
+    # a controller of an earlier version does not know of them, and ends their reassignment
+    astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)
     return PartitionState(
         index=old.index,
         replicas=kept(change.replicas, old.replicas),
@@ -106,8 +114,24 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
 
 
 class MetadataState:
-    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed",
-                 "preferred_counts", "group_configs", "client_quotas", "features")  # fmt: skip
+    __slots__ = (
+        "version",
+        "cluster_id",
+        "created_ms",
+        "brokers",
+        "topics",
+        "topics_by_id",
+        "collisions",
+        "broker_configs",
+        "next_producer_id",
+        "partition_counts",
+        "partition_count",
+        "removed",
+        "preferred_counts",
+        "group_configs",
+        "client_quotas",
+        "features",
+    )
 
     def __init__(self) -> None:
         self.version = 0  # offset after the last applied record
@@ -140,7 +164,9 @@ class MetadataState:
             setattr(self, name, getattr(other, name))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MetadataState) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return isinstance(other, MetadataState) and all(
+            getattr(self, name) == getattr(other, name) for name in self.__slots__
+        )
 
     __hash__ = None
 
@@ -153,7 +179,7 @@ class MetadataState:
         wanted = wanted_min_in_sync(topic.config, self.broker_configs.get("", {}))
         return effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
 
-    # -- applying ----------------------------------------------------------------------------------------------------------
+    # -- applying ----------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
         """One record; the version moves by one."""
@@ -188,7 +214,9 @@ class MetadataState:
         partitions = list(topic.partitions)
         for index in record.partitions:
             old = partitions[index]
-            partitions[index] = msgspec.structs.replace(old, leader_epoch=old.leader_epoch + 1, partition_epoch=old.partition_epoch + 1)
+            partitions[index] = msgspec.structs.replace(
+                old, leader_epoch=old.leader_epoch + 1, partition_epoch=old.partition_epoch + 1
+            )
         self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
 
     def _on_topic_removed(self, record: TopicRemoved) -> None:
@@ -216,7 +244,9 @@ class MetadataState:
 
     def _on_producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         if record.next_producer_id < self.next_producer_id:
-            raise ValueError(f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}")
+            raise ValueError(
+                f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}"
+            )
         self.next_producer_id = record.next_producer_id
 
     def _on_client_quota_set(self, record: ClientQuotaSet) -> None:
@@ -236,7 +266,11 @@ class MetadataState:
         moved = msgspec.structs.replace(old, directories=directories, partition_epoch=old.partition_epoch + 1)
         self._count((old,), -1)
         self._count((moved,), 1)
-        self._put(msgspec.structs.replace(topic, partitions=(*topic.partitions[: record.index], moved, *topic.partitions[record.index + 1 :])))
+        self._put(
+            msgspec.structs.replace(
+                topic, partitions=(*topic.partitions[: record.index], moved, *topic.partitions[record.index + 1 :])
+            )
+        )
 
     def _on_partitions_changed(self, record: PartitionsChanged) -> None:
         topic = self._topic(record.topic_id)
@@ -252,17 +286,29 @@ class MetadataState:
     def _on_partitions_vanished(self, record: PartitionsVanished) -> None:
         topic = self._topic(record.topic_id)
         if not 0 < record.partition_count <= len(topic.partitions):
-            raise ValueError(f"topic {topic.name} has {len(topic.partitions)} partitions, {record.partition_count} cannot be left")
+            raise ValueError(
+                f"topic {topic.name} has {len(topic.partitions)} partitions, {record.partition_count} cannot be left"
+            )
         gone = topic.partitions[record.partition_count :]
         self._count(gone, -1)
         above = max((partition.leader_epoch + 1 for partition in gone), default=0)
-        self._put(msgspec.structs.replace(topic, partitions=topic.partitions[: record.partition_count], first_leader_epoch=max(topic.first_leader_epoch, above)))
+        self._put(
+            msgspec.structs.replace(
+                topic,
+                partitions=topic.partitions[: record.partition_count],
+                first_leader_epoch=max(topic.first_leader_epoch, above),
+            )
+        )
 
     def _on_broker_changed(self, record: BrokerChanged) -> None:
         broker = self.brokers[record.node_id]
         if broker.epoch != record.epoch:
             raise ValueError(f"broker {record.node_id} is registered with epoch {broker.epoch}, not {record.epoch}")
-        fields = {name: getattr(record, name) for name in ("fenced", "in_controlled_shutdown", "draining") if getattr(record, name) is not None}
+        fields = {
+            name: getattr(record, name)
+            for name in ("fenced", "in_controlled_shutdown", "draining")
+            if getattr(record, name) is not None
+        }
         self.brokers[record.node_id] = msgspec.structs.replace(broker, **fields)
 
     def _on_broker_unregistered(self, record: BrokerUnregistered) -> None:
@@ -284,7 +330,7 @@ class MetadataState:
                 _add(self.partition_counts, key, step)
             _add(self.preferred_counts, partition.replicas[0], step)
 
-    # -- snapshots ---------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -318,7 +364,7 @@ class MetadataState:
         state.version = snapshot.version
         return state
 
-    # -- invariants --------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         assert {topic.topic_id: name for name, topic in self.topics.items()} == self.topics_by_id, "S1"
@@ -341,18 +387,28 @@ class MetadataState:
             assert not (broker.fenced and broker.in_controlled_shutdown), "P7"
         assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
         assert preferred == self.preferred_counts, "S4"
-        assert counts == self.partition_counts and self.partition_count == sum(len(topic.partitions) for topic in self.topics.values()), "S4"
+        assert counts == self.partition_counts and self.partition_count == sum(
+            len(topic.partitions) for topic in self.topics.values()
+        ), "S4"
 
     def _check_partition(self, topic: TopicState, partition: PartitionState) -> None:
         in_sync, eligible = set(partition.in_sync_replicas), set(partition.eligible_leader_replicas)
         what = f"{topic.name}-{partition.index}: {partition}"
-        assert len(in_sync) == len(partition.in_sync_replicas) and len(eligible) == len(partition.eligible_leader_replicas), f"P7 {what}"
-        assert not any(node in self.brokers and self.brokers[node].fenced for node in in_sync), f"P7: fenced and in sync: {what}"
+        assert len(in_sync) == len(partition.in_sync_replicas) and len(eligible) == len(
+            partition.eligible_leader_replicas
+        ), f"P7 {what}"
+        assert not any(node in self.brokers and self.brokers[node].fenced for node in in_sync), (
+            f"P7: fenced and in sync: {what}"
+        )
         assert not in_sync & eligible and eligible <= set(partition.replicas), f"P7 {what}"
-        assert not eligible or len(in_sync) < self.min_in_sync(topic, partition), f"P7: enough in sync, and some eligible: {what}"
+        assert not eligible or len(in_sync) < self.min_in_sync(topic, partition), (
+            f"P7: enough in sync, and some eligible: {what}"
+        )
         assert not set(partition.last_known_eligible) & (in_sync | eligible), f"P8 {what}"
         assert in_sync or eligible or partition.last_known_eligible, f"P10 {what}"
-        assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas), f"R14 {what}"
+        assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas), (
+            f"R14 {what}"
+        )
         assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {what}"
         assert set(partition.astray_replicas) <= set(partition.removing_replicas), f"R14 {what}"
 

@@ -1,6 +1,8 @@
-"""The metadata as the rules of the active controller look at it: who lives, what is wanted, which partitions a broker is in.
+"""The metadata as the rules of the active controller look at it: who lives, what is wanted, which
+partitions a broker is in.
 
-A View is made anew over the tail for one decision. `gone`: brokers that this very decision takes out, whatever their record still says.
+A View is made anew over the tail for one decision. `gone`: brokers that this very decision takes
+out, whatever their record still says.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +13,8 @@ from mqd.cluster.metadata.rules.partitions import Target, settle, wanted_min_in_
 from mqd.cluster.metadata.rules.redirects import held
 
 Edit = Callable[[TopicState, PartitionState, Target], None]
-Unable = Callable[[TopicState, PartitionState, int], bool]  # whether this node lives and cannot serve its replica (its disk failed)
+# whether this node lives and cannot serve its replica (its disk failed)
+Unable = Callable[[TopicState, PartitionState, int], bool]
 
 
 def nobody_unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
@@ -20,12 +23,21 @@ def nobody_unable(topic: TopicState, partition: PartitionState, node: int) -> bo
 
 class View:
     def __init__(
-        self, state: MetadataState, mutants: frozenset[str] = frozenset(), gone: frozenset[int] = frozenset(), back: frozenset[int] = frozenset(), unable: Unable = nobody_unable
+        self,
+        state: MetadataState,
+        mutants: frozenset[str] = frozenset(),
+        gone: frozenset[int] = frozenset(),
+        back: frozenset[int] = frozenset(),
+        unable: Unable = nobody_unable,
     ) -> None:
         """`back`: brokers that this decision unfences."""
         self.state, self.mutants, self.unable = state, mutants, unable
         brokers = state.brokers.values()
-        self._unfenced = {broker.node_id for broker in brokers if (not broker.fenced or broker.node_id in back) and broker.node_id not in gone}
+        self._unfenced = {
+            broker.node_id
+            for broker in brokers
+            if (not broker.fenced or broker.node_id in back) and broker.node_id not in gone
+        }
         self._may_lead = {node for node in self._unfenced if not state.brokers[node].in_controlled_shutdown}
         self._ending = self._unfenced - self._may_lead
         self._default = state.broker_configs.get("", {})
@@ -57,8 +69,10 @@ class View:
         return (topic, topic.partitions[index]) if 0 <= index < len(topic.partitions) else None
 
     def settled(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
-        """The leader stays while it is unfenced, although it is about to shut down, unless it is `leaving`; where nobody else may lead, whoever is about to shut down still does.
-        Nobody else is chosen who cannot serve the replica."""
+        """The leader stays while it is unfenced, although it is about to shut down, unless it is
+        `leaving`; where nobody else may lead, whoever is about to shut down still does. Nobody else
+        is chosen who cannot serve the replica.
+        """
         leader = target.old.leader
         leaving = -1 if target.stays else leaving
         target.held = held(topic, target)
@@ -67,12 +81,21 @@ class View:
             return node == leader or not self.unable(topic, target.old, node)
 
         def live(node: int) -> bool:
-            return node != leaving and (node in self._may_lead or (node == leader and node in self._unfenced)) and able(node)
+            return (
+                node != leaving
+                and (node in self._may_lead or (node == leader and node in self._unfenced))
+                and able(node)
+            )
 
         change = settle(target, self.wanted_min(topic), live, self.mutants)
         after = leader if change is None or change.leader is None else change.leader
         if after < 0 and self._ending:
-            return settle(target, self.wanted_min(topic), lambda node: node != leaving and node in self._unfenced and able(node), self.mutants)
+            return settle(
+                target,
+                self.wanted_min(topic),
+                lambda node: node != leaving and node in self._unfenced and able(node),
+                self.mutants,
+            )
         return change
 
     def changes(self, wanted: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:

@@ -1,18 +1,25 @@
-"""The metadata quorum as a state machine without I/O: a pull Raft with pre-vote, check-quorum and a majority-granted lease (cluster.md, section 3).
+"""The metadata quorum as a state machine without I/O: a pull Raft with pre-vote, check-quorum and a
+majority-granted lease (cluster.md, section 3).
 
     role         leaves by
-    UNATTACHED   hearing of a leader -> FOLLOWER; a voter's patience ends -> PROSPECTIVE. Asks around by Fetch meanwhile
-    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; time is up -> again after a while (KIP-996)
+    UNATTACHED   hearing of a leader -> FOLLOWER; a voter's patience ends -> PROSPECTIVE. Asks
+                 around by Fetch meanwhile
+    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; time is up -> again after a
+                 while (KIP-996)
     CANDIDATE    a majority has voted -> LEADER; time is up -> PROSPECTIVE
-    FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer); EndEpoch, or the proof that its leader has died -> UNATTACHED
+    FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer);
+                 EndEpoch, or the proof that its leader has died -> UNATTACHED
     LEADER       a newer epoch, a majority silent, removal, transfer, a refusing disk -> UNATTACHED
 
-raft/election.py, raft/leader.py and raft/follower.py hold what a replica does in these roles, raft/replica.py what it has in all of them; here it goes from one to the other.
+raft/election.py, raft/leader.py and raft/follower.py hold what a replica does in these roles,
+raft/replica.py what it has in all of them; here it goes from one to the other.
 
 Invariants (check(); tests/sim/quorum_world.py holds them over all replicas)
-    I1  one leader in an epoch: a vote is durable before anyone hears of it, and given once in an epoch
+    I1  one leader in an epoch: a vote is durable before anyone hears of it, and given once in an
+        epoch
     I2  committed records are the same everywhere, and never truncated
-    I3  a leader has every committed record: votes go only to logs that are as new, a leader commits a record of its own epoch first
+    I3  a leader has every committed record: votes go only to logs that are as new, a leader commits
+        a record of its own epoch first
     I4  (epoch, vote) never regress
     I5  what is handed out as Committed is committed, and durable here
     I6  the epoch only rises
@@ -54,7 +61,8 @@ __all__ = ["QuorumBroken", "QuorumCore", "standalone"]
 class QuorumCore(QuorumReplica):
     """`key`: this replica. `rng` decides only when to try to be elected.
 
-    Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset, voters, generation, is_leader, is_active, is_voter.
+    Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset,
+    voters, generation, is_leader, is_active, is_voter.
     """
 
     leadership_class = Leadership
@@ -76,7 +84,7 @@ class QuorumCore(QuorumReplica):
         self._told_leader = (-1, self.epoch)
         self._told_voters: Voters | None = None
 
-    # -- what others read --------------------------------------------------------------------------------------------------
+    # -- what others read --------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
@@ -87,7 +95,9 @@ class QuorumCore(QuorumReplica):
         return self.leading is not None and self.leading.is_active
 
     def lease_deadline_ns(self, now_ns: int) -> int:
-        """Until when (own clock) this host may act as the controller without asking anyone: 0 when it may not, NO_DEADLINE while it is the only voter."""
+        """Until when (own clock) this host may act as the controller without asking anyone: 0 when
+        it may not, NO_DEADLINE while it is the only voter.
+        """
         if self.leading is None or not self.leading.is_active:
             return 0
         return lease_deadline_ns(self.key, self.log.voters, self.leading.stamps(), now_ns, self.settings.lease_ns)
@@ -110,7 +120,7 @@ class QuorumCore(QuorumReplica):
                 deadline = min(deadline, role.deadline_ns)
         return deadline
 
-    # -- events ------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         _HANDLERS[type(event)](self, event, now_ns)
@@ -182,7 +192,11 @@ class QuorumCore(QuorumReplica):
             self.following.on_disk_refused(now_ns)
 
     def _on_propose(self, event: events.Propose, now_ns: int) -> None:
-        reason = self.leading.why_not(event) if self.leading is not None else f"this host does not lead the metadata quorum; node {self.leader} does"
+        reason = (
+            self.leading.why_not(event)
+            if self.leading is not None
+            else f"this host does not lead the metadata quorum; node {self.leader} does"
+        )
         if self.leading is None or reason:
             self.emit(events.ProposalRefused(event.token, reason))
         else:
@@ -199,7 +213,11 @@ class QuorumCore(QuorumReplica):
 
     def _on_voter_change(self, event: events.AddVoter | events.RemoveVoter | events.UpdateVoter, now_ns: int) -> None:
         if self.leading is None:
-            text = f"This host does not lead the metadata quorum; node {self.leader} does." if self.leader >= 0 else "The metadata quorum has no leader that is known here; try again."
+            text = (
+                f"This host does not lead the metadata quorum; node {self.leader} does."
+                if self.leader >= 0
+                else "The metadata quorum has no leader that is known here; try again."
+            )
             self.emit(events.VoterChangeEnded(event.token, ErrorCode.NOT_LEADER_OR_FOLLOWER, text))
         else:
             self.leading.changes.request(event, now_ns)
@@ -213,7 +231,7 @@ class QuorumCore(QuorumReplica):
         if self.leading is None and self.following is None:
             self._discover_at_ns = now_ns
 
-    # -- messages that any role may get ------------------------------------------------------------------------------------
+    # -- messages that any role may get ------------------------------------------------------------
 
     def _on_vote_request(self, sender: int, request: VoteRequest, now_ns: int) -> None:
         if request.voter != self.key or request.candidate.node_id != sender:
@@ -224,14 +242,19 @@ class QuorumCore(QuorumReplica):
                 self._give_way(now_ns + self.settings.promise_ns // 16)
         else:
             granted = self._grant(request, now_ns)
-        self.send(sender, VoteResponse(self.generation, self.epoch, self.key, granted, request.pre_vote, request.round, self.leader))
+        self.send(
+            sender,
+            VoteResponse(self.generation, self.epoch, self.key, granted, request.pre_vote, request.round, self.leader),
+        )
 
     def may_vote(self, now_ns: int) -> bool:
         """Not while it leads, and not against its promise."""
         return self.leading is None and not self.promise.holds(now_ns)
 
     def _give_way(self, until_ns: int) -> None:
-        """To one that begins just now: two that stand at the same time take each other's votes. Not so long that it could go on for ever, a round takes twice as long."""
+        """To one that begins just now: two that stand at the same time take each other's votes. Not
+        so long that it could go on for ever, a round takes twice as long.
+        """
         if self.following is not None:
             self.following.be_patient(until_ns)
         elif self.election is None:
@@ -281,13 +304,24 @@ class QuorumCore(QuorumReplica):
         elif message.epoch < self.epoch or self.leading is not None or self.leader not in (-1, sender):
             return
         self.end_epoch()
-        place = message.successors.index(self.key.node_id) if self.key.node_id in message.successors else len(message.successors)
+        place = (
+            message.successors.index(self.key.node_id)
+            if self.key.node_id in message.successors
+            else len(message.successors)
+        )
         self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
-        """As if it had resigned, only that nobody knows who has the newest log: the others try in the order of their node ids, and one whose log is too old is told so. It is said again and
-        again, for whoever has not heard it refuses; the first in that order then tries again, the others keep the time that they have given it."""
-        if event.node_id == self.key.node_id or event.epoch < self.epoch or (event.epoch == self.epoch and self.leader not in (-1, event.node_id)):
+        """As if it had resigned, only that nobody knows who has the newest log: the others try in
+        the order of their node ids, and one whose log is too old is told so. It is said again and
+        again, for whoever has not heard it refuses; the first in that order then tries again, the
+        others keep the time that they have given it.
+        """
+        if (
+            event.node_id == self.key.node_id
+            or event.epoch < self.epoch
+            or (event.epoch == self.epoch and self.leader not in (-1, event.node_id))
+        ):
             return
         self.promise.release(event.epoch)
         if event.epoch > self.epoch:
@@ -312,12 +346,16 @@ class QuorumCore(QuorumReplica):
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
 
     def _overtaken(self, epoch: int, now_ns: int) -> None:
-        """Somebody fetches in a newer epoch. It cannot come back, so a leader goes to meet it: gives up its lease and stands again at once."""
+        """Somebody fetches in a newer epoch. It cannot come back, so a leader goes to meet it:
+        gives up its lease and stands again at once.
+        """
         if self.leading is not None:
             self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, stand_again=True)
         self.adopt(epoch, now_ns)
         if self.may_stand:
-            self.election_deadline_ns = min(self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.some_backoff()))
+            self.election_deadline_ns = min(
+                self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.some_backoff())
+            )
 
     def _on_fetch_snapshot(self, sender: int, fetch: FetchSnapshot, now_ns: int) -> None:
         if fetch.replica.node_id == sender and self.leading is not None and fetch.epoch == self.epoch:
@@ -339,10 +377,12 @@ class QuorumCore(QuorumReplica):
         if self.following is not None and chunk.epoch == self.epoch and chunk.sender.node_id == sender == self.leader:
             self.following.on_snapshot_chunk(chunk, now_ns)
 
-    # -- roles -------------------------------------------------------------------------------------------------------------
+    # -- roles -------------------------------------------------------------------------------------
 
     def hear_of(self, epoch: int, leader: int, sender: int, now_ns: int) -> None:
-        """`sender` says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour without a leader does not take us away from one."""
+        """`sender` says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour
+        without a leader does not take us away from one.
+        """
         if leader == self.key.node_id or (leader < 0 and (epoch == self.epoch or self.promise.holds(now_ns))):
             return
         if epoch == self._ended_epoch or (epoch == self._doubted_epoch and leader != sender):
@@ -358,11 +398,15 @@ class QuorumCore(QuorumReplica):
             self.following.maybe_fetch(now_ns)
 
     def doubt_leader(self) -> None:
-        """The leader of this epoch is silent: until it speaks itself nobody's word for it counts, or replicas would send each other back to it for ever."""
+        """The leader of this epoch is silent: until it speaks itself nobody's word for it counts,
+        or replicas would send each other back to it for ever.
+        """
         self._doubted_epoch = self.epoch
 
     def end_epoch(self) -> None:
-        """The leader of this epoch has resigned: it leads it never again, whatever of it is still on its way."""
+        """The leader of this epoch has resigned: it leads it never again, whatever of it is still
+        on its way.
+        """
         self._ended_epoch = self.epoch
 
     def adopt(self, epoch: int, now_ns: int) -> None:
@@ -397,7 +441,10 @@ class QuorumCore(QuorumReplica):
 
     def elected(self, now_ns: int) -> None:
         if self.high_watermark > self.log.end_offset:
-            raise QuorumBroken(f"elected in epoch {self.epoch} with a log that ends at {self.log.end_offset}; {self.high_watermark} records are committed")
+            raise QuorumBroken(
+                f"elected in epoch {self.epoch} with a log that ends at {self.log.end_offset}; {self.high_watermark}"
+                " records are committed"
+            )
         self._leave_role()
         self.leader = self.key.node_id
         self.leading = self.leadership_class(self, now_ns)
@@ -407,7 +454,11 @@ class QuorumCore(QuorumReplica):
         """Asks one of those who may know, another one each time."""
         nodes = sorted({voter.node_id for voter in self.log.voters} | set(self.peers))
         nodes = [node for node in nodes if node != self.key.node_id]
-        self._discover_at_ns = now_ns + self.settings.promise_ns // 8 if self.leading is None and self.following is None and nodes else NO_DEADLINE
+        self._discover_at_ns = (
+            now_ns + self.settings.promise_ns // 8
+            if self.leading is None and self.following is None and nodes
+            else NO_DEADLINE
+        )
         if nodes:
             self._discovered += 1
             self._ask(nodes[self._discovered % len(nodes)])
@@ -418,7 +469,16 @@ class QuorumCore(QuorumReplica):
     def make_fetch(self, stamp_ns: int) -> Fetch:
         self._fetch_sequence += 1
         offset = min(self.durable_offset, self.log.end_offset)
-        return Fetch(self.generation, self.epoch, self.key, self._fetch_sequence, offset, self.log.epoch_before(offset), self.high_watermark, stamp_ns)
+        return Fetch(
+            self.generation,
+            self.epoch,
+            self.key,
+            self._fetch_sequence,
+            offset,
+            self.log.epoch_before(offset),
+            self.high_watermark,
+            stamp_ns,
+        )
 
     def next_fetch_sequence(self) -> int:
         self._fetch_sequence += 1
@@ -439,23 +499,34 @@ class QuorumCore(QuorumReplica):
         if self._told_voters != self.log.voters:
             self._told_voters = self.log.voters
             self.emit(events.VotersChanged(self.log.voters))
-            if self.leader < 0 and self.election is None and self.may_stand and self.election_deadline_ns == NO_DEADLINE:
+            if (
+                self.leader < 0
+                and self.election is None
+                and self.may_stand
+                and self.election_deadline_ns == NO_DEADLINE
+            ):
                 self.election_deadline_ns = max(now_ns, self.promise.until_ns) + self.settings.promise_ns
 
-    # -- invariants --------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self, log_too: bool = True) -> None:
         super().check(log_too)
         assert sum(role is not None for role in (self.leading, self.following, self.election)) <= 1
         assert (self.leading is not None) == (self.leader == self.key.node_id)
         assert (self.following is not None) == (self.leader >= 0 and self.leading is None)
-        assert self.next_deadline_ns < NO_DEADLINE or self.is_alone or (self.leading is None and not self.log.voters and not self.peers)
+        assert (
+            self.next_deadline_ns < NO_DEADLINE
+            or self.is_alone
+            or (self.leading is None and not self.log.voters and not self.peers)
+        )
         if self.leading is not None:
             self.leading.check()
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
-    """force-standalone: the same state in a new generation with these voters, who are as founded; members of the old one are refused."""
+    """force-standalone: the same state in a new generation with these voters, who are as founded;
+    members of the old one are refused.
+    """
     return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)
 
 

@@ -1,6 +1,8 @@
-"""How a voter tries to be elected: first asks whether it would be (pre-vote, KIP-996), and only with a majority's yes begins a new epoch and asks for votes.
+"""How a voter tries to be elected: first asks whether it would be (pre-vote, KIP-996), and only
+with a majority's yes begins a new epoch and asks for votes.
 
-A round that cannot succeed any more, or does not in time, ends; the next one begins after a random while, with the pre-vote again: an epoch begins only where a majority misses its leader.
+A round that cannot succeed any more, or does not in time, ends; the next one begins after a random
+while, with the pre-vote again: an epoch begins only where a majority misses its leader.
 """
 
 from __future__ import annotations
@@ -46,7 +48,12 @@ class Election:
         for voter in core.voters:
             if voter.key != core.key:
                 end, epoch = core.log.end_offset, core.log.last_epoch
-                core.send(voter.node_id, VoteRequest(core.generation, core.epoch, core.key, voter.key, end, epoch, self.is_pre_vote, self._round))
+                core.send(
+                    voter.node_id,
+                    VoteRequest(
+                        core.generation, core.epoch, core.key, voter.key, end, epoch, self.is_pre_vote, self._round
+                    ),
+                )
 
     def on_response(self, response: VoteResponse, now_ns: int) -> None:
         current = response.round == self._round if self.is_pre_vote else response.epoch == self.core.epoch
@@ -54,7 +61,9 @@ class Election:
             return
         (self._granted if response.granted else self._refused).add(response.voter.directory_id)
         self.maybe_win(now_ns)
-        if self.core.election is self and sum(voter.key.directory_id not in self._refused for voter in self.core.voters) < majority(len(self.core.voters)):
+        if self.core.election is self and sum(
+            voter.key.directory_id not in self._refused for voter in self.core.voters
+        ) < majority(len(self.core.voters)):
             self.core.unattach(now_ns, now_ns + self.core.some_backoff())
 
     def maybe_win(self, now_ns: int) -> None:

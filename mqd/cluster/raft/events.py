@@ -1,16 +1,24 @@
-"""Events and effects of the quorum core (raft/core.py): the contract between it, the disk, the transport and the state machine.
+"""Events and effects of the quorum core (raft/core.py): the contract between it, the disk, the
+transport and the state machine.
 
 What a shell must do
-    order       effects are carried out in the order given; a nested event (a Propose because of a Committed) may be handled while it works through a list: what the disk is
-                asked comes before everything that may lead to one
-    disk        PersistVote, AppendLog, TruncateLog and InstallSnapshot carry rising `sequence` numbers and are carried out one after another, in that order. DiskDone(n) says: everything
-                up to and with n is durable (fdatasync; vote: write aside, fsync, rename, fsync of the directory). One flush may cover many appends. A write that
-                is known to have left nothing behind is DiskRefused(n): the shell drops what it has queued behind n as well, as if it had never been asked.
-                A flush that fails ends the process.
+    order       effects are carried out in the order given; a nested event (a Propose because of a
+                Committed) may be handled while it works through a list: what the disk is asked
+                comes before everything that may lead to one
+    disk        PersistVote, AppendLog, TruncateLog and InstallSnapshot carry rising `sequence`
+                numbers and are carried out one after another, in that order. DiskDone(n) says:
+                everything up to and with n is durable (fdatasync; vote: write aside, fsync, rename,
+                fsync of the directory). One flush may cover many appends. A write that is known to
+                have left nothing behind is DiskRefused(n): the shell drops what it has queued
+                behind n as well, as if it had never been asked. A flush that fails ends the
+                process.
     messages    Send is best effort. Receive only what came over an authenticated connection.
-    time        `now_ns` of handle() is CLOCK_BOOTTIME (it counts suspend), never smaller than before in this process. Tick no later than next_deadline_ns.
-    state       Committed batches are applied in order, all kinds (control batches only move the version). Nothing else ever takes effect. LoadState replaces the state.
-    snapshots   the shell stores a snapshot of its applied state together with QuorumCore.snapshot_meta(offset), then says SnapshotStored.
+    time        `now_ns` of handle() is CLOCK_BOOTTIME (it counts suspend), never smaller than
+                before in this process. Tick no later than next_deadline_ns.
+    state       Committed batches are applied in order, all kinds (control batches only move the
+                version). Nothing else ever takes effect. LoadState replaces the state.
+    snapshots   the shell stores a snapshot of its applied state together with
+                QuorumCore.snapshot_meta(offset), then says SnapshotStored.
 """
 
 from collections.abc import Hashable
@@ -26,7 +34,9 @@ NO_DEADLINE = (1 << 63) - 1
 class QuorumSettings(msgspec.Struct, frozen=True):
     """Times in nanoseconds; all follow from the promise P (cluster.md 3.3)."""
 
-    promise_ns: int = 2 * SECOND_NS  # P: after an answer of the leader a replica votes for nobody else for so long; also when it begins to miss the leader
+    # P: after an answer of the leader a replica votes for nobody else for so long; also when it
+    # begins to miss the leader
+    promise_ns: int = 2 * SECOND_NS
     fetch_bytes_max: int = 1 << 20
     uncommitted_bytes_max: int = 32 << 20  # proposals beyond it are refused
     log_bytes_max: int = 20 << 20  # then SnapshotWanted
@@ -54,7 +64,9 @@ class QuorumSettings(msgspec.Struct, frozen=True):
 
     @property
     def handover_ns(self) -> int:
-        return self.promise_ns // 200  # so long a named successor waits: the others should have heard by then that their promise has ended
+        # so long a named successor waits: the others should have heard by then that their promise
+        # has ended
+        return self.promise_ns // 200
 
 
 class VoteState(msgspec.Struct, frozen=True, array_like=True):
@@ -62,11 +74,15 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int = 0
     voted_for: ReplicaKey | None = None  # in `epoch`
-    followed: ReplicaKey | None = None  # the leader that was followed last, of any epoch: it may hold a promise. None since this replica voted, for then it held none
+    # the leader that was followed last, of any epoch: it may hold a promise. None since this
+    # replica voted, for then it held none
+    followed: ReplicaKey | None = None
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What the disk held at the start. A founded voter always has a snapshot (at offset 0 if need be): it names the voters. Nothing at all: a host that joins."""
+    """What the disk held at the start. A founded voter always has a snapshot (at offset 0 if need
+    be): it names the voters. Nothing at all: a host that joins.
+    """
 
     vote: VoteState = VoteState()
     snapshot: SnapshotMeta | None = None  # the state machine has loaded it already
@@ -75,7 +91,7 @@ class Stored(msgspec.Struct, frozen=True):
     committed_offset: int = 0  # known to be committed; 0 is always right
 
 
-# -- events --------------------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -103,7 +119,9 @@ class DiskRefused(msgspec.Struct, frozen=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Append these records as one batch. With `base_offset`: only if they get it, for their content rests on it."""
+    """Append these records as one batch. With `base_offset`: only if they get it, for their content
+    rests on it.
+    """
 
     token: Hashable
     values: tuple[bytes, ...]
@@ -142,13 +160,17 @@ class UpdateVoter(msgspec.Struct, frozen=True):
 
 
 class TransferLeadership(msgspec.Struct, frozen=True):
-    """Give it to `to` (node id), or to whoever has most when None. Nothing happens on a host that does not lead. Deposed tells that it is done."""
+    """Give it to `to` (node id), or to whoever has most when None. Nothing happens on a host that
+    does not lead. Deposed tells that it is done.
+    """
 
     to: int | None = None
 
 
 class LeaderDied(msgspec.Struct, frozen=True):
-    """The process that led `epoch` on `node_id` has ended, and its host's keeper has proven it (death_notice.py): its lease has ended with it, and nobody ever leads that epoch again."""
+    """The process that led `epoch` on `node_id` has ended, and its host's keeper has proven it
+    (death_notice.py): its lease has ended with it, and nobody ever leads that epoch again.
+    """
 
     node_id: int
     epoch: int
@@ -161,11 +183,24 @@ class PeersKnown(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Start | Received | Tick | DiskDone | DiskRefused | Propose | SnapshotStored | SnapshotRead | AddVoter | RemoveVoter | UpdateVoter | TransferLeadership | LeaderDied | PeersKnown
+    Start
+    | Received
+    | Tick
+    | DiskDone
+    | DiskRefused
+    | Propose
+    | SnapshotStored
+    | SnapshotRead
+    | AddVoter
+    | RemoveVoter
+    | UpdateVoter
+    | TransferLeadership
+    | LeaderDied
+    | PeersKnown
 )
 
 
-# -- effects -------------------------------------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -191,7 +226,9 @@ class TruncateLog(msgspec.Struct, frozen=True):
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Make it durable in place of the whole log. A snapshot that cannot be read is refused by DiskRefused."""
+    """Make it durable in place of the whole log. A snapshot that cannot be read is refused by
+    DiskRefused.
+    """
 
     sequence: int
     meta: SnapshotMeta
@@ -199,7 +236,9 @@ class InstallSnapshot(msgspec.Struct, frozen=True):
 
 
 class LoadState(msgspec.Struct, frozen=True):
-    """The installed snapshot is durable: the state machine is now this; nobody was told of what lies between."""
+    """The installed snapshot is durable: the state machine is now this; nobody was told of what
+    lies between.
+    """
 
     meta: SnapshotMeta
     data: bytes
@@ -214,7 +253,9 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class BecameActive(msgspec.Struct, frozen=True):
-    """This host leads and everything before its own epoch is committed and was handed out: it may propose, from `next_offset` on."""
+    """This host leads and everything before its own epoch is committed and was handed out: it may
+    propose, from `next_offset` on.
+    """
 
     epoch: int
     next_offset: int
@@ -222,14 +263,18 @@ class BecameActive(msgspec.Struct, frozen=True):
 
 
 class Deposed(msgspec.Struct, frozen=True):
-    """It does not any more. Of what was proposed and is not committed nobody knows whether it will be."""
+    """It does not any more. Of what was proposed and is not committed nobody knows whether it will
+    be.
+    """
 
     epoch: int
     reason: str
 
 
 class ControlAppended(msgspec.Struct, frozen=True):
-    """On an active leader: a control batch has taken offsets up to here; the next proposal begins there. Comes before anything else of the same handle(), what it commits included."""
+    """On an active leader: a control batch has taken offsets up to here; the next proposal begins
+    there. Comes before anything else of the same handle(), what it commits included.
+    """
 
     next_offset: int
 
@@ -242,7 +287,9 @@ class ProposalRefused(msgspec.Struct, frozen=True):
 
 
 class ProposalsDropped(msgspec.Struct, frozen=True):
-    """The disk refused: proposals from `offset` on are in no log and never will be; the host still leads."""
+    """The disk refused: proposals from `offset` on are in no log and never will be; the host still
+    leads.
+    """
 
     offset: int
     reason: str
@@ -276,7 +323,9 @@ class SnapshotWanted(msgspec.Struct, frozen=True):
 
 
 class ReadSnapshot(msgspec.Struct, frozen=True):
-    """Read up to `size_bytes` of the snapshot's state from `position` on; answered by SnapshotRead. May be forgotten (the replica asks again)."""
+    """Read up to `size_bytes` of the snapshot's state from `position` on; answered by SnapshotRead.
+    May be forgotten (the replica asks again).
+    """
 
     to: int
     replica: ReplicaKey
@@ -289,7 +338,9 @@ class ReadSnapshot(msgspec.Struct, frozen=True):
 
 
 class Outdated(msgspec.Struct, frozen=True):
-    """Another host belongs to a newer generation of the cluster (force-standalone): this one must be emptied and join anew."""
+    """Another host belongs to a newer generation of the cluster (force-standalone): this one must
+    be emptied and join anew.
+    """
 
     generation: int
     sender: int

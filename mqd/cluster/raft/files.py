@@ -1,15 +1,24 @@
-"""The bytes of the metadata log's files: batches of the quorum as record batches, snapshots, the vote, the mark.
+"""The bytes of the metadata log's files: batches of the quorum as record batches, snapshots, the
+vote, the mark.
 
-    NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum: partition_leader_epoch = its epoch, and base_sequence the same number, because that one
-                                      is under the checksum. Records of the state machine have no key; a control batch has the control attribute and one record, its key
-                                      version int16 0, type int16 (2 a leader's first, 6 voters: Kafka's numbers, KIP-595 and KIP-853)
-    NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32, state bytes uint64 (big-endian), SnapshotMeta in msgpack, the state's bytes
-                                      before clusters: "MQDMETA1", crc32c uint32, state bytes uint64, the state's bytes
+    NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum:
+                                      partition_leader_epoch = its epoch, and base_sequence the same
+                                      number, because that one is under the checksum. Records of the
+                                      state machine have no key; a control batch has the control
+                                      attribute and one record, its key version int16 0, type int16
+                                      (2 a leader's first, 6 voters: Kafka's numbers, KIP-595 and
+                                      KIP-853)
+    NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32,
+                                      state bytes uint64 (big-endian), SnapshotMeta in msgpack, the
+                                      state's bytes before clusters: "MQDMETA1", crc32c uint32,
+                                      state bytes uint64, the state's bytes
     vote                              "MQDVOTE1", crc32c uint32, length uint32, VoteState in msgpack
-    committed                         "MQDMARK2", base offset int64, position uint64, committed offset int64, crc32c uint32
-                                      before clusters: "MQDMARK1", base offset int64, position uint64, crc32c uint32
+    committed                         "MQDMARK2", base offset int64, position uint64, committed
+                                      offset int64, crc32c uint32 before clusters: "MQDMARK1", base
+                                      offset int64, position uint64, crc32c uint32
 
-Pure functions over bytes. Whatever does not match raises ValueError (a batch: CorruptBatch, one of them).
+Pure functions over bytes. Whatever does not match raises ValueError (a batch: CorruptBatch, one of
+them).
 """
 
 from struct import Struct, error as StructError
@@ -36,7 +45,7 @@ _meta_decoder = msgspec.msgpack.Decoder(SnapshotMeta)
 _vote_decoder = msgspec.msgpack.Decoder(VoteState)
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def encode_batch(batch: Batch, now_ms: int) -> bytes:
@@ -44,9 +53,16 @@ def encode_batch(batch: Batch, now_ms: int) -> bytes:
     if batch.kind == DATA:
         found = [codec.Record(timestamp_ms=now_ms, value=value) for value in batch.values]
     else:
-        found = [codec.Record(timestamp_ms=now_ms, key=_KEY.pack(0, _CONTROL_TYPES[batch.kind]), value=value) for value in batch.values]
+        found = [
+            codec.Record(timestamp_ms=now_ms, key=_KEY.pack(0, _CONTROL_TYPES[batch.kind]), value=value)
+            for value in batch.values
+        ]
     return codec.encode_batch(
-        found, base_offset=batch.base_offset, partition_leader_epoch=batch.epoch, base_sequence=batch.epoch, is_control=batch.kind != DATA
+        found,
+        base_offset=batch.base_offset,
+        partition_leader_epoch=batch.epoch,
+        base_sequence=batch.epoch,
+        is_control=batch.kind != DATA,
     )
 
 
@@ -73,14 +89,23 @@ def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
     found = list(stored_records(header, data[position : position + header.size_bytes]))
     kind = DATA
     if header.control:
-        if len(found) != 1 or found[0].key is None or len(found[0].key) != _KEY.size or _KEY.unpack(found[0].key)[1] not in _KINDS:
+        if (
+            len(found) != 1
+            or found[0].key is None
+            or len(found[0].key) != _KEY.size
+            or _KEY.unpack(found[0].key)[1] not in _KINDS
+        ):
             raise CorruptBatch("a control batch of a kind that this version of mqd does not know")
         kind = _KINDS[_KEY.unpack(found[0].key)[1]]
-    return make_batch(header.base_offset, header.partition_leader_epoch, kind, tuple(record.value or b"" for record in found))
+    return make_batch(
+        header.base_offset, header.partition_leader_epoch, kind, tuple(record.value or b"" for record in found)
+    )
 
 
 def later_batch(data: bytes, position: int, base_offset: int) -> int:
-    """Position of a whole batch with a later offset anywhere after `position`, or -1. Only a candidate whose header is sane costs a checksum."""
+    """Position of a whole batch with a later offset anywhere after `position`, or -1. Only a
+    candidate whose header is sane costs a checksum.
+    """
     at = data.find(b"\2", position + 17)
     while at >= 0:
         start = at - 16
@@ -95,7 +120,7 @@ def later_batch(data: bytes, position: int, base_offset: int) -> int:
     return -1
 
 
-# -- snapshots -----------------------------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------
 
 
 class CheckpointHead(NamedTuple):
@@ -130,7 +155,7 @@ def decode_checkpoint(data: bytes) -> CheckpointHead:
     return CheckpointHead(meta, start, size)
 
 
-# -- vote and mark ---------------------------------------------------------------------------------------------------------------
+# -- vote and mark ---------------------------------------------------------------------------------
 
 
 def encode_vote(vote: VoteState) -> bytes:
@@ -163,8 +188,16 @@ def encode_mark(mark: Mark) -> bytes:
 
 def decode_mark(data: bytes) -> Mark:
     """It is rewritten in place, so it may be torn: then it says nothing."""
-    if data[:8] == b"MQDMARK1" and len(data) >= _MARK_1.size and native.crc32c(data[: _MARK_1.size - 4]) == _MARK_1.unpack_from(data)[-1]:
+    if (
+        data[:8] == b"MQDMARK1"
+        and len(data) >= _MARK_1.size
+        and native.crc32c(data[: _MARK_1.size - 4]) == _MARK_1.unpack_from(data)[-1]
+    ):
         return Mark(*_MARK_1.unpack_from(data)[1:3], 0)
-    if len(data) >= _MARK_2.size and data[:8] == b"MQDMARK2" and native.crc32c(data[: _MARK_2.size - 4]) == _MARK_2.unpack_from(data)[-1]:
+    if (
+        len(data) >= _MARK_2.size
+        and data[:8] == b"MQDMARK2"
+        and native.crc32c(data[: _MARK_2.size - 4]) == _MARK_2.unpack_from(data)[-1]
+    ):
         return Mark(*_MARK_2.unpack_from(data)[1:4])
     return Mark(-1, 0, 0)

@@ -1,8 +1,11 @@
-"""A replica, voter or observer, that fetches from a leader: log, snapshot when it is too far behind, truncation where the logs part.
+"""A replica, voter or observer, that fetches from a leader: log, snapshot when it is too far
+behind, truncation where the logs part.
 
-    Fetch -> answer -> promise, records to the disk -> (durable) -> the next Fetch, which repeats the answer's stamp and says with its offset: all before it is on my disk
+    Fetch -> answer -> promise, records to the disk -> (durable) -> the next Fetch, which repeats
+    the answer's stamp and says with its offset: all before it is on my disk
 
-One request is under way at a time; an answer to another one is ignored. While its own disk is busy a replica does not blame the leader for the silence.
+One request is under way at a time; an answer to another one is ignored. While its own disk is busy
+a replica does not blame the leader for the silence.
 """
 
 from __future__ import annotations
@@ -13,7 +16,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mqd.cluster.raft.events import NO_DEADLINE, Note, VoteState
-from mqd.cluster.raft.messages import SNAPSHOT_BYTES_MAX, VOTERS, Batch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, voters_of
+from mqd.cluster.raft.messages import (
+    SNAPSHOT_BYTES_MAX,
+    VOTERS,
+    Batch,
+    FetchResponse,
+    FetchSnapshot,
+    ReplicaKey,
+    SnapshotChunk,
+    SnapshotMeta,
+    voters_of,
+)
 
 if TYPE_CHECKING:
     from mqd.cluster.raft.core import QuorumCore
@@ -96,14 +109,25 @@ class Following:
             meta, self.sequence = download.meta, core.next_fetch_sequence()
             core.send(
                 self.leader,
-                FetchSnapshot(core.generation, core.epoch, core.key, self.sequence, meta.offset, meta.epoch, download.position, self._stamp_ns),
+                FetchSnapshot(
+                    core.generation,
+                    core.epoch,
+                    core.key,
+                    self.sequence,
+                    meta.offset,
+                    meta.epoch,
+                    download.position,
+                    self._stamp_ns,
+                ),
             )
         self._asked_ns = now_ns
 
-    # -- answers -----------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _heard(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
-        """An answer to what was asked: from now on nobody else is voted for during P; the leader may count on it when it sees the stamp again."""
+        """An answer to what was asked: from now on nobody else is voted for during P; the leader
+        may count on it when it sees the stamp again.
+        """
         core = self.core
         core.promise.give(core.epoch, now_ns, core.settings.promise_ns)
         if core.vote.followed != sender:  # a successor of this process must know that it may have promised
@@ -123,14 +147,20 @@ class Following:
         self.maybe_fetch(now_ns)
 
     def _part(self, epoch: int, end_offset: int, now_ns: int) -> None:
-        """The leader's log has nothing of our last epoch beyond there (KIP-595): the logs agree below the lesser of both ends of `epoch`."""
+        """The leader's log has nothing of our last epoch beyond there (KIP-595): the logs agree
+        below the lesser of both ends of `epoch`.
+        """
         core = self.core
         own = core.log.epoch_end(epoch)
         offset = min(end_offset, own[1]) if own is not None else core.log.start_offset
         if offset < core.log.end_offset:
             core.truncate(core.log.boundary(offset))
         else:
-            self._pause(now_ns, f"the leader says that the logs part at offset {end_offset} of epoch {epoch}; this one ends at {core.log.end_offset}")
+            self._pause(
+                now_ns,
+                f"the leader says that the logs part at offset {end_offset} of epoch {epoch}; this one ends at"
+                f" {core.log.end_offset}",
+            )
 
     def _take(self, response: FetchResponse, now_ns: int) -> None:
         core = self.core
@@ -154,13 +184,18 @@ class Following:
             offset, epoch = batch.next_offset, batch.epoch
         return True
 
-    # -- snapshots ---------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------
 
     def _begin_download(self, meta: SnapshotMeta, size_bytes: int, now_ns: int) -> None:
         if not 0 <= size_bytes <= SNAPSHOT_BYTES_MAX or meta.offset < self.core.applied_offset:
             self._pause(now_ns, f"a snapshot of {size_bytes} bytes at offset {meta.offset} is not for this replica")
             return
-        self.core.emit(Note("fetching a snapshot", (("offset", str(meta.offset)), ("bytes", str(size_bytes)), ("leader", str(self.leader)))))
+        self.core.emit(
+            Note(
+                "fetching a snapshot",
+                (("offset", str(meta.offset)), ("bytes", str(size_bytes)), ("leader", str(self.leader))),
+            )
+        )
         self._download = Download(meta, size_bytes)
         self._maybe_install()
 
@@ -169,7 +204,11 @@ class Following:
         if download is None or chunk.sequence != self.sequence:
             return
         self._heard(chunk.sender, chunk.sent_ns, now_ns)
-        sound = chunk.position == download.position and chunk.crc == zlib.crc32(chunk.data) and len(chunk.data) <= download.size_bytes - download.position
+        sound = (
+            chunk.position == download.position
+            and chunk.crc == zlib.crc32(chunk.data)
+            and len(chunk.data) <= download.size_bytes - download.position
+        )
         if not sound or not chunk.data:
             self._download = None  # gone, or damaged: begin again
             self._pause(now_ns, "the snapshot could not be fetched to its end")

@@ -1,6 +1,8 @@
-"""Who this replica of the metadata quorum is: node id and the id of its metadata directory, kept in DATA_DIR/metadata/meta.properties.
+"""Who this replica of the metadata quorum is: node id and the id of its metadata directory, kept in
+DATA_DIR/metadata/meta.properties.
 
-A directory that was emptied gets another id, so a host that lost its metadata is a new one: nobody's voter, whatever its node id says (cluster.md 3.1).
+A directory that was emptied gets another id, so a host that lost its metadata is a new one:
+nobody's voter, whatever its node id says (cluster.md 3.1).
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -13,7 +15,9 @@ TOPIC_DIRECTORY = "__cluster_metadata-0"
 
 
 class MetadataCorrupt(RuntimeError):
-    """What lies in the metadata directory is not what was written. The message names file, position and the way out."""
+    """What lies in the metadata directory is not what was written. The message names file, position
+    and the way out.
+    """
 
 
 def directory_text(directory_id: bytes) -> str:
@@ -29,13 +33,20 @@ def directory_bytes(text: str) -> bytes:
 
 
 def settle_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
-    """Who this replica is; `new_id` (16 random bytes) is taken, durably, when the directory is new. Raises MetadataCorrupt, OSError."""
+    """Who this replica is; `new_id` (16 random bytes) is taken, durably, when the directory is new.
+    Raises MetadataCorrupt, OSError.
+    """
     path = directory / "meta.properties"
     try:
-        found = dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line and not line.startswith("#"))
+        found = dict(
+            line.split("=", 1) for line in path.read_text().splitlines() if "=" in line and not line.startswith("#")
+        )
     except FileNotFoundError:
         if (directory / TOPIC_DIRECTORY / "vote").exists():
-            raise MetadataCorrupt(f"{path} is missing, but this replica has voted: restore it from a copy; or empty {directory}, then this host joins its cluster anew") from None
+            raise MetadataCorrupt(
+                f"{path} is missing, but this replica has voted: restore it from a copy; or empty {directory}, then"
+                " this host joins its cluster anew"
+            ) from None
         directory.mkdir(parents=True, exist_ok=True)
         native.file_replace(path, f"version=1\nnode.id={node_id}\ndirectory.id={directory_text(new_id)}\n".encode())
         return ReplicaKey(node_id, new_id)
@@ -44,5 +55,7 @@ def settle_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
     except (KeyError, ValueError) as error:
         raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy") from error
     if key.node_id != node_id:
-        raise MetadataCorrupt(f"{path} is of node.id {key.node_id}, this broker is node.id {node_id}: the directory is another broker's")
+        raise MetadataCorrupt(
+            f"{path} is of node.id {key.node_id}, this broker is node.id {node_id}: the directory is another broker's"
+        )
     return key

@@ -1,9 +1,13 @@
-"""What the leader of an epoch does: serves fetches, commits, keeps its lease and its majority, and goes when it has neither.
+"""What the leader of an epoch does: serves fetches, commits, keeps its lease and its majority, and
+goes when it has neither.
 
 Invariants (check())
-    D1  a replica's position is what it said to be durable, in this epoch, and validated against this log; it does not fall
-    D2  the high watermark moves to what a majority of the newest voter set has durable, and only beyond the first record of this epoch (Raft, section 5.4.2)
-    D3  one Fetch is parked for a replica at most; it is answered when there is news for it or after fetch_wait
+    D1  a replica's position is what it said to be durable, in this epoch, and validated against
+        this log; it does not fall
+    D2  the high watermark moves to what a majority of the newest voter set has durable, and only
+        beyond the first record of this epoch (Raft, section 5.4.2)
+    D3  one Fetch is parked for a replica at most; it is answered when there is news for it or after
+        fetch_wait
     D4  who has resigned says so to everyone it led, after it has stopped counting on its lease
 """
 
@@ -15,7 +19,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mqd.cluster.raft.lease import majority_value
-from mqd.cluster.raft.events import NO_DEADLINE, BecameActive, ControlAppended, Deposed, Note, Propose, ProposalsDropped, ReadSnapshot, SnapshotRead
+from mqd.cluster.raft.events import (
+    NO_DEADLINE,
+    BecameActive,
+    ControlAppended,
+    Deposed,
+    Note,
+    Propose,
+    ProposalsDropped,
+    ReadSnapshot,
+    SnapshotRead,
+)
 from mqd.cluster.raft.messages import (
     BATCH_BYTES_MAX,
     DATA,
@@ -66,7 +80,9 @@ class Replica(msgspec.Struct):
     asked_end_offset: int = -1  # ... and where this log ended then
 
     def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
-        """A replica that keeps up with a log that grows all the time is never at its end: what it has now counts as of the fetch before."""
+        """A replica that keeps up with a log that grows all the time is never at its end: what it
+        has now counts as of the fetch before.
+        """
         if offset >= end_offset:
             self.caught_up_ns = now_ns
         elif 0 <= self.asked_end_offset <= offset:
@@ -74,7 +90,12 @@ class Replica(msgspec.Struct):
         self.asked_ns, self.asked_end_offset = now_ns, end_offset
 
     def view(self, now_ns: int) -> ReplicaView:
-        return ReplicaView(self.key, self.position, now_ns - self.heard_ns if self.heard_ns >= 0 else -1, now_ns - self.caught_up_ns if self.caught_up_ns >= 0 else -1)
+        return ReplicaView(
+            self.key,
+            self.position,
+            now_ns - self.heard_ns if self.heard_ns >= 0 else -1,
+            now_ns - self.caught_up_ns if self.caught_up_ns >= 0 else -1,
+        )
 
 
 class Leadership:
@@ -86,16 +107,18 @@ class Leadership:
         self.began_ns = now_ns
         self.is_active = False
         self.epoch_start_offset = core.log.end_offset
-        self.epoch_before = core.log.last_epoch  # whoever was active has committed a record of its own epoch first, and this log has it (I3)
+        # whoever was active has committed a record of its own epoch first, and this log has it (I3)
+        self.epoch_before = core.log.last_epoch
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # below it others may have our records
         self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; the oldest first
         self._begin_again_ns = now_ns
         self._transfer: tuple[int | None, int] | None = None  # (to whom, until when)
-        self._stalled_since_ns = NO_DEADLINE  # others have on disk what our own disk has not: we could commit, and apply nothing
+        # others have on disk what our own disk has not: we could commit, and apply nothing
+        self._stalled_since_ns = NO_DEADLINE
 
-    # -- time --------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     @property
     def deadline_ns(self) -> int:
@@ -112,7 +135,11 @@ class Leadership:
 
     @property
     def _stalled_until_ns(self) -> int:
-        return NO_DEADLINE if self._stalled_since_ns == NO_DEADLINE else self._stalled_since_ns + self.core.settings.check_quorum_ns
+        return (
+            NO_DEADLINE
+            if self._stalled_since_ns == NO_DEADLINE
+            else self._stalled_since_ns + self.core.settings.check_quorum_ns
+        )
 
     def _majority_heard_ns(self, now_ns: int) -> int:
         """Since when, at the latest, a majority has been silent; this replica hears itself."""
@@ -141,7 +168,12 @@ class Leadership:
             if to is None:
                 self.resign("handed over", now_ns)
                 return
-            self.core.emit(Note("the leadership of the metadata quorum was not handed over: its successor did not catch up", (("to", str(to)),)))
+            self.core.emit(
+                Note(
+                    "the leadership of the metadata quorum was not handed over: its successor did not catch up",
+                    (("to", str(to)),),
+                )
+            )
         self._maybe_transfer(now_ns)
 
     def misses_quorum(self, now_ns: int) -> bool:
@@ -149,7 +181,9 @@ class Leadership:
 
     def _announce(self, now_ns: int) -> None:
         """To voters that have not fetched in this epoch: they may not know of it."""
-        silent = [voter.key for voter in self.core.voters if voter.key != self.core.key and self._heard_ns(voter.key) < 0]
+        silent = [
+            voter.key for voter in self.core.voters if voter.key != self.core.key and self._heard_ns(voter.key) < 0
+        ]
         for key in silent:
             self.core.send(key.node_id, BeginEpoch(self.core.generation, self.epoch, self.core.key))
         self._begin_again_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
@@ -157,7 +191,7 @@ class Leadership:
     def stamps(self) -> dict[ReplicaKey, int]:
         return {key: replica.stamp_ns for key, replica in self.replicas.items()}
 
-    # -- the log -----------------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
 
     def begin(self, now_ns: int) -> None:
         core = self.core
@@ -221,14 +255,16 @@ class Leadership:
             self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.epoch_before))
 
     def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
-        """Only `end_offset` records are on our disk. What nobody else has seen is as if never proposed; else a new epoch must sort it out."""
+        """Only `end_offset` records are on our disk. What nobody else has seen is as if never
+        proposed; else a new epoch must sort it out.
+        """
         if self._exposed_offset <= end_offset and self.is_active:
             self.changes.dropped(end_offset)
             self.core.emit(ProposalsDropped(end_offset, reason))
         else:
             self.resign(f"its disk refuses: {reason}", now_ns)
 
-    # -- fetches -----------------------------------------------------------------------------------------------------------
+    # -- fetches -----------------------------------------------------------------------------------
 
     def on_fetch(self, fetch: Fetch, now_ns: int) -> None:
         core, log = self.core, self.core.log
@@ -273,7 +309,10 @@ class Leadership:
         if replica is None:
             if len(self.replicas) >= REPLICAS_MAX:
                 votes = {voter.key for voter in self.core.voters}
-                silent = min((known for known in self.replicas.values() if known.key not in votes), key=lambda known: known.heard_ns)
+                silent = min(
+                    (known for known in self.replicas.values() if known.key not in votes),
+                    key=lambda known: known.heard_ns,
+                )
                 del self.replicas[silent.key]
                 self._parked.pop(silent.key, None)
             replica = self.replicas[key] = Replica(key)
@@ -295,10 +334,19 @@ class Leadership:
 
     def _respond(self, fetch: Fetch, now_ns: int, **content: object) -> None:
         core = self.core
-        response = FetchResponse(core.generation, self.epoch, core.key.node_id, core.key, fetch.sequence, now_ns, core.high_watermark, **content)  # type: ignore[arg-type]
+        response = FetchResponse(
+            core.generation,
+            self.epoch,
+            core.key.node_id,
+            core.key,
+            fetch.sequence,
+            now_ns,
+            core.high_watermark,
+            **content,
+        )  # type: ignore[arg-type]
         core.send(fetch.replica.node_id, response)
 
-    # -- snapshots ---------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------
 
     def _offer_snapshot(self, fetch: Fetch, now_ns: int) -> None:
         assert self.core.log.snapshot is not None, "a voter has a snapshot"
@@ -310,7 +358,14 @@ class Leadership:
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         snapshot = self.core.log.snapshot
         read = ReadSnapshot(
-            fetch.replica.node_id, fetch.replica, fetch.sequence, self.epoch, fetch.snapshot_offset, fetch.snapshot_epoch, max(fetch.position, 0), SNAPSHOT_CHUNK_BYTES
+            fetch.replica.node_id,
+            fetch.replica,
+            fetch.sequence,
+            self.epoch,
+            fetch.snapshot_offset,
+            fetch.snapshot_epoch,
+            max(fetch.position, 0),
+            SNAPSHOT_CHUNK_BYTES,
         )
         if snapshot is None or (snapshot.offset, snapshot.epoch) != (fetch.snapshot_offset, fetch.snapshot_epoch):
             self.on_snapshot_read(SnapshotRead(read, b""), now_ns)
@@ -319,16 +374,29 @@ class Leadership:
 
     def on_snapshot_read(self, event: SnapshotRead, now_ns: int) -> None:
         request, core = event.request, self.core
-        chunk = SnapshotChunk(core.generation, self.epoch, core.key, request.fetch_sequence, now_ns, request.position, event.data, zlib.crc32(event.data))
+        chunk = SnapshotChunk(
+            core.generation,
+            self.epoch,
+            core.key,
+            request.fetch_sequence,
+            now_ns,
+            request.position,
+            event.data,
+            zlib.crc32(event.data),
+        )
         core.send(request.to, chunk)
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def transfer(self, to: int | None, now_ns: int) -> None:
-        """Proposals are refused from now on; the successor gets what there is, then the lease is given up."""
+        """Proposals are refused from now on; the successor gets what there is, then the lease is
+        given up.
+        """
         others = [voter.node_id for voter in self.core.voters if voter.key != self.core.key]
         if not others or (to is not None and to not in others):
-            self.core.emit(Note("the leadership of the metadata quorum stays here", (("reason", "there is no such other voter"),)))
+            self.core.emit(
+                Note("the leadership of the metadata quorum stays here", (("reason", "there is no such other voter"),))
+            )
             return
         self._transfer = (to, now_ns + self.core.settings.promise_ns)
         self._maybe_transfer(now_ns)
@@ -356,16 +424,23 @@ class Leadership:
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None
         core.end_epoch()
-        self.changes.failed("This host has lost the leadership of the metadata quorum; whether the voters change is not known.")
+        self.changes.failed(
+            "This host has lost the leadership of the metadata quorum; whether the voters change is not known."
+        )
         core.emit(Note("leads the metadata quorum no more", (("epoch", str(self.epoch)), ("reason", reason))))
         if self.is_active:
             core.emit(Deposed(self.epoch, reason))
         for node in sorted(nodes):
             core.send(node, EndEpoch(core.generation, self.epoch, core.key, tuple(successors)))
         settings = core.settings
-        core.unattach(now_ns, now_ns + (0 if stand_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns) + core.some_backoff())
+        core.unattach(
+            now_ns,
+            now_ns
+            + (0 if stand_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns)
+            + core.some_backoff(),
+        )
 
-    # -- views -------------------------------------------------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------------
 
     def describe(self, now_ns: int) -> QuorumView:
         core = self.core
@@ -379,7 +454,10 @@ class Leadership:
     def check(self) -> None:
         core = self.core
         assert self.epoch == core.epoch
-        assert self.epoch_start_offset < core.log.end_offset and core.log.epoch_before(self.epoch_start_offset + 1) == self.epoch
+        assert (
+            self.epoch_start_offset < core.log.end_offset
+            and core.log.epoch_before(self.epoch_start_offset + 1) == self.epoch
+        )
         for key, replica in self.replicas.items():
             assert replica.key == key and replica.position <= core.log.end_offset, "D1"
         assert not self.is_active or core.applied_offset > self.epoch_start_offset, "D2"

@@ -1,11 +1,16 @@
-"""The two halves of the controller's lease (cluster.md 3.3): what a replica promises, and what a leader may conclude from it.
+"""The two halves of the controller's lease (cluster.md 3.3): what a replica promises, and what a
+leader may conclude from it.
 
-A replica that takes an answer of the leader votes for nobody during P from then on, by its own clock. The leader learns of that promise from the next Fetch, which repeats the
-leader's own stamp of the answer: the promise was given after that moment, so until stamp + L (L < P) nobody else can be elected. Stamps of sending, never of receipt.
+A replica that takes an answer of the leader votes for nobody during P from then on, by its own
+clock. The leader learns of that promise from the next Fetch, which repeats the leader's own stamp
+of the answer: the promise was given after that moment, so until stamp + L (L < P) nobody else can
+be elected. Stamps of sending, never of receipt.
 
 Invariants
-    L1  no two replicas hold a valid lease at one moment, while no two clocks differ in speed by more than P : L
-    The lease makes answers and heartbeats fast and bounds how long a zombie acts. It never makes a write safe: the log does.
+    L1  no two replicas hold a valid lease at one moment, while no two clocks differ in speed by
+        more than P : L
+    The lease makes answers and heartbeats fast and bounds how long a zombie acts. It never makes a
+    write safe: the log does.
 """
 
 from mqd.cluster.raft.events import NO_DEADLINE
@@ -23,7 +28,9 @@ def majority_value(voters: Voters, values: dict[ReplicaKey, int], default: int) 
 
 
 class Promise:
-    """What this replica has promised to a leader. Lost with the process, therefore kept anew for P after a restart by whoever may have given one."""
+    """What this replica has promised to a leader. Lost with the process, therefore kept anew for P
+    after a restart by whoever may have given one.
+    """
 
     def __init__(self) -> None:
         self.until_ns = 0
@@ -34,7 +41,9 @@ class Promise:
         self.until_ns = max(self.until_ns, now_ns + promise_ns)
 
     def release(self, epoch: int) -> None:
-        """The leader of `epoch` has given up its lease. Those before it had none any more when it was elected."""
+        """The leader of `epoch` has given up its lease. Those before it had none any more when it
+        was elected.
+        """
         if self.epoch <= epoch:
             self.until_ns = 0
 
@@ -42,7 +51,9 @@ class Promise:
         return now_ns < self.until_ns
 
 
-def lease_deadline_ns(key: ReplicaKey, voters: Voters, stamps: dict[ReplicaKey, int], now_ns: int, lease_ns: int) -> int:
+def lease_deadline_ns(
+    key: ReplicaKey, voters: Voters, stamps: dict[ReplicaKey, int], now_ns: int, lease_ns: int
+) -> int:
     """By the leader's clock; 0 = none. `stamps`: the newest stamp that each replica has repeated."""
     if len(voters) == 1 and voters[0].key == key:
         return NO_DEADLINE

@@ -1,9 +1,12 @@
-"""The quorum's log since the last snapshot, in memory: what fetches are served from, with its epochs and voter sets.
+"""The quorum's log since the last snapshot, in memory: what fetches are served from, with its
+epochs and voter sets.
 
 Invariants (check())
     G1  batches are gapless from start_offset to end_offset; epochs do not fall
-    G2  epochs[i] = (epoch, offset of its first record), both rising, all above start_epoch, the one of the record before start_offset
-    G3  voter sets: the first is the one in force at start_offset, the others belong to batches in the log; how each came to be as large as it is follows from the sets before it, and is kept
+    G2  epochs[i] = (epoch, offset of its first record), both rising, all above start_epoch, the one
+        of the record before start_offset
+    G3  voter sets: the first is the one in force at start_offset, the others belong to batches in
+        the log; how each came to be as large as it is follows from the sets before it, and is kept
         with the first when they go
 """
 
@@ -51,7 +54,10 @@ class MemoryLog:
 
     def append(self, batch: Batch) -> None:
         if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch or not batch.values:
-            raise ValueError(f"a batch of epoch {batch.epoch} at offset {batch.base_offset} after epoch {self.last_epoch}, offset {self.end_offset}")
+            raise ValueError(
+                f"a batch of epoch {batch.epoch} at offset {batch.base_offset} after epoch {self.last_epoch}, offset"
+                f" {self.end_offset}"
+            )
         if batch.kind == VOTERS:
             voters = voters_of(batch)
             self._voters.append((batch.base_offset, voters, course_after(self.voters_course, self.voters, voters)))
@@ -76,9 +82,13 @@ class MemoryLog:
             self._voters.pop()
 
     def snapshot_stored(self, meta: SnapshotMeta, size_bytes: int, retained_bytes: int) -> None:
-        """A newer snapshot stands for what is below its offset; up to `retained_bytes` of that stay for replicas that are a little behind."""
+        """A newer snapshot stands for what is below its offset; up to `retained_bytes` of that stay
+        for replicas that are a little behind.
+        """
         self.snapshot, self.snapshot_bytes = meta, size_bytes
-        spare = sum(batch.size_bytes for batch in self._batches[: bisect_left(self._bases, meta.offset)]) - retained_bytes
+        spare = (
+            sum(batch.size_bytes for batch in self._batches[: bisect_left(self._bases, meta.offset)]) - retained_bytes
+        )
         dropped = 0
         while spare > 0 and self._batches[dropped].next_offset <= meta.offset:
             batch = self._batches[dropped]
@@ -93,7 +103,9 @@ class MemoryLog:
         self._voters[0] = (-1, *self._voters[0][1:])
 
     def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches from `offset`, the beginning of one, to before `end_offset`; at least one if there is any."""
+        """Whole batches from `offset`, the beginning of one, to before `end_offset`; at least one
+        if there is any.
+        """
         found: list[Batch] = []
         index, size = bisect_left(self._bases, offset), 0
         while index < len(self._batches) and self._batches[index].next_offset <= end_offset:
@@ -113,10 +125,12 @@ class MemoryLog:
             index -= 1
         return size
 
-    # -- epochs ------------------------------------------------------------------------------------------------------------
+    # -- epochs ------------------------------------------------------------------------------------
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
-        """(the largest epoch here that is at most `epoch`, offset at which it ends); None: all that is known here is newer."""
+        """(the largest epoch here that is at most `epoch`, offset at which it ends); None: all that
+        is known here is newer.
+        """
         index = bisect_right(self._epochs, (epoch, 1 << 62))
         end = self._epochs[index][1] if index < len(self._epochs) else self.end_offset
         if index > 0:

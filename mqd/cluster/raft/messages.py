@@ -1,10 +1,15 @@
-"""What the metadata quorum is made of and what its members say to each other: voters, batches, the messages of a pull Raft with pre-vote and a lease.
+"""What the metadata quorum is made of and what its members say to each other: voters, batches, the
+messages of a pull Raft with pre-vote and a lease.
 
-The shape is KRaft's (KIP-595, KIP-853, KIP-996): voters and observers fetch; the leader never pushes. Every message names the generation of the cluster, which only an
-operator's `force-standalone` raises: members of different generations do not talk. Delivery is best effort: lost, repeated and reordered messages are harmless.
+The shape is KRaft's (KIP-595, KIP-853, KIP-996): voters and observers fetch; the leader never
+pushes. Every message names the generation of the cluster, which only an operator's
+`force-standalone` raises: members of different generations do not talk. Delivery is best effort:
+lost, repeated and reordered messages are harmless.
 
-Bounds: a batch is at most BATCH_BYTES_MAX of values, an answer to Fetch FETCH_BYTES_MAX unless its first batch alone is larger, a snapshot's chunk SNAPSHOT_CHUNK_BYTES.
-All offsets are those of the metadata log; control batches (leader changes, voter sets) take offsets like others. Stamps are nanoseconds of the leader's CLOCK_BOOTTIME.
+Bounds: a batch is at most BATCH_BYTES_MAX of values, an answer to Fetch FETCH_BYTES_MAX unless its
+first batch alone is larger, a snapshot's chunk SNAPSHOT_CHUNK_BYTES. All offsets are those of the
+metadata log; control batches (leader changes, voter sets) take offsets like others. Stamps are
+nanoseconds of the leader's CLOCK_BOOTTIME.
 """
 
 import zlib
@@ -21,11 +26,13 @@ DATA, LEADER_CHANGE, VOTERS = 0, 1, 2
 """Kinds of a batch: the state machine's records; the first of a leader's epoch; a new voter set, in force from the moment it is in a log, committed or not."""
 
 
-# -- who -----------------------------------------------------------------------------------------------------------------------
+# -- who -------------------------------------------------------------------------------------------
 
 
 class ReplicaKey(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A member of the quorum. A host whose disk was lost has another directory id: it is someone else, and never a voter by its old name."""
+    """A member of the quorum. A host whose disk was lost has another directory id: it is someone
+    else, and never a voter by its old name.
+    """
 
     node_id: int
     directory_id: bytes  # 16 bytes
@@ -49,7 +56,9 @@ VOTERS_WANTED = 3
 
 
 def course_after(course: int, before: Voters, voters: Voters) -> int:
-    """Of `voters`, which follow a set with `course`. Only an operator removes a voter, so that says how many are wanted, also while the one removed is replaced."""
+    """Of `voters`, which follow a set with `course`. Only an operator removes a voter, so that says
+    how many are wanted, also while the one removed is replaced.
+    """
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:
         return SHRUNK
@@ -58,11 +67,13 @@ def course_after(course: int, before: Voters, voters: Voters) -> int:
     return GROWING
 
 
-# -- the log -------------------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """Records that were appended together by the leader of `epoch`: all of them are committed, or none."""
+    """Records that were appended together by the leader of `epoch`: all of them are committed, or
+    none.
+    """
 
     base_offset: int
     epoch: int
@@ -111,7 +122,9 @@ def voters_of(batch: Batch) -> Voters:
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
-    """What stands beside the state in a snapshot: it takes the place of the log's records below `offset`."""
+    """What stands beside the state in a snapshot: it takes the place of the log's records below
+    `offset`.
+    """
 
     offset: int  # the first that it does not cover
     epoch: int  # of the last record that it covers; 0 when it covers none
@@ -120,7 +133,7 @@ class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
     course: int = FOUNDED  # of `voters`; a version that does not know it passes over it, and writes none
 
 
-# -- elections -----------------------------------------------------------------------------------------------------------------
+# -- elections -------------------------------------------------------------------------------------
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
@@ -155,7 +168,9 @@ class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
 
 
 class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
-    """I lead `epoch` no more and hold no lease: whoever promised me not to vote is free. `successors`: node ids, the best first; they try in this order."""
+    """I lead `epoch` no more and hold no lease: whoever promised me not to vote is free.
+    `successors`: node ids, the best first; they try in this order.
+    """
 
     generation: int
     epoch: int
@@ -163,11 +178,13 @@ class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
     successors: tuple[int, ...]
 
 
-# -- replication ---------------------------------------------------------------------------------------------------------------
+# -- replication -----------------------------------------------------------------------------------
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
-    """Everything below `offset` is on the sender's disk. Sent to someone who does not lead it asks who does."""
+    """Everything below `offset` is on the sender's disk. Sent to someone who does not lead it asks
+    who does.
+    """
 
     generation: int  # 0: has no snapshot yet and takes whichever the leader's is
     epoch: int
@@ -215,4 +232,6 @@ class SnapshotChunk(msgspec.Struct, frozen=True, tag="q.chunk"):
     crc: int
 
 
-QuorumMessage = VoteRequest | VoteResponse | BeginEpoch | EndEpoch | Fetch | FetchResponse | FetchSnapshot | SnapshotChunk
+QuorumMessage = (
+    VoteRequest | VoteResponse | BeginEpoch | EndEpoch | Fetch | FetchResponse | FetchSnapshot | SnapshotChunk
+)

@@ -1,4 +1,5 @@
-"""What a replica of the quorum has whatever its role: the vote, the log, what is on the disk and what is only asked of it, what is committed and handed out, what it says.
+"""What a replica of the quorum has whatever its role: the vote, the log, what is on the disk and
+what is only asked of it, what is committed and handed out, what it says.
 
 raft/core.py is the replica itself; its invariants are listed there. Here above all
     I1  a vote is durable before anyone hears of it: send() keeps everything back until then
@@ -25,11 +26,15 @@ _DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.Instal
 
 
 class QuorumBroken(AssertionError):
-    """Two replicas contradict each other about committed records. Nothing that this process could do would be right: it ends."""
+    """Two replicas contradict each other about committed records. Nothing that this process could
+    do would be right: it ends.
+    """
 
 
 def _rank(effect: Effect) -> int:
-    """What the disk is asked comes before what others are told: they may propose at once, and the disk's order is that of the log."""
+    """What the disk is asked comes before what others are told: they may propose at once, and the
+    disk's order is that of the log.
+    """
     return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
 
@@ -56,7 +61,7 @@ class QuorumReplica:
         self._effects: list[Effect] = []
         self._snapshot_wanted = False
 
-    # -- what others read --------------------------------------------------------------------------------------------------
+    # -- what others read --------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -73,11 +78,15 @@ class QuorumReplica:
 
     @property
     def may_stand(self) -> bool:
-        """A voter; also one whose removal is in its log but perhaps not committed: it may be the only one that could win (Raft dissertation 4.2.2)."""
+        """A voter; also one whose removal is in its log but perhaps not committed: it may be the
+        only one that could win (Raft dissertation 4.2.2).
+        """
         log = self.log
         if self.is_voter:
             return True
-        return log.voters_offset >= self.high_watermark and any(voter.key == self.key for voter in log.voters_before(log.voters_offset))
+        return log.voters_offset >= self.high_watermark and any(
+            voter.key == self.key for voter in log.voters_before(log.voters_offset)
+        )
 
     @property
     def is_alone(self) -> bool:
@@ -88,12 +97,23 @@ class QuorumReplica:
         return self.log.end_offset
 
     def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """What goes with a snapshot of the state at `offset`, an applied one not before the last snapshot's."""
+        """What goes with a snapshot of the state at `offset`, an applied one not before the last
+        snapshot's.
+        """
         if not self.log.start_offset <= offset <= self.applied_offset:
-            raise ValueError(f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is applied")
-        return SnapshotMeta(offset, self.log.epoch_before(offset), self.log.voters_before(offset), self.generation, self.log.course_before(offset))
+            raise ValueError(
+                f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is"
+                " applied"
+            )
+        return SnapshotMeta(
+            offset,
+            self.log.epoch_before(offset),
+            self.log.voters_before(offset),
+            self.generation,
+            self.log.course_before(offset),
+        )
 
-    # -- effects -----------------------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------
 
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -142,10 +162,15 @@ class QuorumReplica:
     def truncate(self, offset: int) -> None:
         """Records that no majority has. Raises QuorumBroken."""
         if offset < self.high_watermark:
-            raise QuorumBroken(f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but {self.high_watermark} records are committed")
+            raise QuorumBroken(
+                f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but"
+                f" {self.high_watermark} records are committed"
+            )
         self.log.truncate(offset)
         self.durable_offset = min(self.durable_offset, offset)
-        self._disk = deque((sequence, what, min(end, offset) if what == "append" else end) for sequence, what, end in self._disk)
+        self._disk = deque(
+            (sequence, what, min(end, offset) if what == "append" else end) for sequence, what, end in self._disk
+        )
         self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
 
     @property
@@ -174,7 +199,7 @@ class QuorumReplica:
         self._snapshot_wanted = False
         self.emit(events.LoadState(meta, installed.data))
 
-    # -- what the disk says ------------------------------------------------------------------------------------------------
+    # -- what the disk says ------------------------------------------------------------------------
 
     def disk_done(self, sequence: int) -> bool:
         """Whether a snapshot was installed with it."""
@@ -194,7 +219,9 @@ class QuorumReplica:
         return installed
 
     def disk_refused(self, now_ns: int) -> tuple[int, bool]:
-        """What was asked is forgotten. (Where the log ends now, whether the disk must be told to cut it there.) The vote is tried again after a while."""
+        """What was asked is forgotten. (Where the log ends now, whether the disk must be told to
+        cut it there.) The vote is tried again after a while.
+        """
         truncated = [end for _, what, end in self._disk if what == "truncate"]
         if any(what == "install" for _, what, _ in self._disk):
             self._installing = None
@@ -211,7 +238,7 @@ class QuorumReplica:
         if on_disk_too:
             self._disk_effect("truncate", end_offset, lambda sequence: events.TruncateLog(sequence, end_offset))
 
-    # -- what is committed -------------------------------------------------------------------------------------------------
+    # -- what is committed -------------------------------------------------------------------------
 
     def commit(self, offset: int) -> None:
         """Everything below `offset` is committed, and that far this log is the leader's."""
@@ -226,7 +253,11 @@ class QuorumReplica:
             if batches:
                 self.emit(events.Committed(batches))
         self.on_applied()
-        if self.log.snapshot is not None and not self._snapshot_wanted and self.log.size_bytes > self.settings.log_bytes_max + self.settings.retained_bytes:
+        if (
+            self.log.snapshot is not None
+            and not self._snapshot_wanted
+            and self.log.size_bytes > self.settings.log_bytes_max + self.settings.retained_bytes
+        ):
             if self.applied_offset > self.log.snapshot.offset:
                 self._snapshot_wanted = True
                 self.emit(events.SnapshotWanted(self.applied_offset))
@@ -238,7 +269,10 @@ class QuorumReplica:
         """Asserts the invariants. The log's cost its length."""
         if log_too:
             self.log.check()
-        assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (self.vote.epoch, self.vote.voted_for is not None), "I4"
+        assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (
+            self.vote.epoch,
+            self.vote.voted_for is not None,
+        ), "I4"
         assert self.applied_offset <= min(self.high_watermark, self.durable_offset), "I5"
         assert self.durable_offset <= self.log.end_offset
         assert not self._outbox or self.is_vote_pending, "I1"

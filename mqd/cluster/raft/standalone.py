@@ -1,7 +1,10 @@
-"""force-standalone: one host goes on alone after a majority of the quorum's voters was lost for good. Offline, by an operator's order, and at the price that it names: what the lost majority had
-committed and this host had not yet, is gone; what this host had and nobody committed, is in force (cluster.md 3.5).
+"""force-standalone: one host goes on alone after a majority of the quorum's voters was lost for
+good. Offline, by an operator's order, and at the price that it names: what the lost majority had
+committed and this host had not yet, is gone; what this host had and nobody committed, is in force
+(cluster.md 3.5).
 
-The generation of the cluster rises with it, so that a lost voter that turns up again is refused instead of electing another leader beside this one.
+The generation of the cluster rises with it, so that a lost voter that turns up again is refused
+instead of electing another leader beside this one.
 """
 
 from pathlib import Path
@@ -22,7 +25,9 @@ class Standalone(NamedTuple):
 
 
 def force_standalone(directory: Path, node_id: int) -> Standalone:
-    """`directory`: DATA_DIR/metadata of a broker that does not run (whoever calls holds its lock). Raises MetadataCorrupt, OSError."""
+    """`directory`: DATA_DIR/metadata of a broker that does not run (whoever calls holds its lock).
+    Raises MetadataCorrupt, OSError.
+    """
     if not (directory / "meta.properties").exists():
         raise MetadataCorrupt(f"{directory} holds no metadata of a cluster")
     key = settle_key(directory, node_id, b"\0" * 16)
@@ -40,6 +45,8 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
         own = next((voter for voter in voters if voter.key == key), Voter(key, "", 0))
         meta = standalone(SnapshotMeta(state.version, epoch, voters, stored.snapshot.generation), (own,))
         store.begin_generation(meta, encode_state(state))
-        return Standalone(meta.generation, meta.offset, stored.committed_offset, tuple(sorted(voter.node_id for voter in voters)))
+        return Standalone(
+            meta.generation, meta.offset, stored.committed_offset, tuple(sorted(voter.node_id for voter in voters))
+        )
     finally:
         store.close()

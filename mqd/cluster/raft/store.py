@@ -1,23 +1,33 @@
-"""The quorum's store on disk: the metadata log, its snapshots, the vote. Nothing in force before it is flushed; what is damaged is refused, never passed over.
+"""The quorum's store on disk: the metadata log, its snapshots, the vote. Nothing in force before it
+is flushed; what is damaged is refused, never passed over.
 
     DIRECTORY/                            (DATA_DIR/metadata)
-        meta.properties                   node.id, directory.id: who this replica is. A directory that was emptied gets another directory.id: it is nobody's voter
+        meta.properties                   node.id, directory.id: who this replica is. A directory
+                                          that was emptied gets another directory.id: it is nobody's
+                                          voter
         __cluster_metadata-0/
             00000000000000000042.log          batches from offset 42 on (bytes: raft/files.py); the next file begins where it ends
             00000000000000000042.checkpoint   the state at offset 42, with the voters and the epoch there
             vote                              epoch, whom this replica voted for, whom it followed
             committed                         how far the log is known to be flushed, and committed
-            reserve                           ballast: given up when the disk is full, so that DeleteTopics and configuration changes still work
+            reserve                           ballast: given up when the disk is full, so that
+                                              DeleteTopics and configuration changes still work
 
 Invariants
-    M1  append returns after fdatasync; a write that fails leaves the files as before (definite); a flush that fails leaves the outcome unknown: the process
-        ends, and its successor reads what the disk holds
-    M2  `committed` is written after the flush that it tells of, and lowered (flushed) before a truncation, so it never claims too much; it may lag behind after a power cut
-    M3  bytes below the mark were flushed: a batch that is unreadable there is corruption, and the controller refuses to start. Bytes after it are the torn end of a write
-        that nobody was answered: cut off, unless a whole batch follows them (that is corruption too)
-    M4  what lay beyond the mark and was kept is written and flushed again before anything rests on it: after a failed flush the page cache lies
-    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the file that goes on after an installed one exists before it
-    M6  a vote is durable before it is told; a vote file that is missing or damaged where there should be one is refused: this replica could vote twice in one epoch
+    M1  append returns after fdatasync; a write that fails leaves the files as before (definite); a
+        flush that fails leaves the outcome unknown: the process ends, and its successor reads what
+        the disk holds
+    M2  `committed` is written after the flush that it tells of, and lowered (flushed) before a
+        truncation, so it never claims too much; it may lag behind after a power cut
+    M3  bytes below the mark were flushed: a batch that is unreadable there is corruption, and the
+        controller refuses to start. Bytes after it are the torn end of a write that nobody was
+        answered: cut off, unless a whole batch follows them (that is corruption too)
+    M4  what lay beyond the mark and was kept is written and flushed again before anything rests on
+        it: after a failed flush the page cache lies
+    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the file
+        that goes on after an installed one exists before it
+    M6  a vote is durable before it is told; a vote file that is missing or damaged where there
+        should be one is refused: this replica could vote twice in one epoch
 
 Single-threaded: one call at a time, off the event loop.
 """
@@ -45,7 +55,9 @@ _snapshot_decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 class FlushFailed(RuntimeError):
-    """The disk did not confirm a flush: whether the change survives is unknown. The controller must end."""
+    """The disk did not confirm a flush: whether the change survives is unknown. The controller must
+    end.
+    """
 
 
 class Recovered(NamedTuple):
@@ -54,7 +66,7 @@ class Recovered(NamedTuple):
     cut_bytes: int  # torn end that was cut off
 
 
-# -- the state's bytes -----------------------------------------------------------------------------------------------------------
+# -- the state's bytes -----------------------------------------------------------------------------
 
 
 def encode_state(state: MetadataState) -> bytes:
@@ -77,11 +89,13 @@ class _File(NamedTuple):
     path: Path
 
 
-# -- the log -------------------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 class QuorumStore:
-    """open() recovers; found() begins on an empty directory; append(), truncate(), install(), write_vote() carry out what the quorum decides; store_snapshot() keeps the log short."""
+    """open() recovers; found() begins on an empty directory; append(), truncate(), install(),
+    write_vote() carry out what the quorum decides; store_snapshot() keeps the log short.
+    """
 
     def __init__(self, directory: Path, key: ReplicaKey, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.directory = directory / TOPIC_DIRECTORY
@@ -112,7 +126,7 @@ class QuorumStore:
     def _reserve_path(self) -> Path:
         return self.directory / "reserve"
 
-    # -- recovery ----------------------------------------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------
 
     def open(self) -> Recovered:
         """Raises MetadataCorrupt, OSError."""
@@ -124,7 +138,10 @@ class QuorumStore:
             meta, state_bytes = self._adopt(state)
         if meta is None:
             if mark.position > 0:
-                raise MetadataCorrupt(f"{self._log_path(max(mark.base_offset, 0))} is missing, but {mark.position} bytes of it were in force; restore {self.directory} from a copy")
+                raise MetadataCorrupt(
+                    f"{self._log_path(max(mark.base_offset, 0))} is missing, but {mark.position} bytes of it were in"
+                    f" force; restore {self.directory} from a copy"
+                )
             self.restore_reserve()
             return Recovered(Stored(vote=self._read_vote(False)), state, 0)
         self._snapshot = meta
@@ -143,7 +160,9 @@ class QuorumStore:
             native.file_sync_directory(self.directory.parent)
 
     def _newest_checkpoint(self) -> tuple[SnapshotMeta | None, MetadataState, int]:
-        """The newest checkpoint; an empty state when there is none. A damaged one is never passed over: an older one plus a log that was cut would lack changes."""
+        """The newest checkpoint; an empty state when there is none. A damaged one is never passed
+        over: an older one plus a log that was cut would lack changes.
+        """
         paths = sorted(path for path in self.directory.glob("*.checkpoint") if path.stem.isdigit())
         if not paths:
             return None, MetadataState(), 0
@@ -175,7 +194,10 @@ class QuorumStore:
             reason = "is missing"
         except ValueError as error:
             reason = f"is damaged ({error})"
-        raise MetadataCorrupt(f"{self._vote_path} {reason}, so this replica could vote twice: restore it from a copy; or empty {self.directory.parent}, then this host joins its cluster anew")
+        raise MetadataCorrupt(
+            f"{self._vote_path} {reason}, so this replica could vote twice: restore it from a copy; or empty"
+            f" {self.directory.parent}, then this host joins its cluster anew"
+        )
 
     def _read_mark(self) -> Mark:
         try:
@@ -184,15 +206,17 @@ class QuorumStore:
             return Mark(-1, 0, 0)
 
     def _chain(self, snapshot_offset: int) -> list[_File]:
-        """Log files from the one on that has the snapshot's offset. An empty one above every other is what a crash left of a snapshot that was not finished."""
+        """Log files from the one on that has the snapshot's offset. An empty one above every other
+        is what a crash left of a snapshot that was not finished.
+        """
         found = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
         later = [file for file in found if file.base_offset > snapshot_offset]
         here = [file for file in found if file.base_offset <= snapshot_offset][-1:]
         if not here and later:
             if later[0].path.stat().st_size:
                 raise MetadataCorrupt(
-                    f"{later[0].path} begins at offset {later[0].base_offset}, but the newest checkpoint ends at {snapshot_offset}; restore"
-                    f" {self._checkpoint_path(later[0].base_offset)} from a copy"
+                    f"{later[0].path} begins at offset {later[0].base_offset}, but the newest checkpoint ends at"
+                    f" {snapshot_offset}; restore {self._checkpoint_path(later[0].base_offset)} from a copy"
                 )
             native.file_unlink(later[0].path)
             later = later[1:]
@@ -203,7 +227,8 @@ class QuorumStore:
         known = [file.base_offset for file in self._files]
         if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in known:
             raise MetadataCorrupt(
-                f"{self._log_path(mark.base_offset)} is missing, but {mark.position} bytes of it were in force; restore it from a copy of {self.directory}"
+                f"{self._log_path(mark.base_offset)} is missing, but {mark.position} bytes of it were in force; restore"
+                f" it from a copy of {self.directory}"
             )
         if not self._files:
             self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
@@ -215,11 +240,20 @@ class QuorumStore:
             last = number == len(self._files) - 1
             if file.base_offset != offset:
                 if file.path.stat().st_size or not last:
-                    raise MetadataCorrupt(f"{file.path} begins at offset {file.base_offset}, but the file before it ends at {offset}; restore {self.directory} from a copy")
+                    raise MetadataCorrupt(
+                        f"{file.path} begins at offset {file.base_offset}, but the file before it ends at {offset};"
+                        f" restore {self.directory} from a copy"
+                    )
                 native.file_unlink(file.path)  # of a snapshot that was not installed
                 del self._files[number]
                 break
-            flushed = mark.position if file.base_offset == mark.base_offset else 0 if file.base_offset > mark.base_offset else -1
+            flushed = (
+                mark.position
+                if file.base_offset == mark.base_offset
+                else 0
+                if file.base_offset > mark.base_offset
+                else -1
+            )
             successors_empty = all(later.path.stat().st_size == 0 for later in self._files[number + 1 :])
             offset, cut_bytes = self._read_file(file, flushed, successors_empty, batches)
         if offset < snapshot_offset:  # the checkpoint has more than the log before it: that log cannot go on
@@ -230,7 +264,9 @@ class QuorumStore:
         return [batch for batch in batches if batch.base_offset >= snapshot_offset], cut_bytes
 
     def _read_file(self, file: _File, flushed: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
-        """Appends the file's batches. `flushed`: so many bytes were (-1 = all). Returns (offset after the last, bytes of torn end)."""
+        """Appends the file's batches. `flushed`: so many bytes were (-1 = all). Returns (offset
+        after the last, bytes of torn end).
+        """
         data = file.path.read_bytes()
         flushed = len(data) if flushed < 0 else flushed
         position, offset = 0, file.base_offset
@@ -244,28 +280,42 @@ class QuorumStore:
             position, offset = position + header.size_bytes, header.next_offset
         if position < flushed:
             raise MetadataCorrupt(
-                f"{file.path} ends at byte {position}, but its first {flushed} bytes were in force: changes that were acknowledged are missing; restore the file"
-                f" from a copy, or delete {self._mark_path} to accept the loss of every change from offset {offset} on"
+                f"{file.path} ends at byte {position}, but its first {flushed} bytes were in force: changes that were"
+                f" acknowledged are missing; restore the file from a copy, or delete {self._mark_path} to accept the"
+                f" loss of every change from offset {offset} on"
             )
         if position > flushed:
             self._write_again(file.path, data[:position], flushed)
         self._position = position
         return offset, len(data) - position
 
-    def _judge(self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool) -> None:
-        """A batch that cannot be read: returns when it is a torn end, raises when it is corruption (M3)."""
+    def _judge(
+        self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool
+    ) -> None:
+        """A batch that cannot be read: returns when it is a torn end, raises when it is corruption
+        (M3).
+        """
         later = files.later_batch(data, position, offset)
         if position >= flushed and later < 0 and may_be_torn:
             return
-        known = f"a sound batch follows at byte {later}" if later >= 0 else "the log goes on in the next file" if not may_be_torn else f"the first {flushed} bytes were in force"
+        known = (
+            f"a sound batch follows at byte {later}"
+            if later >= 0
+            else "the log goes on in the next file"
+            if not may_be_torn
+            else f"the first {flushed} bytes were in force"
+        )
         raise MetadataCorrupt(
-            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is no interrupted write. Restore the file from a copy. To go on without"
-            f" the changes from offset {offset} on: stop the broker, cut the file to {position} bytes and delete {self._mark_path}"
+            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is no interrupted"
+            f" write. Restore the file from a copy. To go on without the changes from offset {offset} on: stop the"
+            f" broker, cut the file to {position} bytes and delete {self._mark_path}"
         )
 
     @staticmethod
     def _write_again(path: Path, data: bytes, position: int) -> None:
-        """M4: the same bytes in the same place, so that the flush is one of these bytes. Cuts off what follows them."""
+        """M4: the same bytes in the same place, so that the flush is one of these bytes. Cuts off
+        what follows them.
+        """
         fd = native.file_open_append(path, len(data))
         try:
             native.file_append(fd, data[position:], position)
@@ -282,10 +332,12 @@ class QuorumStore:
         if new:
             native.file_sync_directory(self.directory)
 
-    # -- beginning ---------------------------------------------------------------------------------------------------------
+    # -- beginning ---------------------------------------------------------------------------------
 
     def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:
-        """On an empty directory: this replica begins with the empty state and these voters. Raises OSError: nothing counts yet, the next start finds it empty."""
+        """On an empty directory: this replica begins with the empty state and these voters. Raises
+        OSError: nothing counts yet, the next start finds it empty.
+        """
         assert self._snapshot is None and meta.offset == 0
         native.file_replace(self._vote_path, files.encode_vote(vote))
         self._files, self._position, self.next_offset = [_File(0, self._log_path(0))], 0, 0
@@ -295,7 +347,7 @@ class QuorumStore:
         self._snapshot, self._committed = meta, 0
         return Stored(vote, meta, len(state), (), 0)
 
-    # -- writing -----------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def write_vote(self, vote: VoteState) -> None:
         """Durable when it returns. Raises OSError: the one before it stands."""
@@ -303,7 +355,9 @@ class QuorumStore:
         self._with_reserve(lambda: native.file_replace(self._vote_path, data))
 
     def append(self, batches: Sequence[Batch], now_ms: int, committed_offset: int = 0) -> None:
-        """Afterwards the batches are on disk. `committed_offset`: what is known to be committed. Raises OSError: nothing was written; FlushFailed: nobody knows."""
+        """Afterwards the batches are on disk. `committed_offset`: what is known to be committed.
+        Raises OSError: nothing was written; FlushFailed: nobody knows.
+        """
         if batches[0].base_offset != self.next_offset:
             raise ValueError(f"append at offset {batches[0].base_offset}, the log ends at {self.next_offset}")
         data = b"".join(files.encode_batch(batch, now_ms) for batch in batches)
@@ -341,9 +395,13 @@ class QuorumStore:
             self._flush(self._mark_fd)
 
     def truncate(self, offset: int) -> None:
-        """Every batch that reaches beyond `offset` goes; none of them was committed. Raises FlushFailed."""
+        """Every batch that reaches beyond `offset` goes; none of them was committed. Raises
+        FlushFailed.
+        """
         if offset < self._committed or offset > self.next_offset:
-            raise ValueError(f"truncation to {offset}; committed are {self._committed}, the log ends at {self.next_offset}")
+            raise ValueError(
+                f"truncation to {offset}; committed are {self._committed}, the log ends at {self.next_offset}"
+            )
         try:
             self._truncate(offset)
         except OSError as error:
@@ -385,7 +443,9 @@ class QuorumStore:
         return True
 
     def restore_reserve(self) -> None:
-        """Called now and then: takes the ballast back when there is room for it again. Without it the log goes on; so it raises nothing."""
+        """Called now and then: takes the ballast back when there is room for it again. Without it
+        the log goes on; so it raises nothing.
+        """
         try:
             if not self._reserve_bytes or self._reserve_path.exists():
                 return
@@ -399,10 +459,12 @@ class QuorumStore:
         finally:
             os.close(fd)
 
-    # -- snapshots ---------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------
 
     def store_snapshot(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Own state at a committed offset: the log goes on in a new file, what the snapshot stands for is deleted. Raises OSError: the old log goes on; FlushFailed."""
+        """Own state at a committed offset: the log goes on in a new file, what the snapshot stands
+        for is deleted. Raises OSError: the old log goes on; FlushFailed.
+        """
         if self._snapshot is not None and meta.offset <= self._snapshot.offset:
             return
         if self._position:
@@ -414,8 +476,14 @@ class QuorumStore:
         self._drop_older()
 
     def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Offline, by an operator's order: the state of the whole log, under other voters, in another generation. Raises OSError, FlushFailed: the old one stands."""
-        assert self._snapshot is not None and meta.generation > self._snapshot.generation and meta.offset == self.next_offset
+        """Offline, by an operator's order: the state of the whole log, under other voters, in
+        another generation. Raises OSError, FlushFailed: the old one stands.
+        """
+        assert (
+            self._snapshot is not None
+            and meta.generation > self._snapshot.generation
+            and meta.offset == self.next_offset
+        )
         if meta.offset > self._snapshot.offset:
             self.store_snapshot(meta, state)
         else:
@@ -445,7 +513,9 @@ class QuorumStore:
             raise
 
     def install(self, meta: SnapshotMeta, state: bytes) -> MetadataState:
-        """A snapshot of the leader's takes the place of everything. Returns its state. Raises ValueError: it cannot be read; OSError: the old log stands; FlushFailed."""
+        """A snapshot of the leader's takes the place of everything. Returns its state. Raises
+        ValueError: it cannot be read; OSError: the old log stands; FlushFailed.
+        """
         found = decode_state(state, meta.offset)
         before = self._files, self._position
         if self._snapshot is None:
@@ -492,13 +562,17 @@ class QuorumStore:
             return os.pread(file.fileno(), size_bytes, start + position)
 
     def _drop_older(self) -> None:
-        """Log files and checkpoints that the newest checkpoint stands for (M5), and what a crash left of an unfinished one."""
+        """Log files and checkpoints that the newest checkpoint stands for (M5), and what a crash
+        left of an unfinished one.
+        """
         assert self._snapshot is not None
         while len(self._files) > 1 and self._files[1].base_offset <= self._snapshot.offset:
             del self._files[0]
         kept = {file.path for file in self._files} | {self._checkpoint_path(self._snapshot.offset)}
         for path in self.directory.iterdir():
-            if (path.suffix in (".log", ".checkpoint") and path.stem.isdigit() and path not in kept) or path.suffix == ".tmp":
+            if (
+                path.suffix in (".log", ".checkpoint") and path.stem.isdigit() and path not in kept
+            ) or path.suffix == ".tmp":
                 native.file_unlink(path)
 
     def close(self) -> None:

@@ -1,7 +1,10 @@
-"""Changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2), by the leader.
+"""Changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2), by the
+leader.
 
-A set is in force from the moment its batch is in a log. Two sets in force at once differ by one voter, so their majorities meet. For that (invariant V1) a change begins only when the one before
-is committed and the leader has committed a record of its own epoch (else two leaders in turn may each have one in flight: the error in the first published single-server change).
+A set is in force from the moment its batch is in a log. Two sets in force at once differ by one
+voter, so their majorities meet. For that (invariant V1) a change begins only when the one before is
+committed and the leader has committed a record of its own epoch (else two leaders in turn may each
+have one in flight: the error in the first published single-server change).
 """
 
 from __future__ import annotations
@@ -44,7 +47,11 @@ class VoterChanges:
 
     def request(self, event: AddVoter | RemoveVoter | UpdateVoter, now_ns: int) -> None:
         if self._change is not None or not self.may_change():
-            self._end(event.token, ErrorCode.REQUEST_TIMED_OUT, "Another change of the voters, or the election, is not finished; try again.")
+            self._end(
+                event.token,
+                ErrorCode.REQUEST_TIMED_OUT,
+                "Another change of the voters, or the election, is not finished; try again.",
+            )
             return
         match event:
             case AddVoter():
@@ -62,9 +69,18 @@ class VoterChanges:
         if any(voter.key == key for voter in voters):
             self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is a voter already.")
         elif any(voter.node_id == key.node_id for voter in voters):
-            self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is a voter by another directory, from before its disk was lost; remove that voter first.")
+            self._end(
+                event.token,
+                ErrorCode.DUPLICATE_VOTER,
+                f"Node {key.node_id} is a voter by another directory, from before its disk was lost; remove that voter"
+                " first.",
+            )
         elif len(voters) >= VOTERS_MAX:
-            self._end(event.token, ErrorCode.INVALID_REQUEST, f"There are {len(voters)} voters; more than {VOTERS_MAX} make every change slower and nothing safer.")
+            self._end(
+                event.token,
+                ErrorCode.INVALID_REQUEST,
+                f"There are {len(voters)} voters; more than {VOTERS_MAX} make every change slower and nothing safer.",
+            )
         else:
             deadline = now_ns + CATCH_UP_PROMISES * self._core.settings.promise_ns
             self._change = _Change(event.token, event.voter, self._core.log.end_offset, deadline, -1)
@@ -73,7 +89,9 @@ class VoterChanges:
                 self.on_fetched(replica, now_ns)
 
     def on_fetched(self, replica: Replica, now_ns: int) -> None:
-        """A new voter may vote when it has all that there was when it was asked for, and is there now."""
+        """A new voter may vote when it has all that there was when it was asked for, and is there
+        now.
+        """
         change = self._change
         if change is None or change.voter is None or change.end_offset >= 0 or change.voter.key != replica.key:
             return
@@ -85,11 +103,22 @@ class VoterChanges:
         voters = self._core.voters
         rest = tuple(voter for voter in voters if voter.key != event.key)
         if len(rest) == len(voters):
-            self._end(event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is no voter.")
+            self._end(
+                event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.key.node_id} with that directory is no voter."
+            )
         elif not rest:
-            self._end(event.token, ErrorCode.INVALID_REQUEST, f"Node {event.key.node_id} is the only voter; add another one first.")
+            self._end(
+                event.token,
+                ErrorCode.INVALID_REQUEST,
+                f"Node {event.key.node_id} is the only voter; add another one first.",
+            )
         elif not self._would_work(rest, now_ns):
-            self._end(event.token, ErrorCode.INVALID_REQUEST, "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any more. Bring them back first, and try again.")
+            self._end(
+                event.token,
+                ErrorCode.INVALID_REQUEST,
+                "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any"
+                " more. Bring them back first, and try again.",
+            )
         else:
             self._append(event.token, rest, now_ns)
 
@@ -100,7 +129,11 @@ class VoterChanges:
     def _is_there(self, key: ReplicaKey, now_ns: int) -> bool:
         """And keeps up: one that fetches and cannot write, with a full disk, commits nothing."""
         replica = self._leading.replicas.get(key)
-        return replica is not None and replica.caught_up_ns >= 0 and now_ns - replica.caught_up_ns < self._core.settings.check_quorum_ns
+        return (
+            replica is not None
+            and replica.caught_up_ns >= 0
+            and now_ns - replica.caught_up_ns < self._core.settings.check_quorum_ns
+        )
 
     def _update(self, event: UpdateVoter, now_ns: int) -> None:
         voters = self._core.voters
@@ -108,7 +141,9 @@ class VoterChanges:
         if event.voter in voters:
             self._end(event.token, 0)
         elif changed == voters:
-            self._end(event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.voter.node_id} with that directory is no voter.")
+            self._end(
+                event.token, ErrorCode.VOTER_NOT_FOUND, f"Node {event.voter.node_id} with that directory is no voter."
+            )
         else:
             self._append(event.token, changed, now_ns)
 
@@ -127,7 +162,12 @@ class VoterChanges:
         change = self._change
         if change is not None and change.end_offset < 0 and now_ns >= change.deadline_ns:
             self._change = None
-            self._end(change.token, ErrorCode.REQUEST_TIMED_OUT, f"Node {change.voter.node_id if change.voter else -1} has not caught up with the metadata log in time; is it running?")
+            self._end(
+                change.token,
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"Node {change.voter.node_id if change.voter else -1} has not caught up with the metadata log in time;"
+                " is it running?",
+            )
 
     def dropped(self, end_offset: int) -> None:
         """The log ends there again."""

@@ -1,12 +1,16 @@
-"""What members of the protocol type "consumer" put into JoinGroup's metadata and SyncGroup's assignment: the embedded protocol of Kafka's clients.
+"""What members of the protocol type "consumer" put into JoinGroup's metadata and SyncGroup's
+assignment: the embedded protocol of Kafka's clients.
 
-    subscription   version int16 = 0..3, topics: count int32, strings; user_data nullable bytes; owned_partitions (1+): count int32, (topic string, count int32, int32...);
+    subscription   version int16 = 0..3, topics: count int32, strings; user_data nullable bytes;
+                   owned_partitions (1+): count int32, (topic string, count int32, int32...);
                    generation_id int32 (2+); rack_id nullable string (3+)
-    assignment     version int16 = 0..3, partitions: count int32, (topic string, count int32, int32...); user_data nullable bytes
+    assignment     version int16 = 0..3, partitions: count int32, (topic string, count int32,
+                   int32...); user_data nullable bytes
     string         int16 length (-1: null), UTF-8; bytes: int32 length (-1: null)
 
-Written by clients, so hostile: lengths are checked, what does not fit raises ValueError. Newer versions only append: what follows the known fields is ignored.
-Source: Kafka's schemas ConsumerProtocolSubscription and ConsumerProtocolAssignment (KIP-429, KIP-792, KIP-881).
+Written by clients, so hostile: lengths are checked, what does not fit raises ValueError. Newer
+versions only append: what follows the known fields is ignored. Source: Kafka's schemas
+ConsumerProtocolSubscription and ConsumerProtocolAssignment (KIP-429, KIP-792, KIP-881).
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> dict[str, tuple[int, ...]]:
-    """Topic name -> partitions, ascending. An empty one is what members have that never got one. Raises ValueError."""
+    """Topic name -> partitions, ascending. An empty one is what members have that never got one.
+    Raises ValueError.
+    """
     if not data:
         return {}
     reader = _Reader(data)

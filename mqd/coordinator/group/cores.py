@@ -1,4 +1,5 @@
-"""Makes the cores of groups, and loads their records; committed offsets, of which there may be a million, by a shorter way than one call each.
+"""Makes the cores of groups, and loads their records; committed offsets, of which there may be a
+million, by a shorter way than one call each.
 
 A record whose value cannot be read is found out here, not when a client asks for it.
 """
@@ -11,7 +12,15 @@ from typing import Protocol
 
 from mqd.coordinator.actions import TransactionalCore
 from mqd.coordinator.group.offsets import Offsets
-from mqd.coordinator.group.records import CONSUMER_GROUP_TYPES, GROUP_METADATA, OFFSET_COMMIT, decode_offset_value, group_of_key, key_type_of, split_offset_prefix
+from mqd.coordinator.group.records import (
+    CONSUMER_GROUP_TYPES,
+    GROUP_METADATA,
+    OFFSET_COMMIT,
+    decode_offset_value,
+    group_of_key,
+    key_type_of,
+    split_offset_prefix,
+)
 
 _PARTITION = struct.Struct(">i")
 _VALUE_SIZE_MIN = 2 + 8 + 4 + 2 + 8  # of version 3, without metadata
@@ -30,8 +39,12 @@ class GroupCores:
         kind = key_type_of(key)
         return group_of_key(key) if 0 <= kind <= GROUP_METADATA or kind in CONSUMER_GROUP_TYPES else None
 
-    def replay_all(self, cores: dict[str, GroupCore], records: dict[bytes, bytes], unreadable: Callable[[bytes, Exception], None]) -> None:
-        """One record for each key, in the order of the log. Offsets of a group come before or after its other records: neither rests on the other."""
+    def replay_all(
+        self, cores: dict[str, GroupCore], records: dict[bytes, bytes], unreadable: Callable[[bytes, Exception], None]
+    ) -> None:
+        """One record for each key, in the order of the log. Offsets of a group come before or after
+        its other records: neither rests on the other.
+        """
         tables: dict[bytes, dict[int, bytes]] = {}
         partition_of = _PARTITION.unpack_from
         for key, value in records.items():
@@ -44,7 +57,11 @@ class GroupCores:
                 if table is None:
                     table = tables[prefix] = self._table(cores, prefix)
                 size = value[14] << 8 | value[15]
-                if value[:2] != b"\x00\x03" or len(value) != _VALUE_SIZE_MIN + size or (size and not value[16:-8].isascii()):
+                if (
+                    value[:2] != b"\x00\x03"
+                    or len(value) != _VALUE_SIZE_MIN + size
+                    or (size and not value[16:-8].isascii())
+                ):
                     decode_offset_value(value)
                 table[partition_of(key, len(key) - 4)[0]] = value
             except (ValueError, IndexError) as error:

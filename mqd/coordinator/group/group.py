@@ -1,16 +1,20 @@
-"""One group id: what kind of group it is now, its members under the protocol of that kind, and its committed offsets. The core that the group coordinator runs.
+"""One group id: what kind of group it is now, its members under the protocol of that kind, and its
+committed offsets. The core that the group coordinator runs.
 
     kind      what there is
     empty     offsets at most: consumers that choose their partitions themselves
     classic   members by JoinGroup (classic.py), or none at the moment, but a generation in the log
     consumer  members by ConsumerGroupHeartbeat (KIP-848)
 
-Membership of both protocols and the offsets change only through `handle`. Invariants (check(), beside those of the parts)
+Membership of both protocols and the offsets change only through `handle`. Invariants (check(),
+beside those of the parts)
     GG1  a group is of one kind: while it is a consumer group, its classic part is as new
     GG2  what is_empty has nothing in the log
-    GG3  an Empty group that keeps its epoch or generation in the log and no offsets is looked at again: EXPIRE_TIMER is armed, or offsets' own timer is
+    GG3  an Empty group that keeps its epoch or generation in the log and no offsets is looked at
+         again: EXPIRE_TIMER is armed, or offsets' own timer is
     GG4  a request to become another kind that is refused changes nothing
-    GG5  a group whose last offset was deleted, or went with its topic, is there until it is looked at again (EXPIRE_TIMER), as with Kafka: it can still be listed and deleted
+    GG5  a group whose last offset was deleted, or went with its topic, is there until it is looked
+         at again (EXPIRE_TIMER), as with Kafka: it can still be listed and deleted
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class DeleteGroup(msgspec.Struct, frozen=True):
 
 
 class Listed(NamedTuple):
-    """What ListGroups tells. `kind` "classic" also for a group that has offsets only, as Kafka says it."""
+    """What ListGroups tells. `kind` "classic" also for a group that has offsets only, as Kafka says
+    it.
+    """
 
     group_id: str
     protocol_type: str
@@ -60,7 +66,9 @@ class Listed(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """One that is under way. `since_ms` -1, `reason` "": not known (a consumer group's members go to their target one by one)."""
+    """One that is under way. `since_ms` -1, `reason` "": not known (a consumer group's members go
+    to their target one by one).
+    """
 
     since_ms: int
     reason: str
@@ -68,7 +76,9 @@ class Rebalance(NamedTuple):
 
 
 class Group:
-    def __init__(self, group_id: str, classic: ClassicSettings, offsets: OffsetsSettings, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, group_id: str, classic: ClassicSettings, offsets: OffsetsSettings, cluster: Cluster | None = None
+    ) -> None:
         self.group_id = group_id
         self.cluster = cluster or FixedCluster()
         self.classic = ClassicGroup(group_id, classic)
@@ -78,7 +88,7 @@ class Group:
         self._expire_armed = False
         self._outlives_offsets = False  # GG5; not in the log
 
-    # -- what others ask -----------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------
 
     @property
     def kind(self) -> str:
@@ -94,7 +104,12 @@ class Group:
     def is_empty(self) -> bool:
         """Nothing that the next request could not make anew."""
         classic = self.classic
-        without_members = classic.state is EMPTY and not classic.is_persisted and not classic.members.pending and self.consumer is None
+        without_members = (
+            classic.state is EMPTY
+            and not classic.is_persisted
+            and not classic.members.pending
+            and self.consumer is None
+        )
         return without_members and self.offsets.is_empty and not self._outlives_offsets
 
     @property
@@ -114,9 +129,17 @@ class Group:
     def rebalance(self) -> Rebalance | None:
         holders = self.held_up_by()
         if self.consumer is not None:
-            return Rebalance(-1, "", holders) if holders or self.consumer.state_name in ("Assigning", "Reconciling") else None
+            return (
+                Rebalance(-1, "", holders)
+                if holders or self.consumer.state_name in ("Assigning", "Reconciling")
+                else None
+            )
         classic = self.classic
-        return Rebalance(classic.rebalance_since_ms, classic.rebalance_reason, holders) if holders or classic.rebalance_since_ms >= 0 else None
+        return (
+            Rebalance(classic.rebalance_since_ms, classic.rebalance_reason, holders)
+            if holders or classic.rebalance_since_ms >= 0
+            else None
+        )
 
     def described(self) -> DescribeGroupsResponse.Group | None:
         """For DescribeGroups; None: no such classic group."""
@@ -125,11 +148,16 @@ class Group:
         classic = self.classic
         stable = classic.state is STABLE
         return DescribeGroupsResponse.Group(
-            group_id=self.group_id, group_state=str(classic.state), protocol_type=classic.protocol_type or "", protocol_data=(classic.protocol or "") if stable else "",
-            members=[_described(member, classic.protocol if stable else None) for member in classic.members.by_id.values()],
-        )  # fmt: skip
+            group_id=self.group_id,
+            group_state=str(classic.state),
+            protocol_type=classic.protocol_type or "",
+            protocol_data=(classic.protocol or "") if stable else "",
+            members=[
+                _described(member, classic.protocol if stable else None) for member in classic.members.by_id.values()
+            ],
+        )
 
-    # -- events --------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         if isinstance(event, CLASSIC_EVENTS):
@@ -147,25 +175,44 @@ class Group:
         if isinstance(event, DeleteGroup):
             return self._on_delete(event)
         if isinstance(event, ConsumerHeartbeat):
-            return self._in_consumer(event, now_ms) if self.consumer is not None else self._on_first_heartbeat(event, now_ms)
+            return (
+                self._in_consumer(event, now_ms)
+                if self.consumer is not None
+                else self._on_first_heartbeat(event, now_ms)
+            )
         if isinstance(event, ConsumerDescribe):
             return self._on_describe(event, now_ms)
         raise TypeError(f"{type(event).__name__} is no event of a group")
 
-    # -- the consumer protocol -------------------------------------------------------------------------------------------------
+    # -- the consumer protocol ---------------------------------------------------------------------
 
     def _on_first_heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> list[Action]:
-        """Of a group that is no consumer group: it becomes one if it has no members or may bring them along, and the member is let in."""
+        """Of a group that is no consumer group: it becomes one if it has no members or may bring
+        them along, and the member is let in.
+        """
         classic = self.classic
         if event.message.member_epoch != 0:
-            return [_not_found(event, f"Group {self.group_id} not found." if not self.exists else f"Group {self.group_id} is not a consumer group.")]
+            return [
+                _not_found(
+                    event,
+                    (
+                        f"Group {self.group_id} not found."
+                        if not self.exists
+                        else f"Group {self.group_id} is not a consumer group."
+                    ),
+                )
+            ]
         consumer: ConsumerGroup | None
         if classic.state is EMPTY:
             consumer = ConsumerGroup(self.group_id, self.cluster)
             if classic.is_persisted:
                 consumer.pending.append((classic_records.encode_key(self.group_id), None))
         else:
-            consumer = migration.upgraded(classic, self.cluster, now_ms) if self.cluster.settings(self.group_id).upgrade else None
+            consumer = (
+                migration.upgraded(classic, self.cluster, now_ms)
+                if self.cluster.settings(self.group_id).upgrade
+                else None
+            )
         if consumer is None:
             return [_not_found(event, f"Group {self.group_id} is not a consumer group.")]
         actions = consumer.handle(event, now_ms)
@@ -196,8 +243,13 @@ class Group:
         if value is None or len(consumer.members) > self.classic.settings.max_size:
             return []
         gone = consumer.delete_all()
-        if len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in gone) > self.classic.settings.record_bytes_max:
-            return []  # too much for one batch, and half of it would be no group at all; its members are served as they are
+        if (
+            len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in gone)
+            > self.classic.settings.record_bytes_max
+        ):
+            # too much for one batch, and half of it would be no group at all; its members are
+            # served as they are
+            return []
         self.consumer = None
         written = Persist((*gone, (classic_records.encode_key(self.group_id), value)))
         return [written, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]
@@ -207,7 +259,11 @@ class Group:
             return self.consumer.handle(event, now_ms)
         text = f"Group {self.group_id} is not a consumer group." if self.exists else f"Group {self.group_id} not found."
         missing = ConsumerGroupDescribeResponse.Group(
-            error_code=int(ErrorCode.GROUP_ID_NOT_FOUND), error_message=text, group_id=self.group_id, group_state="", assignor_name=""
+            error_code=int(ErrorCode.GROUP_ID_NOT_FOUND),
+            error_message=text,
+            group_id=self.group_id,
+            group_state="",
+            assignor_name="",
         )
         return [Reply(event.request, missing)]
 
@@ -222,7 +278,13 @@ class Group:
         return self._in_consumer(event, now_ms) if self.consumer is not None else []
 
     def _on_delete(self, event: DeleteGroup) -> list[Action]:
-        error = int(ErrorCode.GROUP_ID_NOT_FOUND) if not self.exists else int(ErrorCode.NON_EMPTY_GROUP) if self._has_members() else 0
+        error = (
+            int(ErrorCode.GROUP_ID_NOT_FOUND)
+            if not self.exists
+            else int(ErrorCode.NON_EMPTY_GROUP)
+            if self._has_members()
+            else 0
+        )
         if error:
             return [Reply(event.request, error)]
         return [*persists(self._remove()), Reply(event.request, 0)]
@@ -260,7 +322,7 @@ class Group:
         self._expire_armed = True
         return [Timer(EXPIRE_TIMER, now_ms + self._check_interval_ms)]
 
-    # -- loading -------------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         kind = key_type_of(key)
@@ -287,7 +349,7 @@ class Group:
         members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
-    # -- offsets.Membership ----------------------------------------------------------------------------------------------------
+    # -- offsets.Membership ------------------------------------------------------------------------
 
     def commit_error(self, event: CommitOffsets) -> int:
         if self.consumer is not None:
@@ -295,7 +357,9 @@ class Group:
         if not self.exists and event.generation >= 0:
             unknown = event.version >= VERSION_GROUP_ID_NOT_FOUND and not event.is_transactional
             return int(ErrorCode.GROUP_ID_NOT_FOUND if unknown else ErrorCode.ILLEGAL_GENERATION)
-        return self.classic.validate_commit(event.member_id, event.group_instance_id, event.generation, event.is_transactional)
+        return self.classic.validate_commit(
+            event.member_id, event.group_instance_id, event.generation, event.is_transactional
+        )
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
         return self.consumer.fetch_error(member_id, member_epoch) if self.consumer is not None else 0
@@ -305,7 +369,11 @@ class Group:
             return self.consumer.delete_error()
         if not self.exists:
             return int(ErrorCode.GROUP_ID_NOT_FOUND)
-        return int(ErrorCode.NON_EMPTY_GROUP) if self._has_members() and self.classic.protocol_type != CONSUMER_PROTOCOL else 0
+        return (
+            int(ErrorCode.NON_EMPTY_GROUP)
+            if self._has_members() and self.classic.protocol_type != CONSUMER_PROTOCOL
+            else 0
+        )
 
     def is_subscribed(self, topic: str) -> bool:
         if self.consumer is not None:
@@ -324,9 +392,16 @@ class Group:
         return None if classic.state is STABLE and classic.subscribed_topics() is not None else KEEP
 
     def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A commit of a member is a sign of life; while its group completes a rebalance none gets here, unless within a transaction."""
+        """A commit of a member is a sign of life; while its group completes a rebalance none gets
+        here, unless within a transaction.
+        """
         member = self.classic.members.by_id.get(event.member_id)
-        if member is not None and self.consumer is None and self.classic.state is not COMPLETING and not event.is_transactional:
+        if (
+            member is not None
+            and self.consumer is None
+            and self.classic.state is not COMPLETING
+            and not event.is_transactional
+        ):
             self.classic.saw(member, now_ms)
         return []
 
@@ -344,10 +419,16 @@ class Group:
 def _described(member: Member, protocol: str | None) -> DescribeGroupsResponse.Member:
     """Metadata and assignment are those of a generation in force: none while there is none."""
     return DescribeGroupsResponse.Member(
-        member_id=member.member_id, group_instance_id=member.instance_id, client_id=member.client_id, client_host=member.client_host,
-        member_metadata=member.protocols[protocol] if protocol is not None else b"", member_assignment=member.assignment if protocol is not None else b"",
-    )  # fmt: skip
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=member.protocols[protocol] if protocol is not None else b"",
+        member_assignment=member.assignment if protocol is not None else b"",
+    )
 
 
 def _not_found(event: ConsumerHeartbeat, text: str) -> Reply:
-    return Reply(event.request, ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.GROUP_ID_NOT_FOUND), error_message=text))
+    return Reply(
+        event.request, ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.GROUP_ID_NOT_FOUND), error_message=text)
+    )

@@ -1,7 +1,10 @@
-"""From the classic protocol to the consumer protocol and back, while the members go on (KIP-848, group.consumer.migration.policy). Pure; group.py does the rest.
+"""From the classic protocol to the consumer protocol and back, while the members go on (KIP-848,
+group.consumer.migration.policy). Pure; group.py does the rest.
 
-upgraded     the first ConsumerGroupHeartbeat that joins a classic group: its members become classic members of a consumer group at the same generation, with what they have
-downgraded   no member speaks the consumer protocol any more: the members become a classic group's with what they have, and join again at once
+upgraded     the first ConsumerGroupHeartbeat that joins a classic group: its members become classic
+             members of a consumer group at the same generation, with what they have
+downgraded   no member speaks the consumer protocol any more: the members become a classic group's
+             with what they have, and join again at once
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 
 def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
-    """A consumer group with the members of this one, whose records are pending; None: it cannot be one (another protocol type, or metadata that nobody can read)."""
+    """A consumer group with the members of this one, whose records are pending; None: it cannot be
+    one (another protocol type, or metadata that nobody can read).
+    """
     if classic.protocol_type != CONSUMER_PROTOCOL:
         return None
     group = ConsumerGroup(classic.group_id, cluster)
@@ -46,14 +51,26 @@ def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, n
     for name, indexes in decode_assignment(old.assignment).items():
         topic = group.cluster.topic(name)
         if topic is not None and name in subscription.topics:
-            # What a client's assignor gave to two belongs to the first; the target will say who keeps it.
-            mine = tuple(index for index in indexes if 0 <= index < topic.partition_count and group.owners.get(topic.topic_id, index) is None)
+            # What a client's assignor gave to two belongs to the first; the target will say who
+            # keeps it.
+            mine = tuple(
+                index
+                for index in indexes
+                if 0 <= index < topic.partition_count and group.owners.get(topic.topic_id, index) is None
+            )
             if mine:
                 assigned[topic.topic_id] = mine
     description = Description(
-        old.instance_id, subscription.rack_id, old.client_id, old.client_host, subscription.topics, None, old.rebalance_timeout_ms, None,
+        old.instance_id,
+        subscription.rack_id,
+        old.client_id,
+        old.client_host,
+        subscription.topics,
+        None,
+        old.rebalance_timeout_ms,
+        None,
         ClassicMetadata(old.session_timeout_ms, protocols),
-    )  # fmt: skip
+    )
     group.load_member(old.member_id, description, Current(group.epoch, group.epoch, STABLE, assigned, {}))
     if assigned:
         group.target[old.member_id] = assigned
@@ -78,7 +95,12 @@ def dismissed(classic: ClassicGroup) -> list[Action]:
     found: list[Action] = []
     for member in classic.members.by_id.values():
         if member.join_request is not None:
-            found.append(Reply(member.join_request, JoinGroupResponse(error_code=error, member_id=member.member_id, protocol_name="")))
+            found.append(
+                Reply(
+                    member.join_request,
+                    JoinGroupResponse(error_code=error, member_id=member.member_id, protocol_name=""),
+                )
+            )
         if member.sync_request is not None:
             found.append(Reply(member.sync_request, SyncGroupResponse(error_code=error)))
     return found
@@ -93,19 +115,33 @@ def downgraded(group: ConsumerGroup, now_ms: int) -> bytes | None:
     if protocol is None:
         return None
     listed = tuple(_member_record(group, member, protocol) for member in members)
-    return classic_records.encode_value(classic_records.GroupRecord(CONSUMER_PROTOCOL, max(group.epoch, 1), protocol, members[0].member_id, now_ms, listed))
+    return classic_records.encode_value(
+        classic_records.GroupRecord(
+            CONSUMER_PROTOCOL, max(group.epoch, 1), protocol, members[0].member_id, now_ms, listed
+        )
+    )
 
 
 def _member_record(group: ConsumerGroup, member: Member, protocol: str) -> classic_records.MemberRecord:
     description, classic = member.description, member.description.classic
     assert classic is not None
     metadata = dict(classic.protocols)[protocol]
-    named = {name: indexes for topic_id, indexes in member.assigned.items() if (name := group.cluster.topic_name(topic_id)) is not None}
+    named = {
+        name: indexes
+        for topic_id, indexes in member.assigned.items()
+        if (name := group.cluster.topic_name(topic_id)) is not None
+    }
     try:
         version = decode_subscription(metadata).version
     except ValueError:
         version = 0
     return classic_records.MemberRecord(
-        member.member_id, description.instance_id, description.client_id, description.client_host, description.rebalance_timeout_ms, classic.session_timeout_ms,
-        metadata, encode_assignment(version, named),
-    )  # fmt: skip
+        member.member_id,
+        description.instance_id,
+        description.client_id,
+        description.client_host,
+        description.rebalance_timeout_ms,
+        classic.session_timeout_ms,
+        metadata,
+        encode_assignment(version, named),
+    )

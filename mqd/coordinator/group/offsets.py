@@ -1,18 +1,25 @@
-"""The committed offsets of one group: part of the group's core, pure. The group says who may commit; this says what is committed.
+"""The committed offsets of one group: part of the group's core, pure. The group says who may
+commit; this says what is committed.
 
-Offsets are kept as the bytes of their records and read when somebody asks: a coordinator may hold a million. An offset of a transaction is pending until its marker;
-then it counts, unless what counts already was written after it: the order of writing decides, not that of the markers (as in Kafka, which compares the records' offsets).
+Offsets are kept as the bytes of their records and read when somebody asks: a coordinator may hold a
+million. An offset of a transaction is pending until its marker; then it counts, unless what counts
+already was written after it: the order of writing decides, not that of the markers (as in Kafka,
+which compares the records' offsets).
 
 Invariants (check())
     O1  no topic without partitions, no transaction without offsets
     O2  what is committed or pending can be decoded
     O3  the expiration timer is armed when something is committed
     O4  when things were written is remembered only while something is pending
-Bounds: one record for each partition that clients name, which are partitions that exist (the handler's check), at most offset.metadata.max.bytes long and some; pending ones the
-same for each open transaction. A commit is one batch, commit_bytes_max long; tombstones may be many, and go in several.
+Bounds: one record for each partition that clients name, which are partitions that exist (the
+handler's check), at most offset.metadata.max.bytes long and some; pending ones the same for each
+open transaction. A commit is one batch, commit_bytes_max long; tombstones may be many, and go in
+several.
 
-Expiration is Kafka's (KIP-211): an offset goes `retention_ms` after it was committed, or after the group became empty if it had members; while the group has members,
-only those of topics it does not subscribe to. With an expiration time of its own (OffsetCommit 2-4) it goes then. A partition with a pending offset keeps its committed one.
+Expiration is Kafka's (KIP-211): an offset goes `retention_ms` after it was committed, or after the
+group became empty if it had members; while the group has members, only those of topics it does not
+subscribe to. With an expiration time of its own (OffsetCommit 2-4) it goes then. A partition with a
+pending offset keeps its committed one.
 """
 
 from __future__ import annotations
@@ -24,11 +31,19 @@ from zlib import crc32
 import msgspec
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded, persists
-from mqd.coordinator.group.records import OffsetValue, decode_offset_value, encode_expiring_offset_value, encode_offset_key, encode_offset_value
+from mqd.coordinator.group.records import (
+    OffsetValue,
+    decode_offset_value,
+    encode_expiring_offset_value,
+    encode_offset_key,
+    encode_offset_value,
+)
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
-CHECK_INTERVAL_MS_MIN = 100  # a timer that is due at once is due again at once: the coordinators of all groups would do nothing else
+# a timer that is due at once is due again at once: the coordinators of all groups would do nothing
+# else
+CHECK_INTERVAL_MS_MIN = 100
 TIME_MAX_MS = 2**63 - 1
 _RECORD_BYTES = 80  # of one offset's record beside its names and metadata, at most
 KEEP = -1  # of Membership.empty_since_ms: nothing expires now
@@ -41,7 +56,7 @@ class OffsetsSettings(msgspec.Struct, frozen=True):
     commit_bytes_max: int = (4 << 20) - 4096  # one commit is one batch: all of it counts, or nothing
 
 
-# -- events ----------------------------------------------------------------------------------------------------------------------
+# -- events ----------------------------------------------------------------------------------------
 
 
 class CommittedOffset(msgspec.Struct, frozen=True, gc=False):
@@ -53,8 +68,10 @@ class CommittedOffset(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitOffsets(msgspec.Struct, frozen=True):
-    """OffsetCommit and, with a producer id, TxnOffsetCommit. `generation` is a member epoch in KIP-848 groups; -1 with an empty member id: no member at all.
-    `retention_ms` -1: the broker's. Reply: OffsetsCommitted."""
+    """OffsetCommit and, with a producer id, TxnOffsetCommit. `generation` is a member epoch in
+    KIP-848 groups; -1 with an empty member id: no member at all. `retention_ms` -1: the broker's.
+    Reply: OffsetsCommitted.
+    """
 
     request: int
     version: int
@@ -133,10 +150,14 @@ class Membership(Protocol):
         """Of the whole OffsetDelete: NON_EMPTY_GROUP ..."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """False where nobody can know (a protocol that is not "consumer" says so by empty_since_ms)."""
+        """False where nobody can know (a protocol that is not "consumer" says so by
+        empty_since_ms).
+        """
 
     def empty_since_ms(self) -> int | None:
-        """From when on offsets of a group age: None: from their commit. KEEP: not now (members of whose topics nothing is known). Else the time at which it became empty."""
+        """From when on offsets of a group age: None: from their commit. KEEP: not now (members of
+        whose topics nothing is known). Else the time at which it became empty.
+        """
 
     def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
         """A member has committed: that was a sign of life."""
@@ -147,8 +168,11 @@ class Offsets:
         self.group_id = group_id
         self._settings = settings
         self._committed: dict[str, dict[int, bytes]] = {}
-        self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}  # by producer id: when written, and what; None: overtaken, counts for nothing
-        self._written: dict[tuple[str, int], int] = {}  # when what counts was written or deleted; kept only while something is pending, what is missing is older
+        # by producer id: when written, and what; None: overtaken, counts for nothing
+        self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
+        # when what counts was written or deleted; kept only while something is pending, what is
+        # missing is older
+        self._written: dict[tuple[str, int], int] = {}
         self._now = 0  # counts writes
         self._armed = False
 
@@ -169,10 +193,14 @@ class Offsets:
 
     def names_any(self, topics: Collection[str]) -> bool:
         """Something is committed or pending for one of these."""
-        return any(topic in self._committed for topic in topics) or any(topic in topics for pending in self._pending.values() for topic, _ in pending)
+        return any(topic in self._committed for topic in topics) or any(
+            topic in topics for pending in self._pending.values() for topic, _ in pending
+        )
 
     def ends(self) -> dict[str, int]:
-        """Of each topic with an offset, committed or pending: the index behind the last such partition."""
+        """Of each topic with an offset, committed or pending: the index behind the last such
+        partition.
+        """
         found = {topic: max(partitions) + 1 for topic, partitions in self._committed.items()}
         for pending in self._pending.values():
             for topic, partition in pending:
@@ -186,7 +214,7 @@ class Offsets:
         value = self._committed.get(topic, {}).get(partition)
         return decode_offset_value(value) if value is not None else None
 
-    # -- events ------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: object, group: Membership, now_ms: int) -> list[Action]:
         """One of OFFSET_EVENTS."""
@@ -224,13 +252,17 @@ class Offsets:
                 self._put(one.topic, one.partition, value, self._now)
         actions = group.committed(event, now_ms)
         if records:
-            actions.append(Persist(tuple(records), event.producer_id, event.producer_epoch if event.is_transactional else -1))
+            actions.append(
+                Persist(tuple(records), event.producer_id, event.producer_epoch if event.is_transactional else -1)
+            )
             actions += self._arm(now_ms)
         actions.append(Reply(event.request, OffsetsCommitted(0, tuple(errors))))
         return actions
 
     def _size_error(self, event: CommitOffsets) -> int:
-        """What Kafka says when its log refuses a commit for its size. Most are too small to be looked at."""
+        """What Kafka says when its log refuses a commit for its size. Most are too small to be
+        looked at.
+        """
         count, metadata_max = len(event.offsets), self._settings.metadata_bytes_max
         longest = max((len(one.topic) + min(len(one.metadata), metadata_max) for one in event.offsets), default=0)
         if count * (_RECORD_BYTES + 4 * (len(self.group_id) + longest)) <= self._settings.commit_bytes_max:
@@ -242,7 +274,9 @@ class Offsets:
     @staticmethod
     def _value(one: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
         if retention_ms >= 0:
-            return encode_expiring_offset_value(one.offset, one.metadata, now_ms, min(now_ms + retention_ms, TIME_MAX_MS))
+            return encode_expiring_offset_value(
+                one.offset, one.metadata, now_ms, min(now_ms + retention_ms, TIME_MAX_MS)
+            )
         return encode_offset_value(one.offset, one.leader_epoch, one.metadata, now_ms)
 
     def _put(self, topic: str, partition: int, value: bytes, written: int) -> None:
@@ -268,7 +302,7 @@ class Offsets:
     def _is_pending(self, topic: str, partition: int) -> bool:
         return any((topic, partition) in pending for pending in self._pending.values())
 
-    # -- fetching ----------------------------------------------------------------------------------------------------------
+    # -- fetching ----------------------------------------------------------------------------------
 
     def _fetch(self, event: FetchOffsets, group: Membership) -> OffsetsFetched:
         error = group.fetch_error(event.member_id, event.member_epoch)
@@ -277,15 +311,25 @@ class Offsets:
         topics = event.topics
         if topics is None:
             topics = tuple((topic, tuple(partitions)) for topic, partitions in self._committed.items())
-        return OffsetsFetched(0, tuple((topic, tuple(self._fetched(topic, one, event.require_stable) for one in partitions)) for topic, partitions in topics))
+        return OffsetsFetched(
+            0,
+            tuple(
+                (topic, tuple(self._fetched(topic, one, event.require_stable) for one in partitions))
+                for topic, partitions in topics
+            ),
+        )
 
     def _fetched(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
         if require_stable and self._pending and self._is_pending(topic, partition):
             return FetchedOffset(partition, error=int(ErrorCode.UNSTABLE_OFFSET_COMMIT))
         found = self.get(topic, partition)
-        return FetchedOffset(partition, found.offset, found.leader_epoch, found.metadata) if found is not None else FetchedOffset(partition)
+        return (
+            FetchedOffset(partition, found.offset, found.leader_epoch, found.metadata)
+            if found is not None
+            else FetchedOffset(partition)
+        )
 
-    # -- deletion ----------------------------------------------------------------------------------------------------------
+    # -- deletion ----------------------------------------------------------------------------------
 
     def _on_delete(self, event: DeleteOffsets, group: Membership) -> list[Action]:
         error = group.delete_error()
@@ -295,14 +339,26 @@ class Offsets:
         errors = []
         for topic, partitions in event.topics:
             subscribed = group.is_subscribed(topic)
-            errors.append((topic, tuple(int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) if subscribed else 0 for _ in partitions)))
+            errors.append(
+                (topic, tuple(int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) if subscribed else 0 for _ in partitions))
+            )
             if not subscribed:
                 records += self._tombstones((topic, partition) for partition in dict.fromkeys(partitions))
         return [*persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
 
     def _on_partitions_gone(self, event: PartitionsGone) -> list[Action]:
-        gone = [(topic, partition) for topic, left in event.left.items() for partition in self._committed.get(topic, ()) if partition >= left]
-        gone += [(topic, partition) for pending in self._pending.values() for topic, partition in pending if partition >= event.left.get(topic, partition + 1)]
+        gone = [
+            (topic, partition)
+            for topic, left in event.left.items()
+            for partition in self._committed.get(topic, ())
+            if partition >= left
+        ]
+        gone += [
+            (topic, partition)
+            for pending in self._pending.values()
+            for topic, partition in pending
+            if partition >= event.left.get(topic, partition + 1)
+        ]
         return list(persists(self._tombstones(dict.fromkeys(gone))))
 
     def _tombstones(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
@@ -322,10 +378,12 @@ class Offsets:
 
     def delete_all(self) -> list[KeyValue]:
         """Everything goes, with the group (DeleteGroups): the records for the caller's Persist."""
-        records = self._tombstones([(topic, partition) for topic, partitions in self._committed.items() for partition in partitions])
+        records = self._tombstones(
+            [(topic, partition) for topic, partitions in self._committed.items() for partition in partitions]
+        )
         return records + self._tombstones(dict.fromkeys(name for pending in self._pending.values() for name in pending))
 
-    # -- expiration --------------------------------------------------------------------------------------------------------
+    # -- expiration --------------------------------------------------------------------------------
 
     def _arm(self, now_ms: int) -> list[Action]:
         if self._armed or not self._committed:
@@ -333,13 +391,19 @@ class Offsets:
         self._armed = True
         interval_ms = max(self._settings.check_interval_ms, CHECK_INTERVAL_MS_MIN)
         # Groups look at different times: after a restart ten thousand of them are armed at once.
-        return [Timer(EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1))]
+        return [
+            Timer(
+                EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1)
+            )
+        ]
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         return self._arm(now_ms)
 
     def on_expiration_timer(self, group: Membership, now_ms: int) -> tuple[list[Action], bool]:
-        """TimerFired(EXPIRATION_TIMER): (what to do, whether something expired and nothing is left: a group without members may go with its offsets)."""
+        """TimerFired(EXPIRATION_TIMER): (what to do, whether something expired and nothing is left:
+        a group without members may go with its offsets).
+        """
         self._armed = False
         before = len(self)
         records = self._tombstones(self._expired(group, now_ms))
@@ -354,7 +418,9 @@ class Offsets:
             if group.is_subscribed(topic):
                 continue
             for partition, value in partitions.items():
-                if self._is_expired(decode_offset_value(value), since_ms, now_ms) and not self._is_pending(topic, partition):
+                if self._is_expired(decode_offset_value(value), since_ms, now_ms) and not self._is_pending(
+                    topic, partition
+                ):
                     expired.append((topic, partition))
         return expired
 
@@ -363,10 +429,12 @@ class Offsets:
             return now_ms >= value.expire_timestamp_ms
         return now_ms - (value.commit_timestamp_ms if since_ms is None else since_ms) >= self._settings.retention_ms
 
-    # -- loading -----------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def table(self, topic: str) -> dict[int, bytes]:
-        """For whoever loads many: partition -> the value of its record. Only before the core is known to anybody."""
+        """For whoever loads many: partition -> the value of its record. Only before the core is
+        known to anybody.
+        """
         return self._committed.setdefault(topic, {})
 
     def forget_empty(self, topic: str) -> None:
@@ -383,7 +451,9 @@ class Offsets:
             self._remove(topic, partition)
 
     def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
-        """`value` None: overtaken already; the partition's offset is still unstable. Others in the order in which they were written, after what counts."""
+        """`value` None: overtaken already; the partition's offset is still unstable. Others in the
+        order in which they were written, after what counts.
+        """
         if value is not None:
             decode_offset_value(value)
         self._now += 1

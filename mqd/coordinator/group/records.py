@@ -11,8 +11,9 @@
     8          ConsumerGroupCurrentMemberAssignment        member: what it holds
     16         ConsumerGroupRegularExpression              group and expression: what it matches
 
-Types 9 to 15 and 17 on are share and streams groups'; they are not read. OffsetCommit is coded by hand: there may be a million of them.
-Source: the message schemas of Kafka's group coordinator (KIP-848).
+Types 9 to 15 and 17 on are share and streams groups'; they are not read. OffsetCommit is coded by
+hand: there may be a million of them. Source: the message schemas of Kafka's group coordinator
+(KIP-848).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mqd.coordinator.schema import RecordType, Shape, key_type_of
 OFFSET_COMMIT_OLD, OFFSET_COMMIT, GROUP_METADATA = 0, 1, 2
 NO_TOPIC_ID = bytes(16)
 
-# -- ConsumerGroup* --------------------------------------------------------------------------------------------------------------
+# -- ConsumerGroup* --------------------------------------------------------------------------------
 
 _GROUP = "group_id: string 0+\n"
 _MEMBER = "group_id: string 0+\nmember_id: string 0+\n"
@@ -36,14 +37,18 @@ _PARTITIONS = """
 """
 
 CONSUMER_GROUP_METADATA = RecordType(
-    3, "ConsumerGroupMetadata", _GROUP,
+    3,
+    "ConsumerGroupMetadata",
+    _GROUP,
     """
 epoch: int32 0+
 metadata_hash: int64 0+ tag=0 = 0
 """,
-)  # fmt: skip
+)
 CONSUMER_GROUP_PARTITION_METADATA = RecordType(
-    4, "ConsumerGroupPartitionMetadata", _GROUP,
+    4,
+    "ConsumerGroupPartitionMetadata",
+    _GROUP,
     """
 topics: [Topic] 0+
     topic_id: uuid 0+
@@ -53,9 +58,11 @@ topics: [Topic] 0+
         partition: int32 0+
         racks: [string] 0+
 """,
-)  # fmt: skip
+)
 CONSUMER_GROUP_MEMBER_METADATA = RecordType(
-    5, "ConsumerGroupMemberMetadata", _MEMBER,
+    5,
+    "ConsumerGroupMemberMetadata",
+    _MEMBER,
     """
 instance_id: string 0+ null=0+
 rack_id: string 0+ null=0+
@@ -71,39 +78,55 @@ classic_member_metadata: ClassicMemberMetadata 0+ null=0+ tag=0 = null
         name: string 0+
         metadata: bytes 0+
 """,
-)  # fmt: skip
-CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(6, "ConsumerGroupTargetAssignmentMetadata", _GROUP, "assignment_epoch: int32 0+\n")
-CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER = RecordType(7, "ConsumerGroupTargetAssignmentMember", _MEMBER, "topic_partitions: [TopicPartition] 0+" + _PARTITIONS)
+)
+CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(
+    6, "ConsumerGroupTargetAssignmentMetadata", _GROUP, "assignment_epoch: int32 0+\n"
+)
+CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER = RecordType(
+    7, "ConsumerGroupTargetAssignmentMember", _MEMBER, "topic_partitions: [TopicPartition] 0+" + _PARTITIONS
+)
 CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT = RecordType(
-    8, "ConsumerGroupCurrentMemberAssignment", _MEMBER,
-    "member_epoch: int32 0+\nprevious_member_epoch: int32 0+\nstate: int8 0+\nassigned_partitions: [TopicPartitions] 0+" + _PARTITIONS
+    8,
+    "ConsumerGroupCurrentMemberAssignment",
+    _MEMBER,
+    "member_epoch: int32 0+\nprevious_member_epoch: int32 0+\nstate: int8 0+\nassigned_partitions: [TopicPartitions] 0+"
+    + _PARTITIONS
     + "partitions_pending_revocation: [TopicPartitions] 0+\n",
-)  # fmt: skip
+)
 CONSUMER_GROUP_REGULAR_EXPRESSION = RecordType(
-    16, "ConsumerGroupRegularExpression", "group_id: string 0+\nregular_expression: string 0+\n",
+    16,
+    "ConsumerGroupRegularExpression",
+    "group_id: string 0+\nregular_expression: string 0+\n",
     """
 topics: [string] 0+
 version: int64 0+
 timestamp: int64 0+
 """,
-)  # fmt: skip
+)
 
 CONSUMER_GROUP_TYPES: dict[int, RecordType] = {
     one.key_type: one
     for one in (
-        CONSUMER_GROUP_METADATA, CONSUMER_GROUP_PARTITION_METADATA, CONSUMER_GROUP_MEMBER_METADATA, CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
-        CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT, CONSUMER_GROUP_REGULAR_EXPRESSION,
+        CONSUMER_GROUP_METADATA,
+        CONSUMER_GROUP_PARTITION_METADATA,
+        CONSUMER_GROUP_MEMBER_METADATA,
+        CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+        CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+        CONSUMER_GROUP_REGULAR_EXPRESSION,
     )
-}  # fmt: skip
+}
 
-# -- OffsetCommit ----------------------------------------------------------------------------------------------------------------
+# -- OffsetCommit ----------------------------------------------------------------------------------
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
 _FIRST = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
 _OFFSET_VALUE_VERSION = 3
 _OLD_TAIL = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
 _VALUE_4 = Shape(
-    "OffsetCommitValue", "4", 4,
+    "OffsetCommitValue",
+    "4",
+    4,
     """
 offset: int64 4+
 leader_epoch: int32 4+ = -1
@@ -111,11 +134,13 @@ metadata: string 4+
 commit_timestamp: int64 4+
 topic_id: uuid 4+ tag=0
 """,
-)  # fmt: skip
+)
 
 
 class OffsetValue(NamedTuple):
-    """`expire_timestamp_ms` -1: by offsets.retention.minutes. The topic id is zero where the writer gave none (versions below 4)."""
+    """`expire_timestamp_ms` -1: by offsets.retention.minutes. The topic id is zero where the writer
+    gave none (versions below 4).
+    """
 
     offset: int
     leader_epoch: int = -1
@@ -174,11 +199,19 @@ def decode_offset_key(key: bytes) -> tuple[str, str, int]:
 
 def encode_offset_value(offset: int, leader_epoch: int, metadata: str, commit_timestamp_ms: int) -> bytes:
     text = metadata.encode()
-    return _FIRST[3].pack(_OFFSET_VALUE_VERSION, offset, leader_epoch, len(text)) + text + _OLD_TAIL[3].pack(commit_timestamp_ms)
+    return (
+        _FIRST[3].pack(_OFFSET_VALUE_VERSION, offset, leader_epoch, len(text))
+        + text
+        + _OLD_TAIL[3].pack(commit_timestamp_ms)
+    )
 
 
-def encode_expiring_offset_value(offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int) -> bytes:
-    """Version 1, the only one that keeps the time until which a client wanted its offset kept (OffsetCommit 2-4)."""
+def encode_expiring_offset_value(
+    offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int
+) -> bytes:
+    """Version 1, the only one that keeps the time until which a client wanted its offset kept
+    (OffsetCommit 2-4).
+    """
     text = metadata.encode()
     return _FIRST[2].pack(1, offset, len(text)) + text + _OLD_TAIL[1].pack(commit_timestamp_ms, expire_timestamp_ms)
 
@@ -200,4 +233,6 @@ def decode_offset_value(data: bytes) -> OffsetValue:
         commit_ms, *expire_ms = tail.unpack_from(data, end)
     except struct.error:
         raise ValueError(f"an OffsetCommit of {len(data)} bytes is cut off") from None
-    return OffsetValue(offset, epoch[0] if epoch else -1, data[first.size : end].decode(), commit_ms, expire_ms[0] if expire_ms else -1)
+    return OffsetValue(
+        offset, epoch[0] if epoch else -1, data[first.size : end].decode(), commit_ms, expire_ms[0] if expire_ms else -1
+    )

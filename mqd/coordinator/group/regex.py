@@ -1,10 +1,13 @@
-"""Subscriptions by regular expression (KIP-848: SubscribedTopicRegex, RE2 syntax), matched against whole topic names.
+"""Subscriptions by regular expression (KIP-848: SubscribedTopicRegex, RE2 syntax), matched against
+whole topic names.
 
-Expressions come from anybody who can join a group, so they run in RE2: time linear in the name's length, memory bounded by REGEX_MEMORY_BYTES, no backtracking. A
-name is matched once for each expression; when the topics change only new names are. Internal topics match like any
-others, as with Kafka: `.*` reads __consumer_offsets too.
+Expressions come from anybody who can join a group, so they run in RE2: time linear in the name's
+length, memory bounded by REGEX_MEMORY_BYTES, no backtracking. A name is matched once for each
+expression; when the topics change only new names are. Internal topics match like any others, as
+with Kafka: `.*` reads __consumer_offsets too.
 
-Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX expressions are remembered, the least recently used one is forgotten.
+Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX expressions are remembered, the least recently
+used one is forgotten.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""What a partition's owner asks before it begins a transaction of a producer (CHECK): is this partition in the transaction, or is it to be added?
+"""What a partition's owner asks before it begins a transaction of a producer (CHECK): is this
+partition in the transaction, or is it to be added?
 
-Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890).
-The answers are error codes for the producer, chosen so that clients do what is right: what may pass is NOT_ENOUGH_REPLICAS, which every client tries again without asking
-for metadata; a producer that was fenced hears INVALID_PRODUCER_EPOCH, as from the partition itself.
+Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it
+by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890). The answers are error codes
+for the producer, chosen so that clients do what is right: what may pass is NOT_ENOUGH_REPLICAS,
+which every client tries again without asking for metadata; a producer that was fenced hears
+INVALID_PRODUCER_EPOCH, as from the partition itself.
 """
 
 from collections.abc import Callable
@@ -28,23 +31,35 @@ _TRANSLATED = {
 class Requests(Protocol):
     """runtime.Coordinator, as far as it is needed here."""
 
-    async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object: ...
+    async def request(
+        self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None
+    ) -> object: ...
 
 
-async def add(transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]) -> int:
+async def add(
+    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
+) -> int:
     """One error code for all, of the coordinator. Version 2."""
     try:
-        answer = await transactions.request(transactional_id, lambda number: AddPartitions(number, producer_id, epoch, partitions, VERSION_2), REQUEST_TIMEOUT_S)
+        answer = await transactions.request(
+            transactional_id,
+            lambda number: AddPartitions(number, producer_id, epoch, partitions, VERSION_2),
+            REQUEST_TIMEOUT_S,
+        )
     except CoordinatorError as error:
         return error.error_code
     assert isinstance(answer, int)
     return answer
 
 
-async def verify(transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]) -> tuple[int, ...]:
+async def verify(
+    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
+) -> tuple[int, ...]:
     """An error code for each, of the coordinator."""
     try:
-        answer = await transactions.request(transactional_id, lambda number: VerifyPartitions(number, producer_id, epoch, partitions), REQUEST_TIMEOUT_S)
+        answer = await transactions.request(
+            transactional_id, lambda number: VerifyPartitions(number, producer_id, epoch, partitions), REQUEST_TIMEOUT_S
+        )
     except CoordinatorError as error:
         return (error.error_code,) * len(partitions)
     assert isinstance(answer, tuple)
@@ -52,11 +67,19 @@ async def verify(transactions: Requests, transactional_id: str, producer_id: int
 
 
 async def check_produce(
-    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, version: int, partitions: list[tuple[str, int] | None],
+    transactions: Requests,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    version: int,
+    partitions: list[tuple[str, int] | None],
     verifies: bool = True,
-) -> list[int]:  # fmt: skip
-    """An error code for each partition of a Produce of that version, as its producer is to hear it. None: a topic id that nobody knows (any more).
-    `verifies` False: what can only be verified passes (transaction.partition.verification.enable); what adds a partition must come here all the same."""
+) -> list[int]:
+    """An error code for each partition of a Produce of that version, as its producer is to hear it.
+    None: a topic id that nobody knows (any more). `verifies` False: what can only be verified
+    passes (transaction.partition.verification.enable); what adds a partition must come here all the
+    same.
+    """
     if not transactional_id:
         return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)
     known = tuple(partition for partition in partitions if partition is not None)
@@ -64,7 +87,11 @@ async def check_produce(
         error = translate(await add(transactions, transactional_id, producer_id, epoch, known), version) if known else 0
         errors = dict.fromkeys(known, error)
     else:
-        found = await verify(transactions, transactional_id, producer_id, epoch, known) if known and verifies else (0,) * len(known)
+        found = (
+            await verify(transactions, transactional_id, producer_id, epoch, known)
+            if known and verifies
+            else (0,) * len(known)
+        )
         errors = {partition: translate(code, version) for partition, code in zip(known, found, strict=True)}
     return [int(ErrorCode.UNKNOWN_TOPIC_ID) if partition is None else errors[partition] for partition in partitions]
 

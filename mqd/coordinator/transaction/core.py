@@ -1,31 +1,44 @@
-"""The core of one transactional id: who may produce under it, what its transaction holds, how it ends. Pure; time and producer ids are passed in.
+"""The core of one transactional id: who may produce under it, what its transaction holds, how it
+ends. Pure; time and producer ids are passed in.
 
-    (none) ── InitProducerId ──> Empty ── first partition ──> Ongoing ── EndTxn ──> PrepareCommit ── markers written ──> CompleteCommit ─┐
+    (none) ── InitProducerId ──> Empty ── first partition ──> Ongoing ── EndTxn ──> PrepareCommit ──
+    markers written ──> CompleteCommit ─┐
                                    ^                            ^  └── EndTxn, time-out, fencing ──> PrepareAbort ──> CompleteAbort ────┤
                                    └── InitProducerId ──────────┼────────────────────────────────────────────────────────────────────────┤
                                                                 └── first partition ─────────────────────────────────────────────────────┘
     Empty, CompleteCommit and CompleteAbort expire (tombstone): (none) again, Kafka's Dead.
 
-The decision is the Prepare record: once it is in the log, the markers follow, whatever dies. EndTxn is answered when the markers are written, so that what a producer
-has committed can be read when it knows; after `answer_ms` without them it is answered all the same, for nothing can change the outcome any more.
+The decision is the Prepare record: once it is in the log, the markers follow, whatever dies. EndTxn
+is answered when the markers are written, so that what a producer has committed can be read when it
+knows; after `answer_ms` without them it is answered all the same, for nothing can change the
+outcome any more.
 
-Client version 2 (KIP-890 part 2): every end moves the producer epoch on, so that a request of an ended transaction, delayed or repeated, names an old epoch. When the
-epochs of a producer id run out, the end hands out the next producer id. Client version 0: the epoch stays; only fencing moves it. A repeated EndTxn or AddPartitionsToTxn
-of such a client cannot be told from one of its next transaction; a Produce can, for it is verified.
+Client version 2 (KIP-890 part 2): every end moves the producer epoch on, so that a request of an
+ended transaction, delayed or repeated, names an old epoch. When the epochs of a producer id run
+out, the end hands out the next producer id. Client version 0: the epoch stays; only fencing moves
+it. A repeated EndTxn or AddPartitionsToTxn of such a client cannot be told from one of its next
+transaction; a Produce can, for it is verified.
 
-Fencing (a second InitProducerId, a time-out, an administrator) moves the epoch on by two: the retry of an EndTxn is known by the epoch before the current one, and whoever
-was fenced must not be taken for that.
+Fencing (a second InitProducerId, a time-out, an administrator) moves the epoch on by two: the retry
+of an EndTxn is known by the epoch before the current one, and whoever was fenced must not be taken
+for that.
 
 Invariants (check() asserts those of the state; the simulator those between states)
-    T1  partitions are there exactly in Ongoing and the two Prepare states; an abort of nothing goes to CompleteAbort at once
-    T2  for one producer id the epoch never falls; a new producer id begins at 0; both are used by one transactional id
+    T1  partitions are there exactly in Ongoing and the two Prepare states; an abort of nothing goes
+        to CompleteAbort at once
+    T2  for one producer id the epoch never falls; a new producer id begins at 0; both are used by
+        one transactional id
     T3  epoch 32767 is never told to a client: it is left for fencing whoever has 32766
-    T4  an EndTransaction of version 2 changes nothing but the transaction of its own epoch; repeated, it is answered the same until the next change of epoch
-    T5  WriteMarkers comes only after the Persist of its Prepare record; Complete only after MarkersWritten with its attempt
-    T6  every request is answered exactly once: at once, or when the markers are written, or when its time in the waiting list is over
+    T4  an EndTransaction of version 2 changes nothing but the transaction of its own epoch;
+        repeated, it is answered the same until the next change of epoch
+    T5  WriteMarkers comes only after the Persist of its Prepare record; Complete only after
+        MarkersWritten with its attempt
+    T6  every request is answered exactly once: at once, or when the markers are written, or when
+        its time in the waiting list is over
     T7  requests wait only in a Prepare state
-    T8  what was persisted, replayed, gives the same state (but for `last_producer_epoch` after InitProducerId, which Kafka's schema has no place for: a retry of that
-        across a restart is fenced)
+    T8  what was persisted, replayed, gives the same state (but for `last_producer_epoch` after
+        InitProducerId, which Kafka's schema has no place for: a retry of that across a restart is
+        fenced)
     T9  a transaction is Ongoing no longer than its time-out
 Bounds: HELD_MAX requests wait; the next is told CONCURRENT_TRANSACTIONS.
 """
@@ -35,8 +48,25 @@ import msgspec
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.protocol.errors import ErrorCode
 from mqd.coordinator.transaction import events
-from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, VERSION_2, Description, Identity, Partition, WriteMarkers
-from mqd.coordinator.transaction.records import NO_PARTITIONS, NULL_PARTITIONS, STATE_NAMES, State, Value, decode_value, encode_key, encode_partitions, encode_value
+from mqd.coordinator.transaction.events import (
+    NEED_PRODUCER_ID,
+    VERSION_2,
+    Description,
+    Identity,
+    Partition,
+    WriteMarkers,
+)
+from mqd.coordinator.transaction.records import (
+    NO_PARTITIONS,
+    NULL_PARTITIONS,
+    STATE_NAMES,
+    State,
+    Value,
+    decode_value,
+    encode_key,
+    encode_partitions,
+    encode_value,
+)
 
 EPOCH_MAX = 32767
 HELD_MAX = 32
@@ -69,9 +99,25 @@ class Transaction:
     """One transactional id. `producer_id` -1: nothing is known of it."""
 
     __slots__ = (
-        "_armed_ms", "_attempt", "_encoded", "_held", "_key", "_settings", "client_version", "last_producer_epoch", "last_update_ms", "next_producer_id", "partitions",
-        "previous_producer_id", "producer_epoch", "producer_id", "start_ms", "state", "timeout_ms", "transactional_id",
-    )  # fmt: skip
+        "_armed_ms",
+        "_attempt",
+        "_encoded",
+        "_held",
+        "_key",
+        "_settings",
+        "client_version",
+        "last_producer_epoch",
+        "last_update_ms",
+        "next_producer_id",
+        "partitions",
+        "previous_producer_id",
+        "producer_epoch",
+        "producer_id",
+        "start_ms",
+        "state",
+        "timeout_ms",
+        "transactional_id",
+    )
 
     def __init__(self, transactional_id: str, settings: Settings) -> None:
         self.transactional_id = transactional_id
@@ -91,7 +137,7 @@ class Transaction:
         self.client_version = 0
         self._set_partitions({})
 
-    # -- the shell's side --------------------------------------------------------------------------------------------------
+    # -- the shell's side --------------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -106,10 +152,20 @@ class Transaction:
             return
         found = decode_value(value)
         if not 0 <= found.producer_epoch <= EPOCH_MAX - (found.state == State.ONGOING):  # T3
-            raise ValueError(f"a transaction's record in state {STATE_NAMES[found.state]} with epoch {found.producer_epoch}")
+            raise ValueError(
+                f"a transaction's record in state {STATE_NAMES[found.state]} with epoch {found.producer_epoch}"
+            )
         self.state = found.state
-        self.producer_id, self.previous_producer_id, self.next_producer_id = found.producer_id, found.previous_producer_id, found.next_producer_id
-        self.producer_epoch, self.timeout_ms, self.client_version = found.producer_epoch, found.timeout_ms, found.client_version
+        self.producer_id, self.previous_producer_id, self.next_producer_id = (
+            found.producer_id,
+            found.previous_producer_id,
+            found.next_producer_id,
+        )
+        self.producer_epoch, self.timeout_ms, self.client_version = (
+            found.producer_epoch,
+            found.timeout_ms,
+            found.client_version,
+        )
         self.start_ms, self.last_update_ms = found.start_ms, found.last_update_ms
         self._set_partitions(dict.fromkeys(found.partitions))
         self.last_producer_epoch = self._last_epoch_by_rule()
@@ -126,7 +182,9 @@ class Transaction:
         return self.producer_epoch - 1
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """The clock may have been ahead when the log was written: nothing began in the future, or it would be under way until then (T9)."""
+        """The clock may have been ahead when the log was written: nothing began in the future, or
+        it would be under way until then (T9).
+        """
         self.start_ms, self.last_update_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms)
         actions: list[Action] = []
         if self.state in _PREPARING:
@@ -138,7 +196,7 @@ class Transaction:
     def is_empty(self) -> bool:
         return self.producer_id < 0 and not self._held
 
-    # -- InitProducerId ----------------------------------------------------------------------------------------------------
+    # -- InitProducerId ----------------------------------------------------------------------------
 
     def _on_init_producer_id(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
         if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:
@@ -155,18 +213,27 @@ class Transaction:
             self._init_idle(event, now_ms, actions)
 
     def _is_expected_producer(self, event: events.InitProducerId) -> bool:
-        """Who recovers (KIP-360) must be the producer in force, or its predecessor that ran out of epochs and did not get the answer."""
+        """Who recovers (KIP-360) must be the producer in force, or its predecessor that ran out of
+        epochs and did not get the answer.
+        """
         expected = event.expected_producer_id
         if expected < 0 or expected == self.producer_id:
             return True
         return expected == self.previous_producer_id and event.expected_producer_epoch >= EPOCH_MAX - 1
 
     def _init_in_transaction(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
-        """The transaction is aborted first. A recovering producer must be the one whose transaction it is: a delayed repetition of an earlier recovery aborts nothing."""
-        if event.expected_producer_id >= 0 and (event.expected_producer_id, event.expected_producer_epoch) != (self.producer_id, self.producer_epoch):
+        """The transaction is aborted first. A recovering producer must be the one whose transaction
+        it is: a delayed repetition of an earlier recovery aborts nothing.
+        """
+        if event.expected_producer_id >= 0 and (event.expected_producer_id, event.expected_producer_epoch) != (
+            self.producer_id,
+            self.producer_epoch,
+        ):
             actions.append(Reply(event.request, Identity(FENCED)))
             return
-        self._fence(now_ms, actions, last_epoch=event.expected_producer_epoch if event.expected_producer_id >= 0 else -1)
+        self._fence(
+            now_ms, actions, last_epoch=event.expected_producer_epoch if event.expected_producer_id >= 0 else -1
+        )
         self._hold(event, now_ms, actions)
 
     def _init_idle(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
@@ -188,14 +255,22 @@ class Transaction:
         else:
             self._initialise(event, now_ms, actions, event.spare_producer_id, 0, last_epoch)
 
-    def _initialise(self, event: events.InitProducerId, now_ms: int, actions: list[Action], producer_id: int, epoch: int, last_epoch: int) -> None:
+    def _initialise(
+        self,
+        event: events.InitProducerId,
+        now_ms: int,
+        actions: list[Action],
+        producer_id: int,
+        epoch: int,
+        last_epoch: int,
+    ) -> None:
         self.previous_producer_id = self.producer_id
         self.producer_id, self.producer_epoch, self.last_producer_epoch = producer_id, epoch, last_epoch
         self.state, self.timeout_ms, self.start_ms = State.EMPTY, event.timeout_ms, -1
         self._persist(now_ms, actions)
         actions.append(Reply(event.request, Identity(NONE, producer_id, epoch)))
 
-    # -- partitions --------------------------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def _on_add_partitions(self, event: events.AddPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
@@ -219,10 +294,17 @@ class Transaction:
     def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
         known = self.partitions  # none but in a transaction
-        actions.append(Reply(event.request, tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions)))
+        actions.append(
+            Reply(
+                event.request,
+                tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions),
+            )
+        )
 
     def _producer_error(self, producer_id: int, epoch: int) -> int:
-        """Whether this is the producer in force; CONCURRENT while its last transaction is being ended."""
+        """Whether this is the producer in force; CONCURRENT while its last transaction is being
+        ended.
+        """
         if self.producer_id < 0:
             return UNKNOWN_PRODUCER
         if self.state in _PREPARING:
@@ -237,15 +319,27 @@ class Transaction:
         """With which the next transaction goes on."""
         return (self.next_producer_id, 0) if self.next_producer_id >= 0 else (self.producer_id, self.producer_epoch)
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _on_end_transaction(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> None:
-        error = UNKNOWN_PRODUCER if self.producer_id < 0 else self._end_2(event, now_ms, actions) if event.client_version >= VERSION_2 else self._end_0(event, now_ms, actions)
+        error = (
+            UNKNOWN_PRODUCER
+            if self.producer_id < 0
+            else (
+                self._end_2(event, now_ms, actions)
+                if event.client_version >= VERSION_2
+                else self._end_0(event, now_ms, actions)
+            )
+        )
         if error is not None:
-            actions.append(Reply(event.request, Identity(error, *self._identity()) if error == NONE else Identity(error)))
+            actions.append(
+                Reply(event.request, Identity(error, *self._identity()) if error == NONE else Identity(error))
+            )
 
     def _end_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
-        """An error code, or None when the answer comes later. What is repeated names the epoch before the one in force (T4)."""
+        """An error code, or None when the answer comes later. What is repeated names the epoch
+        before the one in force (T4).
+        """
         asked = (event.producer_id, event.producer_epoch)
         is_current = asked == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
         is_repeated = self._is_ended(event.producer_id, event.producer_epoch)
@@ -261,7 +355,9 @@ class Transaction:
         return INVALID_STATE if event.committed else self._abort_nothing(event, now_ms, actions)
 
     def _is_ended(self, producer_id: int, epoch: int) -> bool:
-        """Whether a client with these ended its transaction, and the current ones are what it got (or is to get) for that."""
+        """Whether a client with these ended its transaction, and the current ones are what it got
+        (or is to get) for that.
+        """
         if producer_id == self.producer_id:
             return epoch + 1 == self.producer_epoch and (self.producer_epoch < EPOCH_MAX or self.next_producer_id >= 0)
         return producer_id == self.previous_producer_id and epoch == EPOCH_MAX - 1 and self.producer_epoch == 0
@@ -298,12 +394,18 @@ class Transaction:
         return None
 
     def _abort_nothing(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
-        """A client of version 2 that aborts does not know whether any of its records arrived; from here on none can."""
+        """A client of version 2 that aborts does not know whether any of its records arrived; from
+        here on none can.
+        """
         self.previous_producer_id = self.producer_id
         if self.producer_epoch >= EPOCH_MAX - 1:
             if event.spare_producer_id < 0:
                 return NEED_PRODUCER_ID
-            self.producer_id, self.producer_epoch, self.last_producer_epoch = event.spare_producer_id, 0, self.producer_epoch
+            self.producer_id, self.producer_epoch, self.last_producer_epoch = (
+                event.spare_producer_id,
+                0,
+                self.producer_epoch,
+            )
         else:
             self.last_producer_epoch = self.producer_epoch
             self.producer_epoch += 1
@@ -328,10 +430,16 @@ class Transaction:
         self._attempt += 1
         committed = self.state == State.PREPARE_COMMIT
         is_bumped = self.client_version >= VERSION_2  # fencing counts as such: it moves the epoch too
-        actions.append(WriteMarkers(tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt, is_bumped))
+        actions.append(
+            WriteMarkers(
+                tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt, is_bumped
+            )
+        )
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
-        """Who ended the transaction is answered before the Complete record is written: it decides nothing."""
+        """Who ended the transaction is answered before the Complete record is written: it decides
+        nothing.
+        """
         if self.state not in _PREPARING or event.attempt != self._attempt:
             return
         self.previous_producer_id = self.producer_id
@@ -345,7 +453,8 @@ class Transaction:
             if type(waiting.event) is events.EndTransaction and self._is_answered(waiting.event, actions):
                 continue
             others.append(waiting.event)
-        self._persist(now_ms, actions, is_lazy=True)  # lost, the markers are written once more; what comes next is written behind it
+        # lost, the markers are written once more; what comes next is written behind it
+        self._persist(now_ms, actions, is_lazy=True)
         for other in others:
             getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
 
@@ -357,9 +466,15 @@ class Transaction:
         actions.append(Reply(event.request, Identity(NONE, *self._identity())))
         return True
 
-    def _on_abort_by_administrator(self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]) -> None:
+    def _on_abort_by_administrator(
+        self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]
+    ) -> None:
         if event.producer_id != self.producer_id:
-            actions.append(Reply(event.request, UNKNOWN_PRODUCER if self.state in _PREPARING or self.state == State.ONGOING else NONE))
+            actions.append(
+                Reply(
+                    event.request, UNKNOWN_PRODUCER if self.state in _PREPARING or self.state == State.ONGOING else NONE
+                )
+            )
         elif self.state == State.ONGOING:
             self._fence(now_ms, actions)
             self._hold(event, now_ms, actions)
@@ -375,14 +490,20 @@ class Transaction:
         if self.producer_id < 0:
             return None
         return Description(
-            self.transactional_id, STATE_NAMES[self.state], self.producer_id, self.producer_epoch, self.timeout_ms, self.start_ms, tuple(self.partitions)
-        )  # fmt: skip
+            self.transactional_id,
+            STATE_NAMES[self.state],
+            self.producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.start_ms,
+            tuple(self.partitions),
+        )
 
     def open_producers(self) -> dict[int, int]:
         """Producer id -> epoch of who has a transaction under way."""
         return {self.producer_id: self.producer_epoch} if self.partitions else {}
 
-    # -- waiting and time --------------------------------------------------------------------------------------------------
+    # -- waiting and time --------------------------------------------------------------------------
 
     def _hold(self, event: object, now_ms: int, actions: list[Action]) -> None:
         """Until the markers are written (T7)."""
@@ -423,16 +544,22 @@ class Transaction:
             return min(held.until_ms for held in self._held)
         if self.producer_id < 0 or self.state in _PREPARING:
             return None
-        return self.start_ms + self.timeout_ms if self.state == State.ONGOING else self.last_update_ms + self._settings.expiration_ms
+        return (
+            self.start_ms + self.timeout_ms
+            if self.state == State.ONGOING
+            else self.last_update_ms + self._settings.expiration_ms
+        )
 
     def _arm(self, actions: list[Action]) -> None:
-        """A timer that fires too early is looked at and armed again: cheaper than moving it with every transaction."""
+        """A timer that fires too early is looked at and armed again: cheaper than moving it with
+        every transaction.
+        """
         due = self._due_ms()
         if due is not None and (self._armed_ms is None or due < self._armed_ms):
             self._armed_ms = due
             actions.append(Timer(TIMER, due))
 
-    # -- records -----------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def _set_partitions(self, partitions: dict[Partition, None]) -> None:
         self.partitions = partitions
@@ -441,26 +568,47 @@ class Transaction:
     def _persist(self, now_ms: int, actions: list[Action], is_lazy: bool = False) -> None:
         self.last_update_ms = now_ms
         value = Value(
-            self.producer_id, self.producer_epoch, self.timeout_ms, self.state, (), now_ms, self.start_ms, self.previous_producer_id, self.next_producer_id, self.client_version
-        )  # fmt: skip
+            self.producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.state,
+            (),
+            now_ms,
+            self.start_ms,
+            self.previous_producer_id,
+            self.next_producer_id,
+            self.client_version,
+        )
         encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded
         actions.append(Persist(((self._key, encode_value(value, encoded)),), is_lazy=is_lazy))
 
     def durable(self) -> tuple[object, ...]:
         """What a replay of the log must give (T8)."""
         return (
-            self.state, self.producer_id, self.previous_producer_id, self.next_producer_id, self.producer_epoch, self.timeout_ms, self.client_version, self.start_ms,
-            self.last_update_ms, tuple(sorted(self.partitions)),
-        )  # fmt: skip
+            self.state,
+            self.producer_id,
+            self.previous_producer_id,
+            self.next_producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.client_version,
+            self.start_ms,
+            self.last_update_ms,
+            tuple(sorted(self.partitions)),
+        )
 
     def check(self) -> None:
         """Raises AssertionError."""
         in_transaction = self.state == State.ONGOING or self.state in _PREPARING
         assert bool(self.partitions) == in_transaction, f"T1: {self.state!r} with partitions {list(self.partitions)}"
-        assert self.producer_id >= 0 or (self.state == State.EMPTY and self.producer_epoch == -1), "T2: a state without a producer id"
+        assert self.producer_id >= 0 or (self.state == State.EMPTY and self.producer_epoch == -1), (
+            "T2: a state without a producer id"
+        )
         assert self.producer_id < 0 or 0 <= self.producer_epoch <= EPOCH_MAX, f"T2: epoch {self.producer_epoch}"
         assert self.state != State.ONGOING or self.producer_epoch < EPOCH_MAX, "T3: a client has the last epoch"
-        assert self.next_producer_id < 0 or (self.state in _PREPARING and self.producer_epoch == EPOCH_MAX), "T2: a next producer id without need"
+        assert self.next_producer_id < 0 or (self.state in _PREPARING and self.producer_epoch == EPOCH_MAX), (
+            "T2: a next producer id without need"
+        )
         assert not self._held or self.state in _PREPARING, f"T7: requests wait in {self.state!r}"
         assert len(self._held) <= HELD_MAX
 

@@ -1,4 +1,6 @@
-"""Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores): the id's name says which kind."""
+"""Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores): the id's name
+says which kind.
+"""
 
 from mqd.coordinator.transaction import joint_records
 from mqd.coordinator.transaction.joint import PREFIX, JointTransaction

@@ -1,7 +1,8 @@
 """What the core of a transactional id is told, and what it answers.
 
-`request` is the number under which the shell waits for the Reply. A partition is (topic name, index). `client_version` is the transaction protocol that the request
-speaks: 2 where EndTxn 5, Produce 12 and TxnOffsetCommit 5 are spoken (KIP-890 part 2), 0 below.
+`request` is the number under which the shell waits for the Reply. A partition is (topic name,
+index). `client_version` is the transaction protocol that the request speaks: 2 where EndTxn 5,
+Produce 12 and TxnOffsetCommit 5 are spoken (KIP-890 part 2), 0 below.
 """
 
 import msgspec
@@ -15,7 +16,9 @@ VERSION_2 = 2
 
 
 class InitProducerId(msgspec.Struct, frozen=True):
-    """KIP-98; with the expected producer id and epoch it is a producer that recovers (KIP-360). Answer: Identity."""
+    """KIP-98; with the expected producer id and epoch it is a producer that recovers (KIP-360).
+    Answer: Identity.
+    """
 
     request: int
     timeout_ms: int
@@ -25,7 +28,9 @@ class InitProducerId(msgspec.Struct, frozen=True):
 
 
 class AddPartitions(msgspec.Struct, frozen=True):
-    """AddPartitionsToTxn, AddOffsetsToTxn, and the first Produce or TxnOffsetCommit of client version 2. Answer: an error code for all of them."""
+    """AddPartitionsToTxn, AddOffsetsToTxn, and the first Produce or TxnOffsetCommit of client
+    version 2. Answer: an error code for all of them.
+    """
 
     request: int
     producer_id: int
@@ -35,7 +40,9 @@ class AddPartitions(msgspec.Struct, frozen=True):
 
 
 class VerifyPartitions(msgspec.Struct, frozen=True):
-    """Whether they were added (KIP-890 part 1). Answer: a tuple of error codes; INVALID_TXN_STATE for a partition that was not."""
+    """Whether they were added (KIP-890 part 1). Answer: a tuple of error codes; INVALID_TXN_STATE
+    for a partition that was not.
+    """
 
     request: int
     producer_id: int
@@ -55,21 +62,27 @@ class EndTransaction(msgspec.Struct, frozen=True):
 
 
 class AbortByAdministrator(msgspec.Struct, frozen=True):
-    """Aborts the ongoing transaction of that producer, and fences it. Answer: an error code, when the markers are written."""
+    """Aborts the ongoing transaction of that producer, and fences it. Answer: an error code, when
+    the markers are written.
+    """
 
     request: int
     producer_id: int
 
 
 class MarkersWritten(msgspec.Struct, frozen=True):
-    """All markers of the WriteMarkers with that number are below their high watermarks (or their partitions are gone)."""
+    """All markers of the WriteMarkers with that number are below their high watermarks (or their
+    partitions are gone).
+    """
 
     attempt: int
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Joint transactions only (joint.py): a child producer for the transaction of this batch and run, which begins with the first one. With a producer id and epoch: that child
-    says that it lives. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId."""
+    """Joint transactions only (joint.py): a child producer for the transaction of this batch and
+    run, which begins with the first one. With a producer id and epoch: that child says that it
+    lives. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId.
+    """
 
     request: int
     batch_id: int
@@ -81,8 +94,9 @@ class Enlist(msgspec.Struct, frozen=True):
 
 
 class EndJoint(msgspec.Struct, frozen=True):
-    """Ends the joint transaction of this batch and run: committed, of the winners alone (producer id, epoch). Without a run: an administrator aborts what is under way.
-    Answer: JointAnswer."""
+    """Ends the joint transaction of this batch and run: committed, of the winners alone (producer
+    id, epoch). Without a run: an administrator aborts what is under way. Answer: JointAnswer.
+    """
 
     request: int
     batch_id: int
@@ -97,7 +111,17 @@ class Describe(msgspec.Struct, frozen=True):
     request: int
 
 
-Event = InitProducerId | AddPartitions | VerifyPartitions | EndTransaction | AbortByAdministrator | MarkersWritten | Enlist | EndJoint | Describe
+Event = (
+    InitProducerId
+    | AddPartitions
+    | VerifyPartitions
+    | EndTransaction
+    | AbortByAdministrator
+    | MarkersWritten
+    | Enlist
+    | EndJoint
+    | Describe
+)
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -107,7 +131,9 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class JointAnswer(msgspec.Struct, frozen=True):
-    """`committed_batch_id`: the last batch that was committed, -1 = none. An Enlist whose batch is not above it gets no producer id: there is nothing left to write."""
+    """`committed_batch_id`: the last batch that was committed, -1 = none. An Enlist whose batch is
+    not above it gets no producer id: there is nothing left to write.
+    """
 
     error: int
     producer_id: int = -1
@@ -126,9 +152,12 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class WriteMarkers(Effect, frozen=True):
-    """To be carried out until it is done; then MarkersWritten with `attempt`. Writing one twice does no harm: a partition in which the producer has no transaction takes it
-    without effect. `is_bumped`: the epoch is above the one that the transaction's records have, and the next transaction's will have it: a partition that knows it already
-    has got the marker, and refuses to take it again (KIP-890)."""
+    """To be carried out until it is done; then MarkersWritten with `attempt`. Writing one twice
+    does no harm: a partition in which the producer has no transaction takes it without effect.
+    `is_bumped`: the epoch is above the one that the transaction's records have, and the next
+    transaction's will have it: a partition that knows it already has got the marker, and refuses to
+    take it again (KIP-890).
+    """
 
     partitions: tuple[Partition, ...]
     producer_id: int

@@ -1,29 +1,43 @@
-"""The core of one joint transaction's id: many producers write one transaction, and one request says which of them count. Pure; time and producer ids are passed in.
+"""The core of one joint transaction's id: many producers write one transaction, and one request
+says which of them count. Pure; time and producer ids are passed in.
 
-For engines that write a batch by many tasks, repeat tasks and batches, and decide at the end whose work counts (Spark). A batch has a number, and whoever carries it out a run id
-(a new one for every start of the driver).
+For engines that write a batch by many tasks, repeat tasks and batches, and decide at the end whose
+work counts (Spark). A batch has a number, and whoever carries it out a run id (a new one for every
+start of the driver).
 
-    (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written ──> CompleteCommit ──┐
+    (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written
+    ──> CompleteCommit ──┐
                           ^   ^ └── EndJoint(abort), time-out, another run, administrator ──> PrepareAbort ──> CompleteAbort
                           │   └── Enlist: one child more                                                                │
                           └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
-    (none) ── EndJoint(abort) ──> CompleteAbort: that the run is over is remembered, whether or not a task of it came before
+    (none) ── EndJoint(abort) ──> CompleteAbort: that the run is over is remembered, whether or not
+    a task of it came before
 
-Every task attempt enlists a child: a producer id and epoch for this transaction alone. Children write as transactional producers of this transactional id do (KIP-890: the first
-batch to a partition adds it). The end names the winners: they get commit markers, all other children abort markers; every marker's epoch is one above the child's, so that nothing
-of it can come late. The producer ids go on with that epoch in the next transaction. The decision, with the number of the batch, is one record: a batch that comes again, from
-whoever, is known by its number, and nothing of it is written twice.
+Every task attempt enlists a child: a producer id and epoch for this transaction alone. Children
+write as transactional producers of this transactional id do (KIP-890: the first batch to a
+partition adds it). The end names the winners: they get commit markers, all other children abort
+markers; every marker's epoch is one above the child's, so that nothing of it can come late. The
+producer ids go on with that epoch in the next transaction. The decision, with the number of the
+batch, is one record: a batch that comes again, from whoever, is known by its number, and nothing of
+it is written twice.
 
 Invariants (check() asserts those of the state; tests/sim/test_joint_sim.py those between states)
-    J1  committed_batch_id rises only, with the very record that decides the commit; an Enlist of a batch that is not above it gets no producer id
-    J2  one transaction is under way at a time, of one batch and one run; what a commit names are children of that transaction
-    J3  a child's epoch rises from transaction to transaction; one (producer id, epoch) is given out once
-    J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that has partitions; Complete after MarkersWritten of all of them
-    J5  a run that was overtaken by another, or has aborted, gets no child and ends nothing any more (the last FENCED_RUNS_MAX of them are remembered)
-    J6  every request is answered once: at once, or when the markers are written, or when its time in the waiting list is over
+    J1  committed_batch_id rises only, with the very record that decides the commit; an Enlist of a
+        batch that is not above it gets no producer id
+    J2  one transaction is under way at a time, of one batch and one run; what a commit names are
+        children of that transaction
+    J3  a child's epoch rises from transaction to transaction; one (producer id, epoch) is given out
+        once
+    J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that
+        has partitions; Complete after MarkersWritten of all of them
+    J5  a run that was overtaken by another, or has aborted, gets no child and ends nothing any more
+        (the last FENCED_RUNS_MAX of them are remembered)
+    J6  every request is answered once: at once, or when the markers are written, or when its time
+        in the waiting list is over
     J7  requests wait only in a Prepare state
     J8  what was persisted, replayed in any order, gives the same state
-    J9  a transaction is Ongoing no longer than its time-out after the last sign of life: an Enlist, a partition added
+    J9  a transaction is Ongoing no longer than its time-out after the last sign of life: an Enlist,
+        a partition added
 Bounds: CHILDREN_MAX children; HELD_MAX requests wait, the next is told CONCURRENT_TRANSACTIONS.
 """
 
@@ -73,9 +87,28 @@ class JointTransaction:
     """`serial` 0: nothing is known of this id."""
 
     __slots__ = (
-        "_active", "_armed_ms", "_attempt", "_free", "_held", "_key", "_pending", "_seen_ms", "_settings", "batch_id", "children", "committed_batch_id", "fenced_run_ids",
-        "last_update_ms", "run_id", "serial", "start_ms", "state", "timeout_ms", "transactional_id", "winners",
-    )  # fmt: skip
+        "_active",
+        "_armed_ms",
+        "_attempt",
+        "_free",
+        "_held",
+        "_key",
+        "_pending",
+        "_seen_ms",
+        "_settings",
+        "batch_id",
+        "children",
+        "committed_batch_id",
+        "fenced_run_ids",
+        "last_update_ms",
+        "run_id",
+        "serial",
+        "start_ms",
+        "state",
+        "timeout_ms",
+        "transactional_id",
+        "winners",
+    )
 
     def __init__(self, transactional_id: str, settings: Settings) -> None:
         self.transactional_id = transactional_id
@@ -100,7 +133,7 @@ class JointTransaction:
         self._free: list[int] = []  # the others
         self._pending: set[int] = set()  # attempts whose markers are not written
 
-    # -- the shell's side --------------------------------------------------------------------------------------------------
+    # -- the shell's side --------------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -145,7 +178,11 @@ class JointTransaction:
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Whoever writes could not be heard meanwhile: a time-out begins anew."""
-        self.start_ms, self.last_update_ms, self._seen_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms), now_ms
+        self.start_ms, self.last_update_ms, self._seen_ms = (
+            min(self.start_ms, now_ms),
+            min(self.last_update_ms, now_ms),
+            now_ms,
+        )
         actions: list[Action] = []
         if self.state in _PREPARING:
             self._write_markers(actions)
@@ -163,7 +200,7 @@ class JointTransaction:
         """The one in force: of a child whose transaction is over, that of the next one."""
         return child.epoch if self._is_active(child) else child.epoch + 1
 
-    # -- children ----------------------------------------------------------------------------------------------------------
+    # -- children ----------------------------------------------------------------------------------
 
     def _on_enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> None:
         answer = self._enlist(event, now_ms, actions)
@@ -189,13 +226,23 @@ class JointTransaction:
 
     def _alive(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointAnswer:
         child = self.children.get(event.producer_id)
-        if not is_of_this or self.state != State.ONGOING or child is None or not self._is_active(child) or child.epoch != event.producer_epoch:
+        if (
+            not is_of_this
+            or self.state != State.ONGOING
+            or child is None
+            or not self._is_active(child)
+            or child.epoch != event.producer_epoch
+        ):
             return self._answer(FENCED)
         self._seen_ms = now_ms
         return JointAnswer(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
 
-    def _overtake(self, event: object, batch_id: int, run_id: str, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """Another batch, or another run of it, while one is under way: that one is given up, unless it is the later one."""
+    def _overtake(
+        self, event: object, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
+    ) -> JointAnswer | None:
+        """Another batch, or another run of it, while one is under way: that one is given up, unless
+        it is the later one.
+        """
         if batch_id < self.batch_id:
             return self._answer(FENCED)
         self._fence_run(run_id)
@@ -242,7 +289,7 @@ class JointTransaction:
         self.state, self.batch_id, self.run_id, self.winners = State.ONGOING, batch_id, run_id, frozenset()
         self.timeout_ms, self.start_ms = timeout_ms, now_ms
 
-    # -- partitions --------------------------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def _on_add_partitions(self, event: events.AddPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
@@ -257,7 +304,12 @@ class JointTransaction:
     def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
         error = self._producer_error(event.producer_id, event.producer_epoch)
         known = self.children[event.producer_id].partitions if error == NONE else {}
-        actions.append(Reply(event.request, tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions)))
+        actions.append(
+            Reply(
+                event.request,
+                tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions),
+            )
+        )
 
     def _producer_error(self, producer_id: int, epoch: int) -> int:
         child = self.children.get(producer_id)
@@ -265,7 +317,7 @@ class JointTransaction:
             return UNKNOWN_PRODUCER
         return NONE if self.state == State.ONGOING and self._is_active(child) and child.epoch == epoch else FENCED
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _on_end_joint(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> None:
         end = self._abort_any if not event.run_id else self._commit if event.committed else self._abort
@@ -289,10 +341,14 @@ class JointTransaction:
             return self._answer(UNKNOWN_PRODUCER)  # J2
         if self.state != State.ONGOING:
             self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)  # a batch without a record
-        return self._finish(event, State.PREPARE_COMMIT, frozenset(producer_id for producer_id, _ in event.winners), now_ms, actions)
+        return self._finish(
+            event, State.PREPARE_COMMIT, frozenset(producer_id for producer_id, _ in event.winners), now_ms, actions
+        )
 
     def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """A run that aborts is over. Its tasks may outlive that: one that enlisted now would begin a transaction that nobody ends (J5). Aborting what is not there is done at once."""
+        """A run that aborts is over. Its tasks may outlive that: one that enlisted now would begin
+        a transaction that nobody ends (J5). Aborting what is not there is done at once.
+        """
         if event.batch_id <= self.committed_batch_id:
             return self._answer(INVALID_STATE)
         is_own = event.run_id == self.run_id
@@ -315,7 +371,9 @@ class JointTransaction:
             return self._finish(event, State.PREPARE_ABORT, frozenset(), now_ms, actions)
         return self._hold(event, now_ms, actions) if self.state in _PREPARING else self._answer()
 
-    def _finish(self, event: object, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]) -> JointAnswer | None:
+    def _finish(
+        self, event: object, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]
+    ) -> JointAnswer | None:
         self._decide(state, now_ms, actions, winners)
         return self._hold(event, now_ms, actions) if self.state in _PREPARING else self._answer()
 
@@ -340,10 +398,21 @@ class JointTransaction:
             if child.partitions:
                 self._attempt += 1
                 self._pending.add(self._attempt)
-                actions.append(WriteMarkers(tuple(child.partitions), producer_id, child.epoch + 1, producer_id in self.winners, self._attempt, is_bumped=True))
+                actions.append(
+                    WriteMarkers(
+                        tuple(child.partitions),
+                        producer_id,
+                        child.epoch + 1,
+                        producer_id in self.winners,
+                        self._attempt,
+                        is_bumped=True,
+                    )
+                )
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
-        """Who ended the transaction is answered before the Complete record is written: it decides nothing."""
+        """Who ended the transaction is answered before the Complete record is written: it decides
+        nothing.
+        """
         if self.state not in _PREPARING or event.attempt not in self._pending:
             return
         self._pending.discard(event.attempt)
@@ -357,7 +426,8 @@ class JointTransaction:
                 actions.append(Reply(waiting.request, self._answer()))
             else:
                 others.append(waiting)
-        actions.append(Persist(written, is_lazy=True))  # lost, the markers are written once more; what comes next is written behind it
+        # lost, the markers are written once more; what comes next is written behind it
+        actions.append(Persist(written, is_lazy=True))
         for other in others:
             getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
 
@@ -374,19 +444,27 @@ class JointTransaction:
         return tuple(written)
 
     def _is_over(self, event: events.EndJoint) -> bool:
-        """Whether this end needs nothing more: a commit of what is committed, an abort of what is aborted."""
+        """Whether this end needs nothing more: a commit of what is committed, an abort of what is
+        aborted.
+        """
         if event.committed:
             return event.batch_id <= self.committed_batch_id
         return self.state == State.COMPLETE_ABORT or not event.run_id
 
-    # -- others' requests --------------------------------------------------------------------------------------------------
+    # -- others' requests --------------------------------------------------------------------------
 
-    def _on_ordinary(self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]) -> None:
+    def _on_ordinary(
+        self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]
+    ) -> None:
         """An ordinary producer with the id of a joint transaction."""
         actions.append(Reply(event.request, Identity(INVALID_REQUEST)))
 
-    def _on_abort_by_administrator(self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]) -> None:
-        """All of it: what one child wrote cannot be aborted alone, for its run may have named it a winner already."""
+    def _on_abort_by_administrator(
+        self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]
+    ) -> None:
+        """All of it: what one child wrote cannot be aborted alone, for its run may have named it a
+        winner already.
+        """
         child = self.children.get(event.producer_id)
         if child is None or not self._is_active(child):
             actions.append(Reply(event.request, UNKNOWN_PRODUCER if child is None else NONE))
@@ -411,14 +489,22 @@ class JointTransaction:
         epoch = self._epoch(self.children[producer_id]) if producer_id >= 0 else -1
         partitions = dict.fromkeys(partition for one in self._active for partition in self.children[one].partitions)
         start_ms = self.start_ms if self.state in _UNDER_WAY else -1
-        return Description(self.transactional_id, STATE_NAMES[self.state], producer_id, epoch, self.timeout_ms, start_ms, tuple(partitions))
+        return Description(
+            self.transactional_id,
+            STATE_NAMES[self.state],
+            producer_id,
+            epoch,
+            self.timeout_ms,
+            start_ms,
+            tuple(partitions),
+        )
 
     def open_producers(self) -> dict[int, int]:
         """Producer id -> epoch of those that have written in the transaction under way."""
         bumped = self.state in _PREPARING
         return {one: self.children[one].epoch + bumped for one in self._active if self.children[one].partitions}
 
-    # -- waiting and time --------------------------------------------------------------------------------------------------
+    # -- waiting and time --------------------------------------------------------------------------
 
     def _hold(self, event: object, now_ms: int, actions: list[Action]) -> JointAnswer | None:
         """Until the markers are written (J7). The answer when it cannot wait."""
@@ -431,7 +517,9 @@ class JointTransaction:
     def _late_answer(self, event: object) -> JointAnswer:
         """The markers take long. An end is decided all the same; anything else has to come again."""
         is_decided = type(event) is events.EndJoint and (
-            event.batch_id <= self.committed_batch_id if event.committed else self.state == State.PREPARE_ABORT and not event.committed
+            event.batch_id <= self.committed_batch_id
+            if event.committed
+            else self.state == State.PREPARE_ABORT and not event.committed
         )
         return self._answer(NONE if is_decided else CONCURRENT)
 
@@ -441,12 +529,21 @@ class JointTransaction:
         self._held = [held for held in self._held if held.until_ms > now_ms]
         for waiting in late:
             answer = self._late_answer(waiting)
-            actions.append(Reply(waiting.request, answer.error if type(waiting) is events.AbortByAdministrator else answer))  # type: ignore[attr-defined]
+            actions.append(
+                Reply(waiting.request, answer.error if type(waiting) is events.AbortByAdministrator else answer)
+            )  # type: ignore[attr-defined]
         if self.state == State.ONGOING:
             if now_ms >= self._seen_ms + self.timeout_ms:
                 self._decide(State.PREPARE_ABORT, now_ms, actions)  # J9
-        elif self.serial and self.state not in _PREPARING and now_ms >= self.last_update_ms + self._settings.expiration_ms:
-            gone = [(self._key, None), *((records.CHILD.encode_key(self.transactional_id, one), None) for one in self.children)]
+        elif (
+            self.serial
+            and self.state not in _PREPARING
+            and now_ms >= self.last_update_ms + self._settings.expiration_ms
+        ):
+            gone = [
+                (self._key, None),
+                *((records.CHILD.encode_key(self.transactional_id, one), None) for one in self.children),
+            ]
             self.children.clear()
             self._forget()
             actions.append(Persist(tuple(gone)))
@@ -456,7 +553,11 @@ class JointTransaction:
             return min(held.until_ms for held in self._held)
         if self.serial == 0 or self.state in _PREPARING:
             return None
-        return self._seen_ms + self.timeout_ms if self.state == State.ONGOING else self.last_update_ms + self._settings.expiration_ms
+        return (
+            self._seen_ms + self.timeout_ms
+            if self.state == State.ONGOING
+            else self.last_update_ms + self._settings.expiration_ms
+        )
 
     def _arm(self, actions: list[Action]) -> None:
         """A timer that fires too early is looked at and armed again."""
@@ -465,37 +566,73 @@ class JointTransaction:
             self._armed_ms = due
             actions.append(Timer(TIMER, due))
 
-    # -- records -----------------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def _record(self, now_ms: int) -> KeyValue:
         self.last_update_ms = now_ms
         value = records.TRANSACTION.value.cls(
-            serial=self.serial, state=int(self.state), batch_id=self.batch_id, run_id=self.run_id, committed_batch_id=self.committed_batch_id, timeout_ms=self.timeout_ms,
-            start_ms=self.start_ms, last_update_ms=now_ms, winners=sorted(self.winners), fenced_run_ids=list(self.fenced_run_ids),
-        )  # fmt: skip
+            serial=self.serial,
+            state=int(self.state),
+            batch_id=self.batch_id,
+            run_id=self.run_id,
+            committed_batch_id=self.committed_batch_id,
+            timeout_ms=self.timeout_ms,
+            start_ms=self.start_ms,
+            last_update_ms=now_ms,
+            winners=sorted(self.winners),
+            fenced_run_ids=list(self.fenced_run_ids),
+        )
         return self._key, records.TRANSACTION.encode_value(value)
 
     def _child_record(self, producer_id: int) -> KeyValue:
-        return records.CHILD.encode_key(self.transactional_id, producer_id), records.encode_child(self.children[producer_id])
+        return records.CHILD.encode_key(self.transactional_id, producer_id), records.encode_child(
+            self.children[producer_id]
+        )
 
     def durable(self) -> tuple[object, ...]:
         """What a replay of the log must give (J8)."""
-        children = tuple(sorted((one, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ()) for one, child in self.children.items()))
+        children = tuple(
+            sorted(
+                (one, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ())
+                for one, child in self.children.items()
+            )
+        )
         return (
-            self.state, self.serial, self.batch_id, self.run_id, self.committed_batch_id, self.timeout_ms, self.start_ms, self.last_update_ms, self.winners,
-            self.fenced_run_ids, children,
-        )  # fmt: skip
+            self.state,
+            self.serial,
+            self.batch_id,
+            self.run_id,
+            self.committed_batch_id,
+            self.timeout_ms,
+            self.start_ms,
+            self.last_update_ms,
+            self.winners,
+            self.fenced_run_ids,
+            children,
+        )
 
     def check(self) -> None:
         """Raises AssertionError."""
-        assert sorted((*self._active, *self._free)) == sorted(self.children), "J3: a child is neither active nor free, or both"
-        assert all(self._is_active(self.children[one]) for one in self._active) and not any(self._is_active(self.children[one]) for one in self._free), "J2"
-        assert self.state not in (State.ONGOING, State.PREPARE_ABORT) or self.batch_id > self.committed_batch_id, "J1: a committed batch is under way"
-        assert self.state not in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT) or self.batch_id == self.committed_batch_id, "J1: decided, not remembered"
+        assert sorted((*self._active, *self._free)) == sorted(self.children), (
+            "J3: a child is neither active nor free, or both"
+        )
+        assert all(self._is_active(self.children[one]) for one in self._active) and not any(
+            self._is_active(self.children[one]) for one in self._free
+        ), "J2"
+        assert self.state not in (State.ONGOING, State.PREPARE_ABORT) or self.batch_id > self.committed_batch_id, (
+            "J1: a committed batch is under way"
+        )
+        assert (
+            self.state not in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT) or self.batch_id == self.committed_batch_id
+        ), "J1: decided, not remembered"
         assert self.state != State.ONGOING or self.run_id not in self.fenced_run_ids, "J5: an overtaken run writes"
         assert not self._held or self.state in _PREPARING, f"J7: requests wait in {self.state!r}"
         assert (self.state in _PREPARING) or not self._pending, "J4: markers of nothing"
-        assert len(self._held) <= HELD_MAX and len(self.children) <= CHILDREN_MAX and len(self.fenced_run_ids) <= FENCED_RUNS_MAX
+        assert (
+            len(self._held) <= HELD_MAX
+            and len(self.children) <= CHILDREN_MAX
+            and len(self.fenced_run_ids) <= FENCED_RUNS_MAX
+        )
 
 
 _HANDLERS: dict[type, str] = {

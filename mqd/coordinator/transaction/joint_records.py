@@ -1,11 +1,13 @@
-"""Records of joint transactions in __transaction_state: types of key of this project's own, which Kafka's tools and older brokers pass over.
+"""Records of joint transactions in __transaction_state: types of key of this project's own, which
+Kafka's tools and older brokers pass over.
 
     key type   record              one for each
     9100       JointTransaction    transactional id: its current or last transaction, and what was committed last
     9101       JointChild          transactional id and producer id: the transaction it was enlisted in last, and the partitions it wrote there
 
-A child is rewritten when it is enlisted and when it gets partitions; that its transaction is over, and its epoch one higher, follows from the transaction's own record (its
-serial and state): so a transaction of a thousand children begins and ends by one record.
+A child is rewritten when it is enlisted and when it gets partitions; that its transaction is over,
+and its epoch one higher, follows from the transaction's own record (its serial and state): so a
+transaction of a thousand children begins and ends by one record.
 """
 
 import msgspec
@@ -14,7 +16,9 @@ from mqd.coordinator.schema import RecordType, key_type_of
 from mqd.coordinator.transaction.events import Partition
 
 TRANSACTION = RecordType(
-    9100, "JointTransaction", "transactional_id: string 0+\n",
+    9100,
+    "JointTransaction",
+    "transactional_id: string 0+\n",
     """
 serial: int64 0+
 state: int8 0+
@@ -27,9 +31,11 @@ last_update_ms: int64 0+
 winners: [int64] 0+
 fenced_run_ids: [string] 0+
 """,
-)  # fmt: skip
+)
 CHILD = RecordType(
-    9101, "JointChild", "transactional_id: string 0+\nproducer_id: int64 0+\n",
+    9101,
+    "JointChild",
+    "transactional_id: string 0+\nproducer_id: int64 0+\n",
     """
 serial: int64 0+
 producer_epoch: int16 0+
@@ -37,11 +43,13 @@ topics: [Topic] 0+
     name: string 0+
     partitions: [int32] 0+
 """,
-)  # fmt: skip
+)
 
 
 class Child(msgspec.Struct):
-    """As in its record: the transaction it was enlisted in last, its epoch there, and what it wrote to."""
+    """As in its record: the transaction it was enlisted in last, its epoch there, and what it wrote
+    to.
+    """
 
     serial: int
     epoch: int
@@ -54,18 +62,28 @@ def encode_child(child: Child) -> bytes:
         topics.setdefault(name, []).append(index)
     kind = CHILD.value.cls
     return CHILD.encode_value(
-        kind(serial=child.serial, producer_epoch=child.epoch, topics=[kind.Topic(name=name, partitions=indexes) for name, indexes in topics.items()])
+        kind(
+            serial=child.serial,
+            producer_epoch=child.epoch,
+            topics=[kind.Topic(name=name, partitions=indexes) for name, indexes in topics.items()],
+        )
     )
 
 
 def decode_child(value: bytes) -> Child:
     """Raises ValueError for bytes that are none."""
     found = CHILD.decode_value(value)
-    return Child(found.serial, found.producer_epoch, {(topic.name, index): None for topic in found.topics for index in topic.partitions})
+    return Child(
+        found.serial,
+        found.producer_epoch,
+        {(topic.name, index): None for topic in found.topics for index in topic.partitions},
+    )
 
 
 def name_of(key: bytes) -> str | None:
-    """The transactional id of a key of these types; None for another type. Raises ValueError for bytes that are no key."""
+    """The transactional id of a key of these types; None for another type. Raises ValueError for
+    bytes that are no key.
+    """
     kind = key_type_of(key)
     if kind == TRANSACTION.key_type:
         return TRANSACTION.decode_key(key).transactional_id

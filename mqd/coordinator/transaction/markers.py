@@ -1,17 +1,26 @@
-"""Carries WriteMarkers out: a control batch into every partition of a transaction, until all are below their high watermarks; then MarkersWritten to the core.
+"""Carries WriteMarkers out: a control batch into every partition of a transaction, until all are
+below their high watermarks; then MarkersWritten to the core.
 
 Invariants
-    M1  MarkersWritten is told to the very core that wanted the markers, and only when every partition has its marker, or is gone
-    M2  a marker into a partition of __consumer_offsets waits until offsets that were verified for its producer before are written or refused: else one that comes behind
-        the marker would begin a transaction that nobody ends
-    M3  what cannot be written is tried again, later and later (RETRY_S), as long as that core lives; after a restart the log says what is left
-    M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that died, or with an answer that was lost), and is done: whatever is open in
-        that partition is the producer's next transaction. The partition's owner says so when that marker is below the high watermark
-    M5  when a marker leaves, its core still wants it. Of a core that has gone, the successor writes the markers, and may be done: one that came behind them would end
-        the producer's next transaction, which has the same epoch if the client is older than KIP-890
-Bounds: what runs is bounded by the transactions that are being ended: one for each transactional id.
+    M1  MarkersWritten is told to the very core that wanted the markers, and only when every
+        partition has its marker, or is gone
+    M2  a marker into a partition of __consumer_offsets waits until offsets that were verified for
+        its producer before are written or refused: else one that comes behind the marker would
+        begin a transaction that nobody ends
+    M3  what cannot be written is tried again, later and later (RETRY_S), as long as that core
+        lives; after a restart the log says what is left
+    M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that
+        died, or with an answer that was lost), and is done: whatever is open in that partition is
+        the producer's next transaction. The partition's owner says so when that marker is below the
+        high watermark
+    M5  when a marker leaves, its core still wants it. Of a core that has gone, the successor writes
+        the markers, and may be done: one that came behind them would end the producer's next
+        transaction, which has the same epoch if the client is older than KIP-890
+Bounds: what runs is bounded by the transactions that are being ended: one for each transactional
+id.
 
-Concurrency: the event loop's thread only. No task for a marker into a partition of users: thousands a second pass here.
+Concurrency: the event loop's thread only. No task for a marker into a partition of users: thousands
+a second pass here.
 """
 
 import asyncio
@@ -32,7 +41,8 @@ WARN_AFTER = 10
 
 log = logging.get("transaction.markers")
 
-# (topic, partition, producer id, producer epoch, coordinator epoch, commit, is bumped) -> done when the marker is below the high watermark; raises AppendError, CoordinatorError
+# (topic, partition, producer id, producer epoch, coordinator epoch, commit, is bumped) -> done when
+# the marker is below the high watermark; raises AppendError, CoordinatorError
 Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]"]
 
 
@@ -45,13 +55,17 @@ class Coordinating(Protocol):
 
 
 class OffsetCommits:
-    """TxnOffsetCommits under way, by producer id: from before they are verified until the group has written them (M2). A marker waits for those that came before it: later
-    ones are verified against a transaction that is being ended, and whoever sends them without pause, perhaps in another's name, must not keep it from ending."""
+    """TxnOffsetCommits under way, by producer id: from before they are verified until the group has
+    written them (M2). A marker waits for those that came before it: later ones are verified against
+    a transaction that is being ended, and whoever sends them without pause, perhaps in another's
+    name, must not keep it from ending.
+    """
 
     def __init__(self) -> None:
         self._next = 0
         self._under_way: dict[int, set[int]] = {}  # producer id -> tickets
-        self._waiting: dict[int, list[tuple[set[int], Callable[[], None]]]] = {}  # producer id -> (tickets waited for, what then)
+        # producer id -> (tickets waited for, what then)
+        self._waiting: dict[int, list[tuple[set[int], Callable[[], None]]]] = {}
 
     def enter(self, producer_id: int) -> int:
         """A ticket for leave()."""
@@ -96,7 +110,9 @@ class _Job:
 
 
 class Markers:
-    """`exists(topic, partition)`: whether there may still be something to end: in the partition, or in the one that has taken its records."""
+    """`exists(topic, partition)`: whether there may still be something to end: in the partition, or
+    in the one that has taken its records.
+    """
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:
         self._append = append
@@ -138,7 +154,15 @@ class Markers:
             return
         effect = job.effect
         try:
-            future = self._append(partition[0], partition[1], effect.producer_id, effect.producer_epoch, job.coordinator_epoch, effect.committed, effect.is_bumped)
+            future = self._append(
+                partition[0],
+                partition[1],
+                effect.producer_id,
+                effect.producer_epoch,
+                job.coordinator_epoch,
+                effect.committed,
+                effect.is_bumped,
+            )
         except Exception as failure:
             self._failed(job, partition, failure)
             self._again(job, partition, failure)
@@ -175,7 +199,11 @@ class Markers:
         if code == ErrorCode.INVALID_PRODUCER_EPOCH:
             if job.effect.is_bumped:
                 return True  # M4
-            log.warning("a partition has a newer epoch of a producer than its marker: it has ended that transaction", transactional_id=job.name, partition=_title(partition))
+            log.warning(
+                "a partition has a newer epoch of a producer than its marker: it has ended that transaction",
+                transactional_id=job.name,
+                partition=_title(partition),
+            )
             return True
         return False
 
@@ -188,7 +216,12 @@ class Markers:
 
     def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         """A fault of our own: the transaction must not stay open for it."""
-        log.error("a transaction's marker failed; it is tried again", transactional_id=job.name, partition=_title(partition), reason=repr(failure))
+        log.error(
+            "a transaction's marker failed; it is tried again",
+            transactional_id=job.name,
+            partition=_title(partition),
+            reason=repr(failure),
+        )
 
     def _again(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         job.tries += 1
@@ -196,7 +229,13 @@ class Markers:
             return
         if job.tries % WARN_AFTER == 0:
             reason = error_name(_code(failure))
-            log.warning("a transaction's marker cannot be written yet", transactional_id=job.name, partition=_title(partition), tries=job.tries, reason=reason)
+            log.warning(
+                "a transaction's marker cannot be written yet",
+                transactional_id=job.name,
+                partition=_title(partition),
+                tries=job.tries,
+                reason=reason,
+            )
         delay = RETRY_S[min(job.tries, len(RETRY_S)) - 1]
         asyncio.get_running_loop().call_later(delay, self._begin, job, partition)
 

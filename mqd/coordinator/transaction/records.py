@@ -1,10 +1,12 @@
-"""Records of __transaction_state, in Kafka's own schema (TransactionLogKey, TransactionLogValue), so that Kafka's tools read them.
+"""Records of __transaction_state, in Kafka's own schema (TransactionLogKey, TransactionLogValue),
+so that Kafka's tools read them.
 
     key     version int16 0, transactional_id string
-    value   version int16 1 (flexible; 0 is read too), producer_id int64, producer_epoch int16, transaction_timeout_ms int32, transaction_status int8,
-            transaction_partitions nullable compact array of (topic compact string, partition_ids compact array of int32, tagged fields),
-            last_update_ms int64, start_ms int64,
-            tagged fields: 0 previous_producer_id int64, 1 next_producer_id int64, 2 client_transaction_version int16
+    value   version int16 1 (flexible; 0 is read too), producer_id int64, producer_epoch int16,
+            transaction_timeout_ms int32, transaction_status int8, transaction_partitions nullable
+            compact array of (topic compact string, partition_ids compact array of int32, tagged
+            fields), last_update_ms int64, start_ms int64, tagged fields: 0 previous_producer_id
+            int64, 1 next_producer_id int64, 2 client_transaction_version int16
 
 Sources: the public record schemas of Kafka 4; KIP-98, KIP-890, KIP-915 (unknown tags are skipped).
 """
@@ -35,9 +37,14 @@ class State(enum.IntEnum):
 
 # Names as DescribeTransactions and ListTransactions say them.
 STATE_NAMES = {
-    State.EMPTY: "Empty", State.ONGOING: "Ongoing", State.PREPARE_COMMIT: "PrepareCommit", State.PREPARE_ABORT: "PrepareAbort",
-    State.COMPLETE_COMMIT: "CompleteCommit", State.COMPLETE_ABORT: "CompleteAbort", State.DEAD: "Dead",
-}  # fmt: skip
+    State.EMPTY: "Empty",
+    State.ONGOING: "Ongoing",
+    State.PREPARE_COMMIT: "PrepareCommit",
+    State.PREPARE_ABORT: "PrepareAbort",
+    State.COMPLETE_COMMIT: "CompleteCommit",
+    State.COMPLETE_ABORT: "CompleteAbort",
+    State.DEAD: "Dead",
+}
 _WRITTEN = frozenset(State) - {State.DEAD}
 
 
@@ -70,7 +77,9 @@ def encode_key(transactional_id: str) -> bytes:
 
 
 def decode_key(key: bytes) -> str | None:
-    """The transactional id; None for a key of a newer version. Raises ValueError for bytes that are no key."""
+    """The transactional id; None for a key of a newer version. Raises ValueError for bytes that are
+    no key.
+    """
     if len(key) >= 2 and _INT16.unpack_from(key)[0] != KEY_VERSION:
         return None
     if len(key) < 4 or _KEY.unpack_from(key)[1] != len(key) - 4:
@@ -86,7 +95,13 @@ def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
     out = bytearray(uvarint(len(by_topic) + 1))
     for topic, indexes in by_topic.items():
         name = topic.encode()
-        out += uvarint(len(name) + 1) + name + uvarint(len(indexes) + 1) + struct.pack(f">{len(indexes)}i", *indexes) + b"\x00"
+        out += (
+            uvarint(len(name) + 1)
+            + name
+            + uvarint(len(indexes) + 1)
+            + struct.pack(f">{len(indexes)}i", *indexes)
+            + b"\x00"
+        )
     return bytes(out)
 
 

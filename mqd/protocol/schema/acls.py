@@ -18,7 +18,10 @@ def _indented(text: str) -> str:
 
 
 DESCRIBE_ACLS = Api(
-    29, "DescribeAcls", "1-3", 2,
+    29,
+    "DescribeAcls",
+    "1-3",
+    2,
     _FILTER,
     """
 throttle_time_ms: int32 0+
@@ -34,10 +37,13 @@ resources: [Resource] 0+
         operation: int8 0+
         permission_type: int8 0+
 """,
-)  # fmt: skip
+)
 
 CREATE_ACLS = Api(
-    30, "CreateAcls", "1-3", 2,
+    30,
+    "CreateAcls",
+    "1-3",
+    2,
     """
 creations: [AclCreation] 0+
     resource_type: int8 0+
@@ -54,10 +60,13 @@ results: [AclCreationResult] 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
 """,
-)  # fmt: skip
+)
 
 DELETE_ACLS = Api(
-    31, "DeleteAcls", "1-3", 2,
+    31,
+    "DeleteAcls",
+    "1-3",
+    2,
     "\nfilters: [Filter] 0+\n" + _indented(_FILTER),
     """
 throttle_time_ms: int32 0+
@@ -75,6 +84,6 @@ filter_results: [FilterResult] 0+
         operation: int8 0+
         permission_type: int8 0+
 """,
-)  # fmt: skip
+)
 
 APIS = (DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS)

@@ -1,4 +1,5 @@
-"""What administrators ask beyond topics: quotas, features, the quorum, elections, reassignments, replicas' directories.
+"""What administrators ask beyond topics: quotas, features, the quorum, elections, reassignments,
+replicas' directories.
 
 KIP-113, 183, 455, 460, 546, 554, 584, 595, 631, 836, 853, 860, 1022 and 1142 moved these messages.
 """
@@ -6,7 +7,10 @@ KIP-113, 183, 455, 460, 546, 554, 584, 595, 631, 836, 853, 860, 1022 and 1142 mo
 from mqd.protocol.schema.language import Api
 
 ALTER_REPLICA_LOG_DIRS = Api(
-    34, "AlterReplicaLogDirs", "1-2", 2,
+    34,
+    "AlterReplicaLogDirs",
+    "1-2",
+    2,
     """
 dirs: [AlterReplicaLogDir] 0+
     path: string 0+
@@ -22,10 +26,13 @@ results: [AlterReplicaLogDirTopicResult] 0+
         partition_index: int32 0+
         error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 ELECT_LEADERS = Api(
-    43, "ElectLeaders", "0-2", 2,
+    43,
+    "ElectLeaders",
+    "0-2",
+    2,
     """
 election_type: int8 1+
 topic_partitions: [TopicPartitions] 0+ null=0+
@@ -43,10 +50,13 @@ replica_election_results: [ReplicaElectionResult] 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
 """,
-)  # fmt: skip
+)
 
 ALTER_PARTITION_REASSIGNMENTS = Api(
-    45, "AlterPartitionReassignments", "0-1", 0,
+    45,
+    "AlterPartitionReassignments",
+    "0-1",
+    0,
     """
 timeout_ms: int32 0+ = 60000
 allow_replication_factor_change: bool 1+ = true
@@ -70,10 +80,13 @@ responses: [ReassignableTopicResponse] 0+
         error_message: string 0+ null=0+
         target: [int32] 0+ tag=9100
 """,
-)  # fmt: skip
+)
 
 LIST_PARTITION_REASSIGNMENTS = Api(
-    46, "ListPartitionReassignments", "0", 0,
+    46,
+    "ListPartitionReassignments",
+    "0",
+    0,
     """
 timeout_ms: int32 0+ = 60000
 topics: [ListPartitionReassignmentsTopics] 0+ null=0+
@@ -92,10 +105,13 @@ topics: [OngoingTopicReassignment] 0+
         adding_replicas: [int32] 0+
         removing_replicas: [int32] 0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_CLIENT_QUOTAS = Api(
-    48, "DescribeClientQuotas", "0-1", 1,
+    48,
+    "DescribeClientQuotas",
+    "0-1",
+    1,
     """
 components: [ComponentData] 0+
     entity_type: string 0+
@@ -115,10 +131,13 @@ entries: [EntryData] 0+ null=0+
         key: string 0+
         value: float64 0+
 """,
-)  # fmt: skip
+)
 
 ALTER_CLIENT_QUOTAS = Api(
-    49, "AlterClientQuotas", "0-1", 1,
+    49,
+    "AlterClientQuotas",
+    "0-1",
+    1,
     """
 entries: [EntryData] 0+
     entity: [EntityData] 0+
@@ -139,10 +158,13 @@ entries: [EntryData] 0+
         entity_type: string 0+
         entity_name: string 0+ null=0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_USER_SCRAM_CREDENTIALS = Api(
-    50, "DescribeUserScramCredentials", "0", 0,
+    50,
+    "DescribeUserScramCredentials",
+    "0",
+    0,
     """
 users: [UserName] 0+ null=0+
     name: string 0+
@@ -159,10 +181,13 @@ results: [DescribeUserScramCredentialsResult] 0+
         mechanism: int8 0+
         iterations: int32 0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_QUORUM = Api(
-    55, "DescribeQuorum", "0-2", 0,
+    55,
+    "DescribeQuorum",
+    "0-2",
+    0,
     """
 topics: [TopicData] 0+
     topic_name: string 0+
@@ -196,10 +221,13 @@ nodes: [Node] 2+
         host: string 2+
         port: uint16 2+
 """,
-)  # fmt: skip
+)
 
 UPDATE_FEATURES = Api(
-    57, "UpdateFeatures", "0-2", 0,
+    57,
+    "UpdateFeatures",
+    "0-2",
+    0,
     """
 timeout_ms: int32 0+ = 60000
 feature_updates: [FeatureUpdateKey] 0+
@@ -218,10 +246,13 @@ results: [UpdatableFeatureResult] 0-1
     error_code: int16 0+
     error_message: string 0+ null=0+
 """,
-)  # fmt: skip
+)
 
 UNREGISTER_BROKER = Api(
-    64, "UnregisterBroker", "0", 0,
+    64,
+    "UnregisterBroker",
+    "0",
+    0,
     """
 broker_id: int32 0+
 drain: int8 0+ tag=9100
@@ -231,10 +262,13 @@ throttle_time_ms: int32 0+
 error_code: int16 0+
 error_message: string 0+ null=0+
 """,
-)  # fmt: skip
+)
 
 LIST_CONFIG_RESOURCES = Api(
-    74, "ListConfigResources", "0-1", 0,
+    74,
+    "ListConfigResources",
+    "0-1",
+    0,
     """
 resource_types: [int8] 1+
 """,
@@ -245,7 +279,7 @@ config_resources: [ConfigResource] 0+
     resource_name: string 0+
     resource_type: int8 1+ = 16
 """,
-)  # fmt: skip
+)
 
 _VOTER_CHANGED = """
 throttle_time_ms: int32 0+
@@ -254,7 +288,10 @@ error_message: string 0+ null=0+
 """
 
 ADD_RAFT_VOTER = Api(
-    80, "AddRaftVoter", "0-1", 0,
+    80,
+    "AddRaftVoter",
+    "0-1",
+    0,
     """
 cluster_id: string 0+ null=0+
 timeout_ms: int32 0+
@@ -267,21 +304,33 @@ listeners: [Listener] 0+
 ack_when_committed: bool 1+ = true
 """,
     _VOTER_CHANGED,
-)  # fmt: skip
+)
 
 REMOVE_RAFT_VOTER = Api(
-    81, "RemoveRaftVoter", "0", 0,
+    81,
+    "RemoveRaftVoter",
+    "0",
+    0,
     """
 cluster_id: string 0+ null=0+
 voter_id: int32 0+
 voter_directory_id: uuid 0+
 """,
     _VOTER_CHANGED,
-)  # fmt: skip
+)
 
 APIS = (
-    ALTER_REPLICA_LOG_DIRS, ELECT_LEADERS, ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS, DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS,
-    DESCRIBE_USER_SCRAM_CREDENTIALS, DESCRIBE_QUORUM, UPDATE_FEATURES, UNREGISTER_BROKER, LIST_CONFIG_RESOURCES,
-    ADD_RAFT_VOTER, REMOVE_RAFT_VOTER,
-)  # fmt: skip
-
+    ALTER_REPLICA_LOG_DIRS,
+    ELECT_LEADERS,
+    ALTER_PARTITION_REASSIGNMENTS,
+    LIST_PARTITION_REASSIGNMENTS,
+    DESCRIBE_CLIENT_QUOTAS,
+    ALTER_CLIENT_QUOTAS,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    DESCRIBE_QUORUM,
+    UPDATE_FEATURES,
+    UNREGISTER_BROKER,
+    LIST_CONFIG_RESOURCES,
+    ADD_RAFT_VOTER,
+    REMOVE_RAFT_VOTER,
+)

@@ -1,12 +1,17 @@
-"""ApiVersions, Metadata, FindCoordinator, DescribeCluster, DescribeTopicPartitions: what a client asks before anything else.
+"""ApiVersions, Metadata, FindCoordinator, DescribeCluster, DescribeTopicPartitions: what a client
+asks before anything else.
 
-KIP-4, 35, 511, 516, 584, 700, 966, 1073 and 1102 moved these messages. MetadataRequest: in version 0 an empty `topics` asks for all of them, later null does.
+KIP-4, 35, 511, 516, 584, 700, 966, 1073 and 1102 moved these messages. MetadataRequest: in version
+0 an empty `topics` asks for all of them, later null does.
 """
 
 from mqd.protocol.schema.language import Api
 
 METADATA = Api(
-    3, "Metadata", "0-13", 9,
+    3,
+    "Metadata",
+    "0-13",
+    9,
     """
 topics: [Topic] 0+ null=1+
     topic_id: uuid 10+
@@ -41,10 +46,13 @@ topics: [Topic] 0+
 cluster_authorized_operations: int32 8-10 = -0x80000000
 error_code: int16 13+
 """,
-)  # fmt: skip
+)
 
 FIND_COORDINATOR = Api(
-    10, "FindCoordinator", "0-6", 3,
+    10,
+    "FindCoordinator",
+    "0-6",
+    3,
     """
 key: string 0-3
 key_type: int8 1+
@@ -65,10 +73,13 @@ coordinators: [Coordinator] 4+
     error_code: int16 4+
     error_message: string 4+ null=4+
 """,
-)  # fmt: skip
+)
 
 API_VERSIONS = Api(
-    18, "ApiVersions", "0-4", 3,
+    18,
+    "ApiVersions",
+    "0-4",
+    3,
     """
 client_software_name: string 3+
 client_software_version: string 3+
@@ -91,10 +102,13 @@ finalized_features: [FinalizedFeature] 3+ tag=2
     min_version_level: int16 3+
 zk_migration_ready: bool 3+ tag=3
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_CLUSTER = Api(
-    60, "DescribeCluster", "0-2", 0,
+    60,
+    "DescribeCluster",
+    "0-2",
+    0,
     """
 include_cluster_authorized_operations: bool 0+
 endpoint_type: int8 1+ = 1
@@ -115,10 +129,13 @@ brokers: [Broker] 0+
     is_fenced: bool 2+
 cluster_authorized_operations: int32 0+ = -0x80000000
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_TOPIC_PARTITIONS = Api(
-    75, "DescribeTopicPartitions", "0", 0,
+    75,
+    "DescribeTopicPartitions",
+    "0",
+    0,
     """
 topics: [Topic] 0+
     name: string 0+
@@ -149,6 +166,6 @@ next_cursor: Cursor 0+ null=0+
     topic_name: string 0+
     partition_index: int32 0+
 """,
-)  # fmt: skip
+)
 
 APIS = (METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS)

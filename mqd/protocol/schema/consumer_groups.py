@@ -3,7 +3,10 @@
 from mqd.protocol.schema.language import Api
 
 CONSUMER_GROUP_HEARTBEAT = Api(
-    68, "ConsumerGroupHeartbeat", "0-1", 0,
+    68,
+    "ConsumerGroupHeartbeat",
+    "0-1",
+    0,
     """
 group_id: string 0+
 member_id: string 0+
@@ -30,10 +33,13 @@ assignment: Assignment 0+ null=0+
         topic_id: uuid 0+
         partitions: [int32] 0+
 """,
-)  # fmt: skip
+)
 
 CONSUMER_GROUP_DESCRIBE = Api(
-    69, "ConsumerGroupDescribe", "0-1", 0,
+    69,
+    "ConsumerGroupDescribe",
+    "0-1",
+    0,
     """
 group_ids: [string] 0+
 include_authorized_operations: bool 0+
@@ -78,6 +84,6 @@ groups: [Group] 0+
             waited_ms: int64 0+ = -1
             silent_ms: int64 0+ = -1
 """,
-)  # fmt: skip
+)
 
 APIS = (CONSUMER_GROUP_HEARTBEAT, CONSUMER_GROUP_DESCRIBE)

@@ -1,12 +1,16 @@
 """Consumer groups of the classic protocol and their offsets.
 
-KIP-62, 98, 211, 229, 320, 345, 430, 447, 496, 518, 559, 709, 800, 814, 848, 1043 and 1251 moved these messages. OffsetFetch 8+ asks for several groups at once.
+KIP-62, 98, 211, 229, 320, 345, 430, 447, 496, 518, 559, 709, 800, 814, 848, 1043 and 1251 moved
+these messages. OffsetFetch 8+ asks for several groups at once.
 """
 
 from mqd.protocol.schema.language import Api
 
 OFFSET_COMMIT = Api(
-    8, "OffsetCommit", "2-10", 8,
+    8,
+    "OffsetCommit",
+    "2-10",
+    8,
     """
 group_id: string 0+
 generation_id_or_member_epoch: int32 1+ = -1
@@ -31,10 +35,13 @@ topics: [TopicResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 OFFSET_FETCH = Api(
-    9, "OffsetFetch", "1-10", 6,
+    9,
+    "OffsetFetch",
+    "1-10",
+    6,
     """
 group_id: string 0-7
 topics: [Topic] 0-7 null=2-7
@@ -74,10 +81,13 @@ groups: [Group] 8+
             error_code: int16 8+
     error_code: int16 8+
 """,
-)  # fmt: skip
+)
 
 JOIN_GROUP = Api(
-    11, "JoinGroup", "0-9", 6,
+    11,
+    "JoinGroup",
+    "0-9",
+    6,
     """
 group_id: string 0+
 session_timeout_ms: int32 0+
@@ -104,10 +114,13 @@ members: [Member] 0+
     group_instance_id: string 5+ null=5+
     metadata: bytes 0+
 """,
-)  # fmt: skip
+)
 
 HEARTBEAT = Api(
-    12, "Heartbeat", "0-4", 4,
+    12,
+    "Heartbeat",
+    "0-4",
+    4,
     """
 group_id: string 0+
 generation_id: int32 0+
@@ -118,10 +131,13 @@ group_instance_id: string 3+ null=3+
 throttle_time_ms: int32 1+
 error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 LEAVE_GROUP = Api(
-    13, "LeaveGroup", "0-5", 4,
+    13,
+    "LeaveGroup",
+    "0-5",
+    4,
     """
 group_id: string 0+
 member_id: string 0-2
@@ -138,10 +154,13 @@ members: [MemberResponse] 3+
     group_instance_id: string 3+ null=3+
     error_code: int16 3+
 """,
-)  # fmt: skip
+)
 
 SYNC_GROUP = Api(
-    14, "SyncGroup", "0-5", 4,
+    14,
+    "SyncGroup",
+    "0-5",
+    4,
     """
 group_id: string 0+
 generation_id: int32 0+
@@ -160,10 +179,13 @@ protocol_type: string 5+ null=5+
 protocol_name: string 5+ null=5+
 assignment: bytes 0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_GROUPS = Api(
-    15, "DescribeGroups", "0-6", 5,
+    15,
+    "DescribeGroups",
+    "0-6",
+    5,
     """
 groups: [string] 0+
 include_authorized_operations: bool 3+
@@ -198,10 +220,13 @@ groups: [Group] 0+
             waited_ms: int64 5+ = -1
             silent_ms: int64 5+ = -1
 """,
-)  # fmt: skip
+)
 
 LIST_GROUPS = Api(
-    16, "ListGroups", "0-5", 3,
+    16,
+    "ListGroups",
+    "0-5",
+    3,
     """
 states_filter: [string] 4+
 types_filter: [string] 5+
@@ -215,10 +240,13 @@ groups: [Group] 0+
     group_state: string 4+
     group_type: string 5+
 """,
-)  # fmt: skip
+)
 
 DELETE_GROUPS = Api(
-    42, "DeleteGroups", "0-2", 2,
+    42,
+    "DeleteGroups",
+    "0-2",
+    2,
     """
 groups_names: [string] 0+
 """,
@@ -228,10 +256,13 @@ results: [Result] 0+
     group_id: string 0+
     error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 OFFSET_DELETE = Api(
-    47, "OffsetDelete", "0", 1,
+    47,
+    "OffsetDelete",
+    "0",
+    1,
     """
 group_id: string 0+
 topics: [Topic] 0+
@@ -248,8 +279,17 @@ topics: [TopicResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 APIS = (
-    OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS, OFFSET_DELETE,
-)  # fmt: skip
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    JOIN_GROUP,
+    HEARTBEAT,
+    LEAVE_GROUP,
+    SYNC_GROUP,
+    DESCRIBE_GROUPS,
+    LIST_GROUPS,
+    DELETE_GROUPS,
+    OFFSET_DELETE,
+)

@@ -1,13 +1,18 @@
-"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId: what producers and consumers send all day.
+"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId: what producers and consumers
+send all day.
 
-KIP-74, 98, 101, 227, 320, 360, 392, 467, 516, 595, 903, 951, 1076 and 1094 moved these messages. Produce 0-2 is written down because a broker has to
-advertise it (KAFKA-18659: older librdkafka looks for version 0 before it compresses); their records are of magic 0 and 1.
+KIP-74, 98, 101, 227, 320, 360, 392, 467, 516, 595, 903, 951, 1076 and 1094 moved these messages.
+Produce 0-2 is written down because a broker has to advertise it (KAFKA-18659: older librdkafka
+looks for version 0 before it compresses); their records are of magic 0 and 1.
 """
 
 from mqd.protocol.schema.language import Api
 
 PRODUCE = Api(
-    0, "Produce", "0-13", 9,
+    0,
+    "Produce",
+    "0-13",
+    9,
     """
 transactional_id: string 3+ null=3+
 acks: int16 0+
@@ -43,10 +48,13 @@ node_endpoints: [NodeEndpoint] 10+ tag=0
     port: int32 10+
     rack: string 10+ null=10+
 """,
-)  # fmt: skip
+)
 
 FETCH = Api(
-    1, "Fetch", "4-18", 12,
+    1,
+    "Fetch",
+    "4-18",
+    12,
     """
 cluster_id: string 12+ null=12+ tag=0
 replica_id: int32 0-14 = -1
@@ -110,10 +118,13 @@ node_endpoints: [NodeEndpoint] 16+ tag=0
     port: int32 16+
     rack: string 16+ null=16+
 """,
-)  # fmt: skip
+)
 
 LIST_OFFSETS = Api(
-    2, "ListOffsets", "1-11", 6,
+    2,
+    "ListOffsets",
+    "1-11",
+    6,
     """
 replica_id: int32 0+ = -1
 isolation_level: int8 2+
@@ -136,10 +147,13 @@ topics: [TopicResponse] 0+
         offset: int64 1+ = -1
         leader_epoch: int32 4+ = -1
 """,
-)  # fmt: skip
+)
 
 INIT_PRODUCER_ID = Api(
-    22, "InitProducerId", "0-5", 2,
+    22,
+    "InitProducerId",
+    "0-5",
+    2,
     """
 transactional_id: string 0+ null=0+
 transaction_timeout_ms: int32 0+
@@ -157,10 +171,13 @@ producer_epoch: int16 0+
 joint: JointResult 5+ null=5+ tag=9100
     committed_batch_id: int64 0+
 """,
-)  # fmt: skip
+)
 
 OFFSET_FOR_LEADER_EPOCH = Api(
-    23, "OffsetForLeaderEpoch", "2-4", 4,
+    23,
+    "OffsetForLeaderEpoch",
+    "2-4",
+    4,
     """
 replica_id: int32 3+ = -2
 topics: [Topic] 0+
@@ -180,6 +197,6 @@ topics: [TopicResult] 0+
         leader_epoch: int32 1+ = -1
         end_offset: int64 0+ = -1
 """,
-)  # fmt: skip
+)
 
 APIS = (PRODUCE, FETCH, LIST_OFFSETS, INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH)

@@ -8,11 +8,13 @@ One line is one field; four more spaces of indentation open the fields of a stru
         name: string 0-12 null=10+
         epoch: int32 12+ tag=0 = -1     a tagged field (KIP-482); left out of the bytes while it holds -1
 
-`versions` is "3", "3-7" or "3+". Types: bool int8 int16 uint16 int32 uint32 int64 float64 string bytes records uuid, a struct's name, or any of these in
-brackets. A struct's name written a second time without fields means the first one's fields.
+`versions` is "3", "3-7" or "3+". Types: bool int8 int16 uint16 int32 uint32 int64 float64 string
+bytes records uuid, a struct's name, or any of these in brackets. A struct's name written a second
+time without fields means the first one's fields.
 
-Python values: uuid is 16 bytes; bytes and records are bytes; an absent nullable is None. Defaults where the line names none: zero, "", b"", [] and, where
-null is allowed, None. A tagged struct that is not nullable is None in Python when it holds all its defaults (and is then not sent).
+Python values: uuid is 16 bytes; bytes and records are bytes; an absent nullable is None. Defaults
+where the line names none: zero, "", b"", [] and, where null is allowed, None. A tagged struct that
+is not nullable is None in Python when it holds all its defaults (and is then not sent).
 
 Sources: the public protocol guide; KIP-482 (flexible versions, tagged fields).
 """
@@ -25,7 +27,14 @@ import msgspec
 
 NEWEST = 32767
 OWN_TAG = 9100  # and above: fields of this project's own, sent only to who asked for them by such a field
-INTEGERS = {"int8": ("b", 1), "int16": ("h", 2), "uint16": ("H", 2), "int32": ("i", 4), "uint32": ("I", 4), "int64": ("q", 8)}
+INTEGERS = {
+    "int8": ("b", 1),
+    "int16": ("h", 2),
+    "uint16": ("H", 2),
+    "int32": ("i", 4),
+    "uint32": ("I", 4),
+    "int64": ("q", 8),
+}
 # struct format and size of everything with a fixed size
 FIXED = INTEGERS | {"bool": ("?", 1), "float64": ("d", 8), "uuid": ("16s", 16)}
 BLOBS = ("string", "bytes", "records")
@@ -97,7 +106,8 @@ class Message(msgspec.Struct, eq=False):
 
 _LINE = re.compile(
     r"(?P<name>[a-z][a-z0-9_]*): (?P<open>\[)?(?P<type>\w+)(?(open)\]) (?P<versions>\d+(?:-\d+|\+)?)"
-    r"(?: null=(?P<null>\d+(?:-\d+|\+)?))?(?: tag=(?P<tag>\d+)(?::(?P<tagged>\d+(?:-\d+|\+)?))?)?(?: = (?P<default>.+))?$"
+    r"(?: null=(?P<null>\d+(?:-\d+|\+)?))?(?: tag=(?P<tag>\d+)(?::(?P<tagged>\d+(?:-\d+|\+)?))?)?(?: ="
+    r" (?P<default>.+))?$"
 )
 _WORDS = {"null": None, "true": True, "false": False, "[]": []}
 

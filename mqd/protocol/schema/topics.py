@@ -1,13 +1,17 @@
 """Topics and their records made, changed and removed; configuration; log directories.
 
-KIP-4, 107, 133, 195, 226, 339, 464, 516, 525, 569, 599, 827 moved these messages. CreateTopicsResponse.configs defaults to [] and not to null: Java's
-admin client dereferences it unasked.
+KIP-4, 107, 133, 195, 226, 339, 464, 516, 525, 569, 599, 827 moved these messages.
+CreateTopicsResponse.configs defaults to [] and not to null: Java's admin client dereferences it
+unasked.
 """
 
 from mqd.protocol.schema.language import Api
 
 CREATE_TOPICS = Api(
-    19, "CreateTopics", "2-7", 5,
+    19,
+    "CreateTopics",
+    "2-7",
+    5,
     """
 topics: [Topic] 0+
     name: string 0+
@@ -39,10 +43,13 @@ topics: [TopicResult] 0+
         config_source: int8 5+ = -1
         is_sensitive: bool 5+
 """,
-)  # fmt: skip
+)
 
 DELETE_TOPICS = Api(
-    20, "DeleteTopics", "1-6", 4,
+    20,
+    "DeleteTopics",
+    "1-6",
+    4,
     """
 topics: [TopicState] 6+
     name: string 6+ null=6+
@@ -58,10 +65,13 @@ responses: [TopicResult] 0+
     error_code: int16 0+
     error_message: string 5+ null=5+
 """,
-)  # fmt: skip
+)
 
 DELETE_RECORDS = Api(
-    21, "DeleteRecords", "0-2", 2,
+    21,
+    "DeleteRecords",
+    "0-2",
+    2,
     """
 topics: [Topic] 0+
     name: string 0+
@@ -79,10 +89,13 @@ topics: [TopicResult] 0+
         low_watermark: int64 0+
         error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_CONFIGS = Api(
-    32, "DescribeConfigs", "1-4", 4,
+    32,
+    "DescribeConfigs",
+    "1-4",
+    4,
     """
 resources: [Resource] 0+
     resource_type: int8 0+
@@ -111,10 +124,13 @@ results: [Result] 0+
         config_type: int8 3+
         documentation: string 3+ null=0+
 """,
-)  # fmt: skip
+)
 
 ALTER_CONFIGS = Api(
-    33, "AlterConfigs", "0-2", 2,
+    33,
+    "AlterConfigs",
+    "0-2",
+    2,
     """
 resources: [Resource] 0+
     resource_type: int8 0+
@@ -132,10 +148,13 @@ responses: [ResourceResponse] 0+
     resource_type: int8 0+
     resource_name: string 0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_LOG_DIRS = Api(
-    35, "DescribeLogDirs", "1-4", 2,
+    35,
+    "DescribeLogDirs",
+    "1-4",
+    2,
     """
 topics: [Topic] 0+ null=0+
     topic: string 0+
@@ -157,10 +176,13 @@ results: [Result] 0+
     total_bytes: int64 4+ = -1
     usable_bytes: int64 4+ = -1
 """,
-)  # fmt: skip
+)
 
 CREATE_PARTITIONS = Api(
-    37, "CreatePartitions", "0-3", 2,
+    37,
+    "CreatePartitions",
+    "0-3",
+    2,
     """
 topics: [Topic] 0+
     name: string 0+
@@ -187,10 +209,13 @@ results: [TopicResult] 0+
             leader_id: int32 2+
             leader_epoch: int32 2+
 """,
-)  # fmt: skip
+)
 
 INCREMENTAL_ALTER_CONFIGS = Api(
-    44, "IncrementalAlterConfigs", "0-1", 1,
+    44,
+    "IncrementalAlterConfigs",
+    "0-1",
+    1,
     """
 resources: [Resource] 0+
     resource_type: int8 0+
@@ -209,8 +234,15 @@ responses: [ResourceResponse] 0+
     resource_type: int8 0+
     resource_name: string 0+
 """,
-)  # fmt: skip
+)
 
 APIS = (
-    CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, DESCRIBE_CONFIGS, ALTER_CONFIGS, DESCRIBE_LOG_DIRS, CREATE_PARTITIONS, INCREMENTAL_ALTER_CONFIGS,
-)  # fmt: skip
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DELETE_RECORDS,
+    DESCRIBE_CONFIGS,
+    ALTER_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    CREATE_PARTITIONS,
+    INCREMENTAL_ALTER_CONFIGS,
+)

@@ -1,12 +1,17 @@
-"""Transactions: their partitions, offsets, ends and markers, and what an administrator asks of them.
+"""Transactions: their partitions, offsets, ends and markers, and what an administrator asks of
+them.
 
-KIP-98, 360, 447, 588, 664, 890 and 1228 moved these messages. AddPartitionsToTxn 4+ is a batch that brokers send to each other.
+KIP-98, 360, 447, 588, 664, 890 and 1228 moved these messages. AddPartitionsToTxn 4+ is a batch that
+brokers send to each other.
 """
 
 from mqd.protocol.schema.language import Api
 
 ADD_PARTITIONS_TO_TXN = Api(
-    24, "AddPartitionsToTxn", "0-5", 3,
+    24,
+    "AddPartitionsToTxn",
+    "0-5",
+    3,
     """
 transactions: [Transaction] 4+
     transactional_id: string 4+
@@ -33,10 +38,13 @@ results_by_transaction: [Result] 4+
             partition_error_code: int16 0+
 results_by_topic_v3_and_below: [TopicResult] 0-3
 """,
-)  # fmt: skip
+)
 
 ADD_OFFSETS_TO_TXN = Api(
-    25, "AddOffsetsToTxn", "0-4", 3,
+    25,
+    "AddOffsetsToTxn",
+    "0-4",
+    3,
     """
 transactional_id: string 0+
 producer_id: int64 0+
@@ -47,10 +55,13 @@ group_id: string 0+
 throttle_time_ms: int32 0+
 error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 END_TXN = Api(
-    26, "EndTxn", "0-5", 3,
+    26,
+    "EndTxn",
+    "0-5",
+    3,
     """
 transactional_id: string 0+
 producer_id: int64 0+
@@ -71,10 +82,13 @@ producer_epoch: int16 5+ = -1
 joint: JointResult 5+ null=5+ tag=9100
     committed_batch_id: int64 0+
 """,
-)  # fmt: skip
+)
 
 WRITE_TXN_MARKERS = Api(
-    27, "WriteTxnMarkers", "1-2", 1,
+    27,
+    "WriteTxnMarkers",
+    "1-2",
+    1,
     """
 markers: [Marker] 0+
     producer_id: int64 0+
@@ -96,10 +110,13 @@ markers: [MarkerResult] 0+
             partition_index: int32 0+
             error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 TXN_OFFSET_COMMIT = Api(
-    28, "TxnOffsetCommit", "0-5", 3,
+    28,
+    "TxnOffsetCommit",
+    "0-5",
+    3,
     """
 transactional_id: string 0+
 group_id: string 0+
@@ -124,10 +141,13 @@ topics: [TopicResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_PRODUCERS = Api(
-    61, "DescribeProducers", "0", 0,
+    61,
+    "DescribeProducers",
+    "0",
+    0,
     """
 topics: [Topic] 0+
     name: string 0+
@@ -149,10 +169,13 @@ topics: [TopicResponse] 0+
             coordinator_epoch: int32 0+
             current_txn_start_offset: int64 0+ = -1
 """,
-)  # fmt: skip
+)
 
 DESCRIBE_TRANSACTIONS = Api(
-    65, "DescribeTransactions", "0", 0,
+    65,
+    "DescribeTransactions",
+    "0",
+    0,
     """
 transactional_ids: [string] 0+
 """,
@@ -170,10 +193,13 @@ transaction_states: [TransactionState] 0+
         topic: string 0+
         partitions: [int32] 0+
 """,
-)  # fmt: skip
+)
 
 LIST_TRANSACTIONS = Api(
-    66, "ListTransactions", "0-2", 0,
+    66,
+    "ListTransactions",
+    "0-2",
+    0,
     """
 state_filters: [string] 0+
 producer_id_filters: [int64] 0+
@@ -189,8 +215,15 @@ transaction_states: [TransactionState] 0+
     producer_id: int64 0+
     transaction_state: string 0+
 """,
-)  # fmt: skip
+)
 
 APIS = (
-    ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS,
-)  # fmt: skip
+    ADD_PARTITIONS_TO_TXN,
+    ADD_OFFSETS_TO_TXN,
+    END_TXN,
+    WRITE_TXN_MARKERS,
+    TXN_OFFSET_COMMIT,
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    LIST_TRANSACTIONS,
+)

@@ -10,14 +10,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def aggregate(rows: DataFrame, *, time: str, window: str, watermark: str, measures: Mapping[str, str], by: Sequence[str] = (), slide: str = "") -> DataFrame:
+def aggregate(
+    rows: DataFrame,
+    *,
+    time: str,
+    window: str,
+    watermark: str,
+    measures: Mapping[str, str],
+    by: Sequence[str] = (),
+    slide: str = "",
+) -> DataFrame:
     """Columns `start`, `end` (of the window, timestamps), those of `by`, and the measures.
 
-    On a stream a window is given once, when the watermark has passed its end; on a batch all windows are given.
+    On a stream a window is given once, when the watermark has passed its end; on a batch all
+    windows are given.
     """
     from pyspark.sql import functions as f
 
     events = rows.withColumn("event_time", f.expr(time).cast("timestamp")).withWatermark("event_time", watermark)
     windows = f.window("event_time", window, slide) if slide else f.window("event_time", window)
-    found = events.groupBy(windows, *[f.expr(one) for one in by]).agg(*[f.expr(one).alias(name) for name, one in measures.items()])
-    return found.select(f.col("window.start").alias("start"), f.col("window.end").alias("end"), *[f.col(f"`{name}`") for name in found.columns if name != "window"])
+    found = events.groupBy(windows, *[f.expr(one) for one in by]).agg(
+        *[f.expr(one).alias(name) for name, one in measures.items()]
+    )
+    return found.select(
+        f.col("window.start").alias("start"),
+        f.col("window.end").alias("end"),
+        *[f.col(f"`{name}`") for name in found.columns if name != "window"],
+    )

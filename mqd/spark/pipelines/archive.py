@@ -1,7 +1,8 @@
 """Topics into Parquet: `PATH/topic=T/date=D/*.parquet`.
 
-The tasks of a batch write files of their own (mqd/spark/pipelines/parquet.py), and one commit (mqd/spark/pipelines/manifest.py) makes them count. A batch that Spark repeats after a crash finds its commit, or is
-written again under new names; either way each record counts once.
+The tasks of a batch write files of their own (mqd/spark/pipelines/parquet.py), and one commit
+(mqd/spark/pipelines/manifest.py) makes them count. A batch that Spark repeats after a crash finds
+its commit, or is written again under new names; either way each record counts once.
 """
 
 from __future__ import annotations
@@ -21,25 +22,49 @@ if TYPE_CHECKING:
 
 
 def archived(records: DataFrame) -> DataFrame:
-    """Records with the column `date` (UTC day of the record's timestamp), in the columns of an archive's files."""
+    """Records with the column `date` (UTC day of the record's timestamp), in the columns of an
+    archive's files.
+    """
     from pyspark.sql import functions as f
 
     headers = f.col("headers") if "headers" in records.columns else f.lit(None)
     return records.select(
-        "partition", "offset", "timestamp", "timestampType", "key", "value",
-        headers.cast("array<struct<key:string,value:binary>>").alias("headers"), "topic", f.to_date(f.to_utc_timestamp("timestamp", f.current_timezone())).alias("date"),
-    )  # fmt: skip
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        "key",
+        "value",
+        headers.cast("array<struct<key:string,value:binary>>").alias("headers"),
+        "topic",
+        f.to_date(f.to_utc_timestamp("timestamp", f.current_timezone())).alias("date"),
+    )
 
 
-def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: dict[str, dict[str, int]] | None = None, *, ids: dict[str, str] | None = None, in_order: bool = False) -> Commit | None:
+def append(
+    batch: DataFrame,
+    archive: Archive,
+    query: str,
+    number: int,
+    ends: dict[str, dict[str, int]] | None = None,
+    *,
+    ids: dict[str, str] | None = None,
+    in_order: bool = False,
+) -> Commit | None:
     """One batch of a query into the archive. None: it is there already, or is empty.
 
-    ends: the offsets that the batch ends at. ids: the topics' (manifest.Commit.topic_ids). in_order: each Spark partition has its records in the order of their offsets already, as they come from format("mqd"); they are sorted otherwise.
+    ends: the offsets that the batch ends at. ids: the topics' (manifest.Commit.topic_ids).
+    in_order: each Spark partition has its records in the order of their offsets already, as they
+    come from format("mqd"); they are sorted otherwise.
     """
     if archive.has(query, number, ends):
         return None
     records = archived(batch)
-    added = write(records if in_order else records.sortWithinPartitions("topic", "partition", "offset"), archive, f"{query}-{number:09}")
+    added = write(
+        records if in_order else records.sortWithinPartitions("topic", "partition", "offset"),
+        archive,
+        f"{query}-{number:09}",
+    )
     if not added and not ends:
         return None
     commit = Commit(query, number, added, ends=ends or {}, topic_ids=ids or {})
@@ -48,14 +73,21 @@ def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: di
 
 
 def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFile]:
-    """Columns of `archived`, in the order of offsets within each Spark partition, as files that no commit names yet."""
+    """Columns of `archived`, in the order of offsets within each Spark partition, as files that no
+    commit names yet.
+    """
     from mqd.spark.pipelines.parquet import writer
 
-    return [msgspec.json.decode(row.file, type=ArchivedFile) for row in records.mapInArrow(writer(archive.path, prefix), "file STRING").collect()]
+    return [
+        msgspec.json.decode(row.file, type=ArchivedFile)
+        for row in records.mapInArrow(writer(archive.path, prefix), "file STRING").collect()
+    ]
 
 
 def scan(spark: SparkSession, tasks: Sequence[Sequence[ArchivedTask]], columns: Sequence[str]) -> DataFrame:
-    """Columns of archived records, offset among them; each of `tasks` is a Spark partition: partitions of the log one after the other, in the order of their offsets."""
+    """Columns of archived records, offset among them; each of `tasks` is a Spark partition:
+    partitions of the log one after the other, in the order of their offsets.
+    """
     from mqd.spark.pipelines.parquet import read_in_order
     from mqd.spark.schema import COLUMNS
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def dedup(rows: DataFrame, *, by: Sequence[str], within: str, time: str = "record.timestamp") -> DataFrame:
-    """The rows without those whose `by` (SQL expressions) occurred before, at most `within` earlier by `time`. Columns as they were.
+    """The rows without those whose `by` (SQL expressions) occurred before, at most `within` earlier
+    by `time`. Columns as they were.
 
     Which of several is the first is only certain among records of one partition.
     """

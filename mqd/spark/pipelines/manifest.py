@@ -1,20 +1,31 @@
 """Which files an archive consists of, and which offsets they hold.
 
-An archive is a directory of Parquet files, `topic=T/date=D/NAME.parquet`, which any tool can read. What makes it exact is its list of commits, `_mqd/commits/NUMBER.json`: each says which files came and which
-went. A file that no commit names does not count: it is half a batch, or was replaced.
+An archive is a directory of Parquet files, `topic=T/date=D/NAME.parquet`, which any tool can read.
+What makes it exact is its list of commits, `_mqd/commits/NUMBER.json`: each says which files came
+and which went. A file that no commit names does not count: it is half a batch, or was replaced.
 
 Invariants
-1. Commit N+1 is written when commit N is there; a commit appears whole (written aside under a name of its own, then moved), and only where none is.
-2. A file is in its place, with its size, before the commit that names it, and stays for KEEP_S after the commit that takes it out. A file that no commit has named stays for KEEP_S after it was written.
-3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised. One that has the number of a batch which is there, but goes beyond the archive's end, is refused: it is another batch.
-4. A record is in one file. A batch adds nothing within the offsets of files that were there; its own files may hold offsets in turns (two days around midnight), as a compaction's may with
-   those of other days, which holds of each day as many records as the files that it replaces.
-5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and what lies below `_mqd/staging`. Whatever else is below the path is somebody's: a checkpoint, notes, another table.
-6. A snapshot, `_mqd/snapshots/NUMBER.json`, is what the commits before NUMBER come to. It spares reading them, which stay; one that cannot be read is passed over.
+1. Commit N+1 is written when commit N is there; a commit appears whole (written aside under a name
+   of its own, then moved), and only where none is.
+2. A file is in its place, with its size, before the commit that names it, and stays for KEEP_S
+   after the commit that takes it out. A file that no commit has named stays for KEEP_S after it was
+   written.
+3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised. One that
+   has the number of a batch which is there, but goes beyond the archive's end, is refused: it is
+   another batch.
+4. A record is in one file. A batch adds nothing within the offsets of files that were there; its
+   own files may hold offsets in turns (two days around midnight), as a compaction's may with those
+   of other days, which holds of each day as many records as the files that it replaces.
+5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and what lies
+   below `_mqd/staging`. Whatever else is below the path is somebody's: a checkpoint, notes, another
+   table.
+6. A snapshot, `_mqd/snapshots/NUMBER.json`, is what the commits before NUMBER come to. It spares
+   reading them, which stay; one that cannot be read is passed over.
 
-One writer at a time. A second one is refused by the first commit that both want to write: by a hard link on a local file system, by the rename on HDFS. Object stores move onto what is there:
-between a writer's look and its move another's commit may be replaced there, which that other finds at its next commit.
-Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
+One writer at a time. A second one is refused by the first commit that both want to write: by a hard
+link on a local file system, by the rename on HDFS. Object stores move onto what is there: between a
+writer's look and its move another's commit may be replaced there, which that other finds at its
+next commit. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
 """
 
 from __future__ import annotations
@@ -49,7 +60,9 @@ class ArchiveError(Exception):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Offsets of one partition in one file: [first, end), timestamps in ms of the Unix epoch, both inclusive."""
+    """Offsets of one partition in one file: [first, end), timestamps in ms of the Unix epoch, both
+    inclusive.
+    """
 
     partition: int
     first: int
@@ -119,7 +132,9 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def sync(files: fs.FileSystem, path: str) -> None:
-    """A local file, or folder, is on disk afterwards; object stores and HDFS say "written" when it is."""
+    """A local file, or folder, is on disk afterwards; object stores and HDFS say "written" when it
+    is.
+    """
     if files.type_name != "local":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -171,7 +186,9 @@ class Archive:
         return sorted({file.topic for file in self.files.values()})
 
     def has(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
-        """Whether a batch is there. ends: the offsets that it ends at. Raises ArchiveError when its number is there, but it goes further than the archive: it is another batch then."""
+        """Whether a batch is there. ends: the offsets that it ends at. Raises ArchiveError when its
+        number is there, but it goes further than the archive: it is another batch then.
+        """
         if number > self.batches.get(query, -1):
             return False
         for topic, partitions in (ends or {}).items():
@@ -179,22 +196,31 @@ class Archive:
             for partition, end in partitions.items():
                 if end > there.get(int(partition), 0):
                     raise ArchiveError(
-                        f"batch {number} of {query} is in {self.path} already, but with other offsets ({topic}-{partition} ended at {there.get(int(partition), 0)} there, at {end} now): "
-                        "the checkpoint was lost or made anew; give the pipeline another name, or its old checkpoint"
+                        f"batch {number} of {query} is in {self.path} already, but with other offsets"
+                        f" ({topic}-{partition} ended at {there.get(int(partition), 0)} there, at {end} now): the"
+                        " checkpoint was lost or made anew; give the pipeline another name, or its old checkpoint"
                     )
         return True
 
     def commit(self, commit: Commit) -> None:
-        """Makes the commit the next one. Raises ArchiveError when somebody else wrote it meanwhile, or when it breaks an invariant."""
+        """Makes the commit the next one. Raises ArchiveError when somebody else wrote it meanwhile,
+        or when it breaks an invariant.
+        """
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
             offsets = "; ".join(file.offsets for file in commit.added) or "nothing"
-            raise ArchiveError(f"{commit} is in {self.path} already, {offsets} cannot be added by it again: give the pipeline another name, or its old checkpoint")
+            raise ArchiveError(
+                f"{commit} is in {self.path} already, {offsets} cannot be added by it again: give the pipeline another"
+                " name, or its old checkpoint"
+            )
         missing = [path for path in commit.removed if path not in self.files]
         if missing:
             raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be taken out")
         for topic, topic_id in commit.topic_ids.items():
             if self.topic_ids.get(topic, topic_id) != topic_id:
-                raise ArchiveError(f"{topic} was made anew since {self.path} has records of it: offsets mean other records now; archive the new topic elsewhere")
+                raise ArchiveError(
+                    f"{topic} was made anew since {self.path} has records of it: offsets mean other records now;"
+                    " archive the new topic elsewhere"
+                )
         self._refuse_losses(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
         self._refuse_absent(commit)
         commit = msgspec.structs.replace(commit, at=round(time.time() * 1000))
@@ -208,7 +234,9 @@ class Archive:
                 self._write_snapshot()
 
     def vacuum(self, now: float | None = None) -> list[str]:
-        """Deletes files of records that do not count, or have not since KEEP_S. Gives their paths below the archive. Lists the whole archive."""
+        """Deletes files of records that do not count, or have not since KEEP_S. Gives their paths
+        below the archive. Lists the whole archive.
+        """
         from pyarrow import fs
 
         now = time.time() if now is None else now
@@ -227,7 +255,9 @@ class Archive:
         return gone
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes files that this object knows to have been taken out KEEP_S ago: a vacuum that lists nothing, for a writer that runs for months."""
+        """Deletes files that this object knows to have been taken out KEEP_S ago: a vacuum that
+        lists nothing, for a writer that runs for months.
+        """
         now = time.time() if now is None else now
         for path, at in self._removed.items():
             if at / 1000 < now - KEEP_S:
@@ -235,7 +265,7 @@ class Archive:
                     self.filesystem.delete_file(f"{self.root}/{path}")
         self._forget_removed(now)
 
-    # -- commits ---------------------------------------------------------------------------------------------------------------------
+    # -- commits -----------------------------------------------------------------------------------
 
     def _commit_path(self, number: int) -> str:
         return f"{self.root}/{LOG}/{number:012}.json"
@@ -256,12 +286,16 @@ class Archive:
             body = self._body(path)
             return None if body is None else msgspec.json.decode(body, type=Commit)
         except msgspec.DecodeError as error:
-            raise ArchiveError(f"{path} is damaged ({error}): restore it from a copy; without it the files that it names do not count") from None
+            raise ArchiveError(
+                f"{path} is damaged ({error}): restore it from a copy; without it the files that it names do not count"
+            ) from None
 
     def _publish(self, body: bytes) -> None:
         """Writes the next commit, where none is. Raises ArchiveError for another writer's."""
         if not self._local and self._last is not None and self._body(self._commit_path(self._next - 1)) != self._last:
-            self._refuse_writer(self._next - 1, "what this one had committed there counts no more; archive it elsewhere, from the topic")
+            self._refuse_writer(
+                self._next - 1, "what this one had committed there counts no more; archive it elsewhere, from the topic"
+            )
         target = self._commit_path(self._next)
         aside = self._write_aside(target, body)
         try:
@@ -305,7 +339,10 @@ class Archive:
             self._refuse_writer(self._next)
 
     def _refuse_writer(self, number: int, more: str = "") -> NoReturn:
-        raise ArchiveError(f"{self.path} has another writer (commit {number} there is {self._read(number) or 'gone again'}): stop one of the two" + (f"; {more}" if more else ""))
+        raise ArchiveError(
+            f"{self.path} has another writer (commit {number} there is {self._read(number) or 'gone again'}): stop one"
+            " of the two" + (f"; {more}" if more else "")
+        )
 
     def _apply(self, commit: Commit) -> None:
         for path in commit.removed:
@@ -319,17 +356,21 @@ class Archive:
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _forget_removed(self, now: float) -> None:
-        """A file is older than the commit that takes it out: what left KEEP_S ago is old enough by its own time, too."""
+        """A file is older than the commit that takes it out: what left KEEP_S ago is old enough by
+        its own time, too.
+        """
         self._removed = {path: at for path, at in self._removed.items() if at / 1000 >= now - KEEP_S}
 
-    # -- snapshots -------------------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------
 
     def _snapshots(self) -> list[int]:
         """Numbers, the newest first."""
         from pyarrow import fs
 
         found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{SNAPSHOTS}", allow_not_found=True))
-        return sorted((int(info.base_name[:-5]) for info in found if re.fullmatch(r"\d{12}\.json", info.base_name)), reverse=True)
+        return sorted(
+            (int(info.base_name[:-5]) for info in found if re.fullmatch(r"\d{12}\.json", info.base_name)), reverse=True
+        )
 
     def _snapshot_path(self, number: int) -> str:
         return f"{self.root}/{SNAPSHOTS}/{number:012}.json"
@@ -341,19 +382,29 @@ class Archive:
             except (msgspec.DecodeError, OSError):
                 continue
             self.files = {file.path: file for file in snapshot.files}
-            self.batches, self._ends, self._removed, self.topic_ids = snapshot.batches, snapshot.ends, snapshot.removed, snapshot.topic_ids
+            self.batches, self._ends, self._removed, self.topic_ids = (
+                snapshot.batches,
+                snapshot.ends,
+                snapshot.removed,
+                snapshot.topic_ids,
+            )
             self._next = number
             return
 
     def _write_snapshot(self) -> None:
         path = self._snapshot_path(self._next)
-        aside = self._write_aside(path, msgspec.json.encode(Snapshot(list(self.files.values()), self.batches, self._ends, self._removed, self.topic_ids)))
+        aside = self._write_aside(
+            path,
+            msgspec.json.encode(
+                Snapshot(list(self.files.values()), self.batches, self._ends, self._removed, self.topic_ids)
+            ),
+        )
         self.filesystem.move(aside, path)
         sync(self.filesystem, path.rsplit("/", 1)[0])
         for number in self._snapshots()[SNAPSHOTS_KEPT:]:
             self.filesystem.delete_file(self._snapshot_path(number))
 
-    # -- what is refused -------------------------------------------------------------------------------------------------------------
+    # -- what is refused ---------------------------------------------------------------------------
 
     def _refuse_absent(self, commit: Commit) -> None:
         """Files that the tasks have written and the driver does not see."""
@@ -362,21 +413,25 @@ class Archive:
             if not info.is_file or info.size != file.size_bytes:
                 sees = f"has {info.size} bytes here" if info.is_file else "is not here"
                 raise ArchiveError(
-                    f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {sees}: Spark's executors and its driver do not see the same file system "
-                    "(a path without a scheme, on a cluster of several hosts?); give the archive a path that all of them reach, as hdfs:// or s3://"
+                    f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {sees}: Spark's"
+                    " executors and its driver do not see the same file system (a path without a scheme, on a cluster"
+                    " of several hosts?); give the archive a path that all of them reach, as hdfs:// or s3://"
                 )
 
     def _refuse_losses(self, commit: Commit) -> None:
         """A compaction that lost records, or made some."""
         old, new = [self.files[path] for path in commit.removed], commit.added
         for topic, date in sorted({(file.topic, file.date) for file in (*old, *new)}):
-            before, after = ([file for file in files if (file.topic, file.date) == (topic, date)] for files in (old, new))
+            before, after = (
+                [file for file in files if (file.topic, file.date) == (topic, date)] for files in (old, new)
+            )
             had, has = sum(file.rows for file in before), sum(file.rows for file in after)
             if had != has:
                 offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
                 raise ArchiveError(
-                    f"{self.path}: {had} records of {topic}, {date}, were to be compacted and {has} came of it; the files stay as they are ({offsets}). "
-                    "See whether each of them can be read; compact_from_files = 0 archives without compacting"
+                    f"{self.path}: {had} records of {topic}, {date}, were to be compacted and {has} came of it; the"
+                    f" files stay as they are ({offsets}). See whether each of them can be read; compact_from_files = 0"
+                    " archives without compacting"
                 )
 
     def _refuse_overlaps(self, commit: Commit) -> None:
@@ -391,6 +446,7 @@ class Archive:
                 for other, path in there.get((added.topic, span.partition), ()):
                     if other.first < span.end and span.first < other.end:
                         raise ArchiveError(
-                            f"{path} and {added.path} both have offset {max(other.first, span.first)} of {added.topic}-{span.partition}: "
-                            f"the archive {self.path} was written by another query, or the topic was recreated; archive it elsewhere"
+                            f"{path} and {added.path} both have offset {max(other.first, span.first)} of"
+                            f" {added.topic}-{span.partition}: the archive {self.path} was written by another query, or"
+                            " the topic was recreated; archive it elsewhere"
                         )

@@ -1,15 +1,21 @@
-"""Records as Parquet files, and back, in Spark's executors: Arrow batches through pyarrow.fs, never as rows of the JVM.
+"""Records as Parquet files, and back, in Spark's executors: Arrow batches through pyarrow.fs, never
+as rows of the JVM.
 
-    writer(root, prefix)              records into an archive's files; for DataFrame.mapInArrow, on columns of `archive.archived`
+    writer(root, prefix)              records into an archive's files; for DataFrame.mapInArrow, on
+                                      columns of `archive.archived`
     read(task, columns)               some offsets of one file
-    read_in_order(tasks, columns)     many files, partition after partition; of those that were compacted and deleted meanwhile, what replaced them
+    read_in_order(tasks, columns)     many files, partition after partition; of those that were
+                                      compacted and deleted meanwhile, what replaced them
 
 Invariants
-1. A file holds each partition's records in the order of their offsets. Who writes hands them over in that order; what is not is refused, nothing is sorted here.
-2. Files have names that nobody else takes. They count when a commit names them (mqd/spark/pipelines/manifest.py), which the driver writes when all tasks have said theirs; what a
-   failed or repeated task has left is deleted by a later vacuum.
+1. A file holds each partition's records in the order of their offsets. Who writes hands them over
+   in that order; what is not is refused, nothing is sorted here.
+2. Files have names that nobody else takes. They count when a commit names them
+   (mqd/spark/pipelines/manifest.py), which the driver writes when all tasks have said theirs; what
+   a failed or repeated task has left is deleted by a later vacuum.
 3. A file is on disk, and its folder, too, before the task says it.
-Sources: Parquet's format (encodings, logical types), as pyarrow writes it; every reader of Parquet since 2.0 takes it.
+Sources: Parquet's format (encodings, logical types), as pyarrow writes it; every reader of Parquet
+since 2.0 takes it.
 """
 
 from __future__ import annotations
@@ -50,11 +56,13 @@ class OrderError(Exception):
     """Records were not handed over in the order of their offsets."""
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def writer(root: str, prefix: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A task's function: it takes records with topic and date, and gives a row `file` (ArchivedFile as JSON) for each file that it has written below `root`."""
+    """A task's function: it takes records with topic and date, and gives a row `file` (ArchivedFile
+    as JSON) for each file that it has written below `root`.
+    """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         made = [msgspec.json.encode(file).decode() for file in written(batches, root, prefix)]
@@ -73,7 +81,9 @@ def written(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[A
 
 
 class _Task:
-    """The files of one task, one for each topic and day; more when there are too many to be open at once."""
+    """The files of one task, one for each topic and day; more when there are too many to be open at
+    once.
+    """
 
     def __init__(self, root: str, prefix: str) -> None:
         self._filesystem, self._root = filesystem(root)
@@ -93,7 +103,9 @@ class _Task:
 
     def close(self) -> list[ArchivedFile]:
         self._done += [file.close() for file in self._files.values()]
-        folders = {folder for file in self._done for folder in (file.path.rsplit("/", 1)[0], file.path.split("/", 1)[0])}
+        folders = {
+            folder for file in self._done for folder in (file.path.rsplit("/", 1)[0], file.path.split("/", 1)[0])
+        }
         for folder in (*sorted(folders), *([""] if folders else [])):
             sync(self._filesystem, f"{self._root}/{folder}".rstrip("/"))
         return self._done
@@ -116,18 +128,25 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     for day in days:
         records = batch
         if len(days) > 1:
-            records = batch.filter(pc.and_(pc.equal(columns.column("topic"), day["topic"]), pc.equal(columns.column("date"), day["date"])))
+            records = batch.filter(
+                pc.and_(pc.equal(columns.column("topic"), day["topic"]), pc.equal(columns.column("date"), day["date"]))
+            )
         yield day["topic"], str(day["date"]), records
 
 
 def _nameable(dates: pa.Array) -> pa.Array:
-    """A record's time is whatever its producer has written: what lies before DAY_MIN, or behind DAY_MAX, is filed there. Its timestamp stays as it is."""
+    """A record's time is whatever its producer has written: what lies before DAY_MIN, or behind
+    DAY_MAX, is filed there. Its timestamp stays as it is.
+    """
     days = dates.cast(pa.int32())
     return pc.min_element_wise(pc.max_element_wise(days, DAY_MIN), DAY_MAX).cast(pa.int32()).cast(pa.date32())
 
 
 def _first_of(batch: pa.RecordBatch) -> str:
-    return f"among {batch.num_rows} records from {batch.column('topic')[0]}-{batch.column('partition')[0]}, offset {batch.column('offset')[0]}, on"
+    return (
+        f"among {batch.num_rows} records from {batch.column('topic')[0]}-{batch.column('partition')[0]}, offset"
+        f" {batch.column('offset')[0]}, on"
+    )
 
 
 class _File:
@@ -179,7 +198,12 @@ class _File:
         self._sink = self._files.open_output_stream(path)
         encodings = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
         self._parquet = pq.ParquetWriter(
-            self._sink, self._schema, compression=COMPRESSION, use_dictionary=["partition", "timestampType"], column_encoding=encodings, write_page_checksum=True
+            self._sink,
+            self._schema,
+            compression=COMPRESSION,
+            use_dictionary=["partition", "timestampType"],
+            column_encoding=encodings,
+            write_page_checksum=True,
         )
 
     def _count(self, batch: pa.RecordBatch) -> None:
@@ -192,14 +216,23 @@ class _File:
             so_far = self._spans.get(partition)
             in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
             if not in_order or (so_far is not None and first < so_far.end):
-                raise OrderError(f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a defect of mqd's unless you have called append(in_order=True) with records in another order")
+                raise OrderError(
+                    f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a"
+                    " defect of mqd's unless you have called append(in_order=True) with records in another order"
+                )
             low_ms, high_ms = times["min"] // 1000, times["max"] // 1000
             if so_far is not None:
-                first, low_ms, high_ms = so_far.first, min(low_ms, so_far.min_timestamp), max(high_ms, so_far.max_timestamp)
-            self._spans[partition] = Span(partition, first, end, len(mine) + (so_far.rows if so_far else 0), low_ms, high_ms)
+                first, low_ms, high_ms = (
+                    so_far.first,
+                    min(low_ms, so_far.min_timestamp),
+                    max(high_ms, so_far.max_timestamp),
+                )
+            self._spans[partition] = Span(
+                partition, first, end, len(mine) + (so_far.rows if so_far else 0), low_ms, high_ms
+            )
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 class ArchivedTask(msgspec.Struct, frozen=True):
@@ -212,10 +245,12 @@ class ArchivedTask(msgspec.Struct, frozen=True):
 
 
 def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Partition after partition, each from all its files in the order of its offsets; `tasks` have one span each, `names` has offset. Raises MqdReadError.
+    """Partition after partition, each from all its files in the order of its offsets; `tasks` have
+    one span each, `names` has offset. Raises MqdReadError.
 
-    Around midnight files of two days may hold offsets in turns: those that overlap are merged, batch by batch. `tasks` have all of a day's files that do: two of them that are replaced meanwhile
-    are one file then, and either task finds the other's records in it.
+    Around midnight files of two days may hold offsets in turns: those that overlap are merged,
+    batch by batch. `tasks` have all of a day's files that do: two of them that are replaced
+    meanwhile are one file then, and either task finds the other's records in it.
     """
     overlapping: list[ArchivedTask] = []
     end: tuple[str, int, int] | None = None
@@ -240,7 +275,11 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
     to_come, rest = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_Rest]()
     while to_come or rest:
         while to_come and (not rest or to_come[0].spans[0][1] <= min(one.last for one in rest)):
-            rest += [one for one in [_Rest(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, go_on=True))] if one.batch is not None]
+            rest += [
+                one
+                for one in [_Rest(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, go_on=True))]
+                if one.batch is not None
+            ]
         if not rest:
             continue
         until = min(one.last for one in rest)
@@ -250,7 +289,9 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
 
 
 def _each_once(table: pa.Table) -> pa.Table:
-    """Records of one partition in the order of their offsets; one that was read by two tasks is there twice."""
+    """Records of one partition in the order of their offsets; one that was read by two tasks is
+    there twice.
+    """
     offsets = table.column("offset").combine_chunks()
     again = pc.equal(offsets[1:], offsets[:-1])
     return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(again)])) if pc.any(again).as_py() else table
@@ -260,7 +301,10 @@ def _allow_files(count: int) -> None:
     """That many files may be open at once, as far as the system lets this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 256:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY and hard < count + 256 else count + 256, hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE,
+            (hard if hard != resource.RLIM_INFINITY and hard < count + 256 else count + 256, hard),
+        )
 
 
 class _Rest:
@@ -275,17 +319,27 @@ class _Rest:
         return self.batch.column("offset")[-1].as_py()
 
     def take(self, until: int) -> pa.RecordBatch | None:
-        """Records up to an offset, it included; at most those of one batch, whose end is not before `until`."""
+        """Records up to an offset, it included; at most those of one batch, whose end is not before
+        `until`.
+        """
         count = pc.sum(pc.less_equal(self.batch.column("offset"), until)).as_py()
         found = self.batch.slice(0, count)
         self.batch = self.batch.slice(count) if count < self.batch.num_rows else next(self._batches, None)
         return found if count else None
 
 
-def read(task: ArchivedTask, names: Sequence[str], rows_max: int = ROWS_MAX, buffer_bytes: int = BUFFER_BYTES, go_on: bool = False) -> Iterator[pa.RecordBatch]:
-    """The task's records as batches of the wanted columns, partition after partition. Raises MqdReadError.
+def read(
+    task: ArchivedTask,
+    names: Sequence[str],
+    rows_max: int = ROWS_MAX,
+    buffer_bytes: int = BUFFER_BYTES,
+    go_on: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The task's records as batches of the wanted columns, partition after partition. Raises
+    MqdReadError.
 
-    go_on: where the file was compacted and deleted meanwhile, by the files that replaced it, which may give records of its neighbours' between its own (read_in_order).
+    go_on: where the file was compacted and deleted meanwhile, by the files that replaced it, which
+    may give records of its neighbours' between its own (read_in_order).
     """
     left = list(task.spans)
     try:
@@ -298,8 +352,9 @@ def read(task: ArchivedTask, names: Sequence[str], rows_max: int = ROWS_MAX, buf
                 raise
         if not go_on:
             raise MqdReadError(
-                f"{task.path} of the archive {task.root} ({_told(task)}) was compacted meanwhile, and deleted an hour after that: read it again; in less time, by less at once, or with "
-                "compact_from_files = 0 in the archive's pipeline as long as it takes"
+                f"{task.path} of the archive {task.root} ({_told(task)}) was compacted meanwhile, and deleted an hour"
+                " after that: read it again; in less time, by less at once, or with compact_from_files = 0 in the"
+                " archive's pipeline as long as it takes"
             )
         for batch in read_in_order(replacing, names if "offset" in names else (*names, "offset")):
             yield batch.select(list(names))
@@ -311,8 +366,12 @@ def _told(task: ArchivedTask) -> str:
     return ", ".join(f"{task.topic}-{partition} {start} to {end - 1}" for partition, start, end in task.spans)
 
 
-def _read_file(task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int) -> Iterator[pa.RecordBatch]:
-    """`left`: the spans, of which is taken what was given out. On an object store a file that is open may be gone, too."""
+def _read_file(
+    task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """`left`: the spans, of which is taken what was given out. On an object store a file that is
+    open may be gone, too.
+    """
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))
     with files.open_input_file(f"{root}/{task.path}") as file:
@@ -321,7 +380,10 @@ def _read_file(task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequ
             partition, start, end = left[0]
             for batch in _batches(parquet, columns, rows_max, left[0]):
                 offset = batch.column("offset")
-                mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)))
+                mine = pc.and_(
+                    pc.equal(batch.column("partition"), partition),
+                    pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)),
+                )
                 found = batch if pc.all(mine).as_py() else batch.filter(mine)
                 if found.num_rows:
                     left[0] = (partition, found.column("offset")[-1].as_py() + 1, end)
@@ -330,19 +392,29 @@ def _read_file(task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequ
 
 
 def _replacing(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
-    """What of the archive has a file's records since it was compacted: files of the same day, by invariant 4 of manifest.py. None: the file counts still, or nothing is known of it. Raises ArchiveError."""
+    """What of the archive has a file's records since it was compacted: files of the same day, by
+    invariant 4 of manifest.py. None: the file counts still, or nothing is known of it. Raises
+    ArchiveError.
+    """
     archive = Archive(task.root)
     if task.path in archive.files:
         return []
     return [
         ArchivedTask(task.root, file.path, task.topic, ((partition, max(start, span.first), min(end, span.end)),))
-        for file in archive.of(task.topic) if file.path.split("/")[1] == task.path.split("/")[1]
-        for span in file.spans for partition, start, end in spans if span.partition == partition and span.first < end and start < span.end
-    ]  # fmt: skip
+        for file in archive.of(task.topic)
+        if file.path.split("/")[1] == task.path.split("/")[1]
+        for span in file.spans
+        for partition, start, end in spans
+        if span.partition == partition and span.first < end and start < span.end
+    ]
 
 
-def _batches(parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]) -> Iterator[pa.RecordBatch]:
-    """Of those row groups that may have records of the span, each by itself: a batch is READ_BYTES at most, or one record."""
+def _batches(
+    parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]
+) -> Iterator[pa.RecordBatch]:
+    """Of those row groups that may have records of the span, each by itself: a batch is READ_BYTES
+    at most, or one record.
+    """
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
         if _may_have(group, *span):
@@ -354,13 +426,27 @@ def _may_have(group: Any, partition: int, start: int, end: int) -> bool:
     """Whether a row group may hold such records, by its statistics."""
     for number in range(group.num_columns):
         column = group.column(number)
-        low, high = {"partition": (partition, partition), "offset": (start, end - 1)}.get(column.path_in_schema, (None, None))
-        if low is not None and column.is_stats_set and column.statistics.has_min_max and not (column.statistics.min <= high and low <= column.statistics.max):
+        low, high = {"partition": (partition, partition), "offset": (start, end - 1)}.get(
+            column.path_in_schema, (None, None)
+        )
+        if (
+            low is not None
+            and column.is_stats_set
+            and column.statistics.has_min_max
+            and not (column.statistics.min <= high and low <= column.statistics.max)
+        ):
             return False
     return True
 
 
 def _shaped(batch: Any, names: Sequence[str], topic: str) -> pa.RecordBatch:
     schema = arrow_schema(names)
-    columns = [pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows) if name == "topic" else batch.column(name).cast(schema.field(name).type) for name in names]
+    columns = [
+        (
+            pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows)
+            if name == "topic"
+            else batch.column(name).cast(schema.field(name).type)
+        )
+        for name in names
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

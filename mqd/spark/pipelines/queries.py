@@ -1,7 +1,8 @@
 """Spark SQL over topics: every topic that a query names is a view.
 
-A view has the fields of the JSON values as columns, and the struct `record` (key and value as text, topic, partition, offset, timestamp). Fields come from a schema that is given, or are found in the topic's first
-SAMPLE values; a topic whose values are not JSON objects has `record` alone.
+A view has the fields of the JSON values as columns, and the struct `record` (key and value as text,
+topic, partition, offset, timestamp). Fields come from a schema that is given, or are found in the
+topic's first SAMPLE values; a topic whose values are not JSON objects has `record` alone.
 """
 
 from __future__ import annotations
@@ -21,32 +22,80 @@ FORMAT = "mqd"
 
 
 def topics_in(query: str, topics: Sequence[str]) -> list[str]:
-    """Those of the topics that the query may name. Names with other characters than letters, digits and _ stand in backquotes, as everywhere in SQL."""
+    """Those of the topics that the query may name. Names with other characters than letters, digits
+    and _ stand in backquotes, as everywhere in SQL.
+    """
     return [topic for topic in topics if re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w-])", query)]
 
 
-def add_view(spark: SparkSession, topic: str, bootstrap: str, schema: str | None = None, live: bool = False, starting: str = "earliest") -> None:
-    """Makes the topic a view of the session; `schema` in DDL ("" : no fields), None: found in a sample."""
+def add_view(
+    spark: SparkSession,
+    topic: str,
+    bootstrap: str,
+    schema: str | None = None,
+    live: bool = False,
+    starting: str = "earliest",
+) -> None:
+    """Makes the topic a view of the session; `schema` in DDL ("" : no fields), None: found in a
+    sample.
+    """
     reader = spark.readStream if live else spark.read
-    records = reader.format(FORMAT).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).option("startingOffsets", starting).options(**READ_COMMITTED).load()
+    records = (
+        reader.format(FORMAT)
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("startingOffsets", starting)
+        .options(**READ_COMMITTED)
+        .load()
+    )
     if schema is None:
         schema = found_schema(spark, topic, bootstrap)
     seen = decoded(records, Value(schema=schema, malformed="drop")) if schema else rows(records)
-    texts = seen.withColumn(RECORD, seen[RECORD].withField("key", seen[RECORD]["key"].cast("string")).withField("value", seen[RECORD]["value"].cast("string")))
+    texts = seen.withColumn(
+        RECORD,
+        seen[RECORD]
+        .withField("key", seen[RECORD]["key"].cast("string"))
+        .withField("value", seen[RECORD]["value"].cast("string")),
+    )
     texts.createOrReplaceTempView(f"`{topic}`")
 
 
 def found_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
     """DDL of the JSON objects among the topic's first values; "" where there are none."""
-    records = spark.read.format(FORMAT).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).options(**READ_COMMITTED).load()
-    values = [row.value for row in records.selectExpr("CAST(value AS STRING) AS value").where("value LIKE '{%'").limit(SAMPLE).collect()]
+    records = (
+        spark.read.format(FORMAT)
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .options(**READ_COMMITTED)
+        .load()
+    )
+    values = [
+        row.value
+        for row in records.selectExpr("CAST(value AS STRING) AS value").where("value LIKE '{%'").limit(SAMPLE).collect()
+    ]
     if not values:
         return ""
-    found = spark.read.option("columnNameOfCorruptRecord", "_corrupt_value").json(spark.sparkContext.parallelize(values, 1)).schema
-    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in found.fields if field.name not in ("_corrupt_value", RECORD))
+    found = (
+        spark.read.option("columnNameOfCorruptRecord", "_corrupt_value")
+        .json(spark.sparkContext.parallelize(values, 1))
+        .schema
+    )
+    return ", ".join(
+        f"`{field.name}` {field.dataType.simpleString()}"
+        for field in found.fields
+        if field.name not in ("_corrupt_value", RECORD)
+    )
 
 
-def prepared(spark: SparkSession, query: str, topics: Sequence[str], bootstrap: str, schemas: Mapping[str, str], live: bool = False, starting: str = "earliest") -> DataFrame:
+def prepared(
+    spark: SparkSession,
+    query: str,
+    topics: Sequence[str],
+    bootstrap: str,
+    schemas: Mapping[str, str],
+    live: bool = False,
+    starting: str = "earliest",
+) -> DataFrame:
     """The query's DataFrame, its topics as views."""
     for topic in topics_in(query, topics):
         add_view(spark, topic, bootstrap, schemas.get(topic), live, starting)

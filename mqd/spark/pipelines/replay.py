@@ -17,18 +17,35 @@ if TYPE_CHECKING:
 Offsets = Mapping[str, Mapping[str, int]]
 
 
-def replay(spark: SparkSession, archive: Archive, *, topics: list[str], to: Mapping[str, str], starting_timestamp: str = "", ending_timestamp: str = "",
-           starting_offsets: Offsets | None = None, ending_offsets: Offsets | None = None) -> DataFrame:  # fmt: skip
-    """Columns of the sink (topic, partition, key, value, headers, timestamp), each Spark partition one partition of the log in the order of its offsets.
+def replay(
+    spark: SparkSession,
+    archive: Archive,
+    *,
+    topics: list[str],
+    to: Mapping[str, str],
+    starting_timestamp: str = "",
+    ending_timestamp: str = "",
+    starting_offsets: Offsets | None = None,
+    ending_offsets: Offsets | None = None,
+) -> DataFrame:
+    """Columns of the sink (topic, partition, key, value, headers, timestamp), each Spark partition
+    one partition of the log in the order of its offsets.
 
-    Raises ArchiveError for a topic that the archive does not have, SettingsError for a time that is not one, and for topics and partitions in `to` and the offsets that are not replayed.
+    Raises ArchiveError for a topic that the archive does not have, SettingsError for a time that is
+    not one, and for topics and partitions in `to` and the offsets that are not replayed.
     """
     wanted = topics or archive.topics
     missing = [topic for topic in wanted if topic not in archive.topics]
     if missing:
-        raise ArchiveError(f"{archive.path} has nothing of {', '.join(missing)}; it has {', '.join(archive.topics) or 'no topic at all'}")
+        raise ArchiveError(
+            f"{archive.path} has nothing of {', '.join(missing)}; it has"
+            f" {', '.join(archive.topics) or 'no topic at all'}"
+        )
     _refuse_unknown(archive, wanted, to, starting_offsets or {}, ending_offsets or {})
-    first_ms, end_ms = _milliseconds("starting_timestamp", starting_timestamp), _milliseconds("ending_timestamp", ending_timestamp)
+    first_ms, end_ms = (
+        _milliseconds("starting_timestamp", starting_timestamp),
+        _milliseconds("ending_timestamp", ending_timestamp),
+    )
     from pyspark.sql import functions as f
 
     tasks = _tasks(archive, wanted, (first_ms, end_ms), (starting_offsets or {}, ending_offsets or {}))
@@ -43,30 +60,50 @@ def replay(spark: SparkSession, archive: Archive, *, topics: list[str], to: Mapp
     return found.select(names.alias("topic"), "partition", "key", "value", "headers", "timestamp")
 
 
-def _refuse_unknown(archive: Archive, topics: list[str], to: Mapping[str, str], starting: Offsets, ending: Offsets) -> None:
-    """A name that is mistyped would be passed over: a topic would be replayed into itself, or whole. Raises SettingsError."""
+def _refuse_unknown(
+    archive: Archive, topics: list[str], to: Mapping[str, str], starting: Offsets, ending: Offsets
+) -> None:
+    """A name that is mistyped would be passed over: a topic would be replayed into itself, or
+    whole. Raises SettingsError.
+    """
     for setting, given in (("to", to), ("starting_offsets", starting), ("ending_offsets", ending)):
         unknown = [topic for topic in given if topic not in topics]
         if unknown:
-            raise SettingsError(f"{setting}: {unknown[0]!r} is not among the topics that are replayed; they are {', '.join(topics)}")
+            raise SettingsError(
+                f"{setting}: {unknown[0]!r} is not among the topics that are replayed; they are {', '.join(topics)}"
+            )
     for setting, offsets in (("starting_offsets", starting), ("ending_offsets", ending)):
         for topic, partitions in offsets.items():
             there = sorted(archive.ends(topic))
             wrong = [partition for partition in partitions if partition not in map(str, there)]
             if wrong:
-                raise SettingsError(f"{setting}: the archive {archive.path} has no partition {wrong[0]!r} of {topic}; it has {', '.join(map(str, there))}")
+                raise SettingsError(
+                    f"{setting}: the archive {archive.path} has no partition {wrong[0]!r} of {topic}; it has"
+                    f" {', '.join(map(str, there))}"
+                )
 
 
-def _tasks(archive: Archive, topics: list[str], times: tuple[int | None, int | None], offsets: tuple[Offsets, Offsets]) -> list[list[ArchivedTask]]:
+def _tasks(
+    archive: Archive, topics: list[str], times: tuple[int | None, int | None], offsets: tuple[Offsets, Offsets]
+) -> list[list[ArchivedTask]]:
     """Of each partition the files that may have wanted records."""
     from mqd.spark.pipelines.parquet import ArchivedTask
 
     found: dict[tuple[str, int], list[ArchivedTask]] = {}
     for topic in topics:
         for file, span in ((file, span) for file in archive.of(topic) for span in file.spans):
-            start, end = max(span.first, _bound(offsets[0], topic, span.partition, 0)), min(span.end, _bound(offsets[1], topic, span.partition, span.end))
-            if start < end and (times[0] is None or span.max_timestamp >= times[0]) and (times[1] is None or span.min_timestamp < times[1]):
-                found.setdefault((topic, span.partition), []).append(ArchivedTask(archive.path, file.path, topic, ((span.partition, start, end),)))
+            start, end = (
+                max(span.first, _bound(offsets[0], topic, span.partition, 0)),
+                min(span.end, _bound(offsets[1], topic, span.partition, span.end)),
+            )
+            if (
+                start < end
+                and (times[0] is None or span.max_timestamp >= times[0])
+                and (times[1] is None or span.min_timestamp < times[1])
+            ):
+                found.setdefault((topic, span.partition), []).append(
+                    ArchivedTask(archive.path, file.path, topic, ((span.partition, start, end),))
+                )
     return [tasks for _, tasks in sorted(found.items())]
 
 

@@ -17,10 +17,14 @@ REASON_HEADER = "mqd.reason"
 FROM_HEADER = "mqd.from"
 
 
-def route(records: DataFrame, *, value: Value, rules: Sequence[Rule], dead_letters: str, otherwise: str = "") -> DataFrame:
-    """Records with the column `topic`: the first rule's that holds, `otherwise`, or the dead letters; key, value and headers as they were.
+def route(
+    records: DataFrame, *, value: Value, rules: Sequence[Rule], dead_letters: str, otherwise: str = ""
+) -> DataFrame:
+    """Records with the column `topic`: the first rule's that holds, `otherwise`, or the dead
+    letters; key, value and headers as they were.
 
-    A dead letter has two headers more: `mqd.reason` (why) and `mqd.from` (topic-partition@offset). A record that no rule takes is left out when there is no `otherwise`.
+    A dead letter has two headers more: `mqd.reason` (why) and `mqd.from` (topic-partition@offset).
+    A record that no rule takes is left out when there is no `otherwise`.
     """
     from pyspark.sql import functions as f
 
@@ -47,6 +51,18 @@ def _headers(records: DataFrame):  # type: ignore[no-untyped-def]
 def _reasons():  # type: ignore[no-untyped-def]
     from pyspark.sql import functions as f
 
-    place = f.concat_ws("", f.col(f"{RECORD}.topic"), f.lit("-"), f.col(f"{RECORD}.partition").cast("string"), f.lit("@"), f.col(f"{RECORD}.offset").cast("string"))
+    place = f.concat_ws(
+        "",
+        f.col(f"{RECORD}.topic"),
+        f.lit("-"),
+        f.col(f"{RECORD}.partition").cast("string"),
+        f.lit("@"),
+        f.col(f"{RECORD}.offset").cast("string"),
+    )
     reason = f.lit("the value is not JSON of value.schema")
-    return f.array(*[f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ((REASON_HEADER, reason), (FROM_HEADER, place))])
+    return f.array(
+        *[
+            f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value"))
+            for name, text in ((REASON_HEADER, reason), (FROM_HEADER, place))
+        ]
+    )

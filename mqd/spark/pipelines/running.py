@@ -1,7 +1,8 @@
 """From settings to running queries: the thin drivers around the pipelines' functions.
 
-Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions, Parquet by Spark's own file sink, an archive by its manifest. Sources leave out what was aborted: attempts
-of our own sinks that failed are in the log, too.
+Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions,
+Parquet by Spark's own file sink, an archive by its manifest. Sources leave out what was aborted:
+attempts of our own sinks that failed are in the log, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,21 @@ from mqd.spark.pipelines.manifest import Archive as ArchiveFiles
 from mqd.spark.pipelines.manifest import ArchivedFile
 from mqd.spark.pipelines.replay import replay
 from mqd.spark.pipelines.route import route
-from mqd.spark.pipelines.settings import ONCE, READ_COMMITTED, Aggregate, Archive, Dedup, Pipeline, Replay, Route, SettingsError, Sink, Source, StreamJoin, Table
+from mqd.spark.pipelines.settings import (
+    ONCE,
+    READ_COMMITTED,
+    Aggregate,
+    Archive,
+    Dedup,
+    Pipeline,
+    Replay,
+    Route,
+    SettingsError,
+    Sink,
+    Source,
+    StreamJoin,
+    Table,
+)
 from mqd.spark.pipelines.stream_join import stream_join, timed
 from mqd.spark.pipelines.table import table
 from mqd.spark.pipelines.values import RECORD, decoded, encoded, rows
@@ -46,7 +61,14 @@ CANCELLED = "SPARK_JOB_CANCELLED"
 """What Spark says of a job that was cancelled."""
 STOPPED = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
 """What a Spark job ends with whose query is being stopped."""
-OURS = ("MqdOptionError:", "MqdReadError:", "MqdWriteError:", ".ArchiveError:", ".OrderError:", "[USER_RAISED_EXCEPTION]")
+OURS = (
+    "MqdOptionError:",
+    "MqdReadError:",
+    "MqdWriteError:",
+    ".ArchiveError:",
+    ".OrderError:",
+    "[USER_RAISED_EXCEPTION]",
+)
 """Before the text of an error that was written for the user, in what Spark makes of it."""
 _PYTHONS_LAST = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
 """Java's follow Py4J's in a line that begins with the colon."""
@@ -57,7 +79,9 @@ class ReplayStoppedError(Exception):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One batch of a stream, or the whole of a batch job (batch -1, then `rows` is -1 where nobody counted)."""
+    """One batch of a stream, or the whole of a batch job (batch -1, then `rows` is -1 where nobody
+    counted).
+    """
 
     name: str
     batch: int
@@ -78,26 +102,45 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
-    """A file of the checkpoint, read by Spark: only its settings say where a path like hdfs:/// or s3a:// is."""
+    """A file of the checkpoint, read by Spark: only its settings say where a path like hdfs:/// or
+    s3a:// is.
+    """
     literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark reads globs
     found = spark.read.text(literal, wholetext=True).first()
     assert found is not None, f"{name} of the checkpoint is empty"
     return str(found[0])
 
 
-# -- reading and writing -----------------------------------------------------------------------------------------------------------------
+# -- reading and writing ---------------------------------------------------------------------------
 
 
 def stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
-    """The records of a pipeline's source, as a stream; its progress is published as the consumer group of the pipeline's name."""
-    reader = spark.readStream.format(FORMAT).option("kafka.bootstrap.servers", pipeline.bootstrap).option("startingOffsets", source.starting)
-    reader = reader.option("subscribe", ",".join(source.topics)) if source.topics else reader.option("subscribePattern", source.pattern)
-    reader = reader.option("groupId", pipeline.name).option("includeHeaders", str(headers).lower()).options(**READ_COMMITTED)
+    """The records of a pipeline's source, as a stream; its progress is published as the consumer
+    group of the pipeline's name.
+    """
+    reader = (
+        spark.readStream.format(FORMAT)
+        .option("kafka.bootstrap.servers", pipeline.bootstrap)
+        .option("startingOffsets", source.starting)
+    )
+    reader = (
+        reader.option("subscribe", ",".join(source.topics))
+        if source.topics
+        else reader.option("subscribePattern", source.pattern)
+    )
+    reader = (
+        reader.option("groupId", pipeline.name).option("includeHeaders", str(headers).lower()).options(**READ_COMMITTED)
+    )
     return reader.options(**source.options).load()
 
 
 def _to_topic(frame: DataFrame, pipeline: Pipeline, topic: str | None, options: Mapping[str, str]) -> DataStreamWriter:
-    writer = frame.writeStream.format(FORMAT).outputMode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(**options)
+    writer = (
+        frame.writeStream.format(FORMAT)
+        .outputMode("append")
+        .option("kafka.bootstrap.servers", pipeline.bootstrap)
+        .options(**options)
+    )
     return writer.option("topic", topic) if topic else writer
 
 
@@ -105,14 +148,21 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
     if sink.topic:
         return _to_topic(encoded(frame, sink.key), pipeline, sink.topic, sink.options)
     plain = frame.drop(RECORD) if RECORD in frame.columns else frame
-    return plain.writeStream.format("parquet").outputMode("append").option("path", absolute(sink.path)).options(**sink.options)
+    return (
+        plain.writeStream.format("parquet")
+        .outputMode("append")
+        .option("path", absolute(sink.path))
+        .options(**sink.options)
+    )
 
 
-# -- the pipelines -----------------------------------------------------------------------------------------------------------------------
+# -- the pipelines ---------------------------------------------------------------------------------
 
 
 def _ends(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Where a batch ends, and its topics' ids, by the log of offsets in its checkpoint: a line of version, one of the query's, then one for each source."""
+    """Where a batch ends, and its topics' ids, by the log of offsets in its checkpoint: a line of
+    version, one of the query's, then one for each source.
+    """
     offsets = msgspec.json.decode(_in_checkpoint(spark, pipeline, f"offsets/{number}").splitlines()[2])
     return {topic: partitions for topic, partitions in offsets.items() if topic != IDS}, offsets.get(IDS, {})
 
@@ -125,13 +175,17 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     def append(batch: DataFrame, number: int) -> None:
         ends, ids = _ends(spark, pipeline, number)
         archiving.append(batch, archive, pipeline.name, number, ends, ids=ids, in_order=True)
-        _compact(spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, let_be), let_be)
+        _compact(
+            spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, let_be), let_be
+        )
 
     return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
 
 
 def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], let_be: set[str]) -> None:
-    """Small files into large ones. Groups that cannot be are told, and added to `let_be`; archiving goes on without: the log's retention does not wait."""
+    """Small files into large ones. Groups that cannot be are told, and added to `let_be`; archiving
+    goes on without: the log's retention does not wait.
+    """
     groups = [group for group in due if all(file.path in archive.files and file.path not in let_be for file in group)]
     if not groups:
         return
@@ -147,28 +201,57 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
         paths = [file.path for file in groups[0]]
         let_be.update(paths)
         log.warning(
-            "compacting %d files of %s, %s to %s, failed: %s; they are left alone until the pipeline is started again, archiving goes on",
-            len(paths), archive.path, paths[0], paths[-1], explained(error).rstrip("."),
+            "compacting %d files of %s, %s to %s, failed: %s; they are left alone until the pipeline is started again,"
+            " archiving goes on",
+            len(paths),
+            archive.path,
+            paths[0],
+            paths[-1],
+            explained(error).rstrip("."),
         )
 
 
 def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
     events = decoded(stream(spark, pipeline.source, pipeline), pipeline.value)
-    found = aggregate(events, time=pipeline.time, window=pipeline.window, slide=pipeline.slide, watermark=pipeline.watermark, by=pipeline.by, measures=pipeline.measures)
+    found = aggregate(
+        events,
+        time=pipeline.time,
+        window=pipeline.window,
+        slide=pipeline.slide,
+        watermark=pipeline.watermark,
+        by=pipeline.by,
+        measures=pipeline.measures,
+    )
     return _to_sink(found, pipeline, pipeline.sink)
 
 
 def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
     records = stream(spark, pipeline.source, pipeline, headers=True)
-    found = dedup(decoded(records, pipeline.value) if pipeline.value else rows(records), by=pipeline.by, time=pipeline.time, within=pipeline.within)
+    found = dedup(
+        decoded(records, pipeline.value) if pipeline.value else rows(records),
+        by=pipeline.by,
+        time=pipeline.time,
+        within=pipeline.within,
+    )
     if pipeline.sink.path:
         return _to_sink(found.select("record.*"), pipeline, pipeline.sink)
-    return _to_topic(found.select("record.key", "record.value", "record.headers"), pipeline, pipeline.sink.topic, pipeline.sink.options)
+    return _to_topic(
+        found.select("record.key", "record.value", "record.headers"),
+        pipeline,
+        pipeline.sink.topic,
+        pipeline.sink.options,
+    )
 
 
 def _route(spark: SparkSession, pipeline: Route) -> DataStreamWriter:
     records = stream(spark, pipeline.source, pipeline, headers=True)
-    found = route(records, value=pipeline.value, rules=pipeline.rules, dead_letters=pipeline.dead_letters, otherwise=pipeline.otherwise)
+    found = route(
+        records,
+        value=pipeline.value,
+        rules=pipeline.rules,
+        dead_letters=pipeline.dead_letters,
+        otherwise=pipeline.otherwise,
+    )
     return _to_topic(found, pipeline, None, pipeline.options)
 
 
@@ -176,14 +259,22 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
     sides = []
     for name, side in (("left", pipeline.left), ("right", pipeline.right)):
         named = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # a consumer group each
-        sides.append(timed(decoded(stream(spark, side.source, named), side.value), time=side.time, watermark=side.watermark).drop(RECORD))
-    return _to_sink(stream_join(*sides, on=pipeline.on, how=pipeline.how, select=pipeline.select), pipeline, pipeline.sink)
+        sides.append(
+            timed(
+                decoded(stream(spark, side.source, named), side.value), time=side.time, watermark=side.watermark
+            ).drop(RECORD)
+        )
+    return _to_sink(
+        stream_join(*sides, on=pipeline.on, how=pipeline.how, select=pipeline.select), pipeline, pipeline.sink
+    )
 
 
 def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
     @functools.cache
     def application() -> str:
-        """Whose batches these are: the query's id, which is new with a new checkpoint. A name is not enough: its numbers would be another query's, and be dropped as known."""
+        """Whose batches these are: the query's id, which is new with a new checkpoint. A name is
+        not enough: its numbers would be another query's, and be dropped as known.
+        """
         return f"{pipeline.name}-{msgspec.json.decode(_in_checkpoint(spark, pipeline, 'metadata'))['id']}"
 
     def append(changes: DataFrame, number: int) -> None:
@@ -196,28 +287,52 @@ def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
 
 def _replay(spark: SparkSession, pipeline: Replay) -> None:
     found = replay(
-        spark, ArchiveFiles(pipeline.path), topics=pipeline.topics, to=pipeline.to, starting_timestamp=pipeline.starting_timestamp, ending_timestamp=pipeline.ending_timestamp,
-        starting_offsets=pipeline.starting_offsets, ending_offsets=pipeline.ending_offsets,
-    )  # fmt: skip
-    found.write.format(FORMAT).mode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(**pipeline.options).save()
+        spark,
+        ArchiveFiles(pipeline.path),
+        topics=pipeline.topics,
+        to=pipeline.to,
+        starting_timestamp=pipeline.starting_timestamp,
+        ending_timestamp=pipeline.ending_timestamp,
+        starting_offsets=pipeline.starting_offsets,
+        ending_offsets=pipeline.ending_offsets,
+    )
+    found.write.format(FORMAT).mode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(
+        **pipeline.options
+    ).save()
 
 
 _STREAMS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
-    Archive: _archive, Aggregate: _aggregate, Dedup: _dedup, Route: _route, StreamJoin: _stream_join, Table: _table,
-}  # fmt: skip
+    Archive: _archive,
+    Aggregate: _aggregate,
+    Dedup: _dedup,
+    Route: _route,
+    StreamJoin: _stream_join,
+    Table: _table,
+}
 
 
-# -- running -----------------------------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 
 def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     """The running query of a pipeline that is a stream."""
-    writer = _STREAMS[type(pipeline)](spark, pipeline).queryName(pipeline.name).option("checkpointLocation", _checkpoint(pipeline))
-    return (writer.trigger(availableNow=True) if pipeline.trigger == ONCE else writer.trigger(processingTime=pipeline.trigger)).start()
+    writer = (
+        _STREAMS[type(pipeline)](spark, pipeline)
+        .queryName(pipeline.name)
+        .option("checkpointLocation", _checkpoint(pipeline))
+    )
+    return (
+        writer.trigger(availableNow=True)
+        if pipeline.trigger == ONCE
+        else writer.trigger(processingTime=pipeline.trigger)
+    ).start()
 
 
 def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], None], stop: threading.Event) -> bool:
-    """Runs a pipeline until it ends or `stop` is set; then the batch under way is given up, the next start does it again. Gives whether it came to its end. Raises what the query died of, ReplayStoppedError."""
+    """Runs a pipeline until it ends or `stop` is set; then the batch under way is given up, the
+    next start does it again. Gives whether it came to its end. Raises what the query died of,
+    ReplayStoppedError.
+    """
     if isinstance(pipeline, Replay):
         _replay_until(spark, pipeline, stop)
         return True
@@ -237,7 +352,9 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 
 def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
-    """A replay is one call into Spark, which hears of no signal before its end: another thread cancels its job when it is to stop. Raises ReplayStoppedError, or what it failed with."""
+    """A replay is one call into Spark, which hears of no signal before its end: another thread
+    cancels its job when it is to stop. Raises ReplayStoppedError, or what it failed with.
+    """
     group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()
 
     def watch() -> None:
@@ -261,26 +378,42 @@ def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) 
 
 
 def _stopped_text(pipeline: Replay) -> str:
-    if any(name.lower() == "delivery" and said.strip().lower() == AT_LEAST_ONCE for name, said in pipeline.options.items()):
-        return "stopped before its end; what was written so far stays (delivery is at-least-once), and started again it begins anew"
+    if any(
+        name.lower() == "delivery" and said.strip().lower() == AT_LEAST_ONCE for name, said in pipeline.options.items()
+    ):
+        return (
+            "stopped before its end; what was written so far stays (delivery is at-least-once), and started again it"
+            " begins anew"
+        )
     return "stopped before its end: nothing was written; started again it begins anew"
 
 
 def _told(name: str, progress: Any) -> Progress:
     behind = [_behind(source["endOffset"], source["latestOffset"]) for source in progress["sources"]]
     return Progress(
-        name, progress["batchId"], progress["numInputRows"], progress["processedRowsPerSecond"] or 0.0, progress["batchDuration"] or 0,
+        name,
+        progress["batchId"],
+        progress["numInputRows"],
+        progress["processedRowsPerSecond"] or 0.0,
+        progress["batchDuration"] or 0,
         -1 if None in behind else sum(behind),  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def _behind(end: str | None, latest: str | None) -> int | None:
-    """Records between two offsets in the source's JSON; what is not a topic's begins with @. None: not known, as of a batch that is done again after a crash ("null": the source was not asked for the latest)."""
+    """Records between two offsets in the source's JSON; what is not a topic's begins with @. None:
+    not known, as of a batch that is done again after a crash ("null": the source was not asked for
+    the latest).
+    """
     at, to = (msgspec.json.decode(said) if said else None for said in (end, latest))
     if at is None or to is None:
         return None
     topics = [topic for topic in to if not topic.startswith("@")]
-    return sum(max(0, offset - at.get(topic, {}).get(partition, 0)) for topic in topics for partition, offset in to[topic].items())
+    return sum(
+        max(0, offset - at.get(topic, {}).get(partition, 0))
+        for topic in topics
+        for partition, offset in to[topic].items()
+    )
 
 
 def explained(error: BaseException) -> str:
@@ -289,7 +422,10 @@ def explained(error: BaseException) -> str:
         return str(error)
     text = str(error)
     if any(said in text for said in LADEN):
-        return "a Python process of Spark's did not come up within the ten seconds that Spark gives it: this machine is too laden; start again when it is less so"
+        return (
+            "a Python process of Spark's did not come up within the ten seconds that Spark gives it: this machine is"
+            " too laden; start again when it is less so"
+        )
     for marker in OURS:
         if marker in text:
             return text.split(marker, 1)[1].strip().splitlines()[0]

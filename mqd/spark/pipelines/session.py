@@ -22,12 +22,15 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Configuration that a pipeline has unless it says else. Local: no web page, and as many shuffle partitions as cores (Spark's 200 would cost more than the work)."""
+    """Configuration that a pipeline has unless it says else. Local: no web page, and as many
+    shuffle partitions as cores (Spark's 200 would cost more than the work).
+    """
     found = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.ui.showConsoleProgress": "false",
-        # With a bound in bytes Spark 4.3 adds up its Arrow buffers at every row, ten times the work of filling them; this value is "none". Fewer rows than its 10,000 bound a batch instead.
+        # With a bound in bytes Spark 4.3 adds up its Arrow buffers at every row, ten times the work
+        # of filling them; this value is "none". Fewer rows than its 10,000 bound a batch instead.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is no type of Parquet's any more
@@ -35,18 +38,26 @@ def defaults(master: str) -> dict[str, str]:
     local = _LOCAL.fullmatch(master)
     if local:
         cores = int(local[1]) if (local[1] or "*").isdigit() else (os.cpu_count() or 1) if local[1] else 1
-        found |= {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": str(cores), "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        found |= {
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": str(cores),
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+        }
     return found
 
 
 def log_level(master: str, configuration: Mapping[str, str]) -> str:
-    """What Spark's log tells: `spark.log.level`, where that is set. Local: nothing, since what ends a query is raised, and each task's stack trace on top would bury it. On a cluster: errors."""
+    """What Spark's log tells: `spark.log.level`, where that is set. Local: nothing, since what ends
+    a query is raised, and each task's stack trace on top would bury it. On a cluster: errors.
+    """
     return configuration.get("spark.log.level", "FATAL" if _LOCAL.fullmatch(master) else "ERROR")
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """What this process, and those that it starts meanwhile, say on stderr is held back, and told only if the block fails; what they say afterwards goes to stderr as ever.
+    """What this process, and those that it starts meanwhile, say on stderr is held back, and told
+    only if the block fails; what they say afterwards goes to stderr as ever.
 
     Java's and Spark's greetings are ten lines; they cannot be turned off before Spark is there.
     """
@@ -91,7 +102,8 @@ def _tell(said: bytes) -> None:
 
 def session(name: str, master: str, configuration: Mapping[str, str] | None = None) -> SparkSession:
     """A session for `name`. Raises SettingsError when PySpark or Java is missing."""
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)  # pandas may be there for others; nothing of ours uses it
+    # pandas may be there for others; nothing of ours uses it
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
@@ -99,7 +111,8 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
         raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'") from None
     if _LOCAL.fullmatch(master):
         for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            os.environ.setdefault(variable, sys.executable)  # where mqd is; Spark would take the first python3 on the PATH
+            # where mqd is; Spark would take the first python3 on the PATH
+            os.environ.setdefault(variable, sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**defaults(master), **(configuration or {})}.items():
         builder = builder.config(key, value)
@@ -110,7 +123,9 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
             spark.sparkContext.setLogLevel(log_level(master, configuration or {}))
             _register(spark)
     except (PySparkRuntimeError, FileNotFoundError) as error:
-        raise SettingsError(f"Spark does not start ({error}): it needs Java 17 or newer on the PATH, or JAVA_HOME") from None
+        raise SettingsError(
+            f"Spark does not start ({error}): it needs Java 17 or newer on the PATH, or JAVA_HOME"
+        ) from None
     return spark
 
 

@@ -1,7 +1,9 @@
 """What a pipeline is told: TOML files, checked whole before anything starts.
 
-A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; what is not in it has the default that is written here. Fields that take an SQL expression are given to Spark as they
-are, so anything that Spark's SQL can say is allowed there. Durations are Spark's: "10 minutes", "1 hour".
+A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; what is
+not in it has the default that is written here. Fields that take an SQL expression are given to
+Spark as they are, so anything that Spark's SQL can say is allowed there. Durations are Spark's: "10
+minutes", "1 hour".
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Source(_Strict, frozen=True, kw_only=True):
 
 
 class Value(_Strict, frozen=True, kw_only=True):
-    """How values are decoded: JSON by a schema in Spark's DDL, e.g. "carrier STRING, dep_delay INT, time_hour TIMESTAMP"."""
+    """How values are decoded: JSON by a schema in Spark's DDL, e.g. "carrier STRING, dep_delay INT,
+    time_hour TIMESTAMP".
+    """
 
     schema: str
     malformed: Literal["fail", "drop"] = "fail"
@@ -105,11 +109,17 @@ class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
 
     def problems(self) -> list[str]:
         wrong = [] if self.file_mb > 0 else ["file_mb has to be at least 1"]
-        return super().problems() + wrong + ([] if self.compact_from_files >= 0 else ["compact_from_files has to be 0 or more"])
+        return (
+            super().problems()
+            + wrong
+            + ([] if self.compact_from_files >= 0 else ["compact_from_files has to be 0 or more"])
+        )
 
 
 class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
-    """An archive back into topics: keys, values, headers, timestamps and the order in each partition."""
+    """An archive back into topics: keys, values, headers, timestamps and the order in each
+    partition.
+    """
 
     path: str
     topics: list[str] = []
@@ -148,7 +158,9 @@ class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
     """Name to SQL aggregate: { flights = "count(*)", p95 = "percentile_approx(dep_delay, 0.95)" }."""
 
     def problems(self) -> list[str]:
-        return super().problems() + ([] if self.measures else ["measures is empty: name at least one, e.g. { events = \"count(*)\" }"])
+        return super().problems() + (
+            [] if self.measures else ['measures is empty: name at least one, e.g. { events = "count(*)" }']
+        )
 
 
 class Dedup(_Pipeline, frozen=True, kw_only=True, tag="dedup"):
@@ -174,7 +186,9 @@ class Rule(_Strict, frozen=True, kw_only=True):
 
 
 class Route(_Pipeline, frozen=True, kw_only=True, tag="route"):
-    """Each record to the topic of the first rule that holds; values that cannot be decoded to the dead letters, with the reason in a header."""
+    """Each record to the topic of the first rule that holds; values that cannot be decoded to the
+    dead letters, with the reason in a header.
+    """
 
     source: Source
     value: Value
@@ -213,7 +227,9 @@ class StreamJoin(_Pipeline, frozen=True, kw_only=True, tag="stream_join"):
 
 
 class Table(_Pipeline, frozen=True, kw_only=True, tag="table"):
-    """The latest value of each key, kept as state; every change goes to the changelog topic (create it with cleanup.policy=compact)."""
+    """The latest value of each key, kept as state; every change goes to the changelog topic (create
+    it with cleanup.policy=compact).
+    """
 
     source: Source
     changelog: str
@@ -221,18 +237,26 @@ class Table(_Pipeline, frozen=True, kw_only=True, tag="table"):
 
 
 Pipeline = Archive | Replay | Aggregate | Dedup | Route | StreamJoin | Table
-KINDS: dict[str, type[_Pipeline]] = {str(kind.__struct_config__.tag): kind for kind in (Archive, Replay, Aggregate, Dedup, Route, StreamJoin, Table)}
+KINDS: dict[str, type[_Pipeline]] = {
+    str(kind.__struct_config__.tag): kind for kind in (Archive, Replay, Aggregate, Dedup, Route, StreamJoin, Table)
+}
 
 
 def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Pipeline:
-    """The pipeline of a TOML file, with top-level fields changed, and with defaults for those that it does not name (None: not changed, no default). Raises SettingsError."""
+    """The pipeline of a TOML file, with top-level fields changed, and with defaults for those that
+    it does not name (None: not changed, no default). Raises SettingsError.
+    """
     try:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise SettingsError(f"{path}: there is no such file; the pipelines are {', '.join(KINDS)}, and docs/spark.md has one of each") from None
+        raise SettingsError(
+            f"{path}: there is no such file; the pipelines are {', '.join(KINDS)}, and docs/spark.md has one of each"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
-    said, unsaid = ({key: value for key, value in (given or {}).items() if value is not None} for given in (changes, defaults))
+    said, unsaid = (
+        {key: value for key, value in (given or {}).items() if value is not None} for given in (changes, defaults)
+    )
     return checked({"name": path.stem, **unsaid, **raw, **said}, str(path))
 
 

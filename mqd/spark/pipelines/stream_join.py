@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def stream_join(left: DataFrame, right: DataFrame, *, on: str, how: str = "inner", select: Sequence[str] = ("left.*", "right.*")) -> DataFrame:
-    """The joined rows. `on` and `select` see the two as `left` and `right`, each with `event_time` (give them by `timed`)."""
+def stream_join(
+    left: DataFrame, right: DataFrame, *, on: str, how: str = "inner", select: Sequence[str] = ("left.*", "right.*")
+) -> DataFrame:
+    """The joined rows. `on` and `select` see the two as `left` and `right`, each with `event_time`
+    (give them by `timed`).
+    """
     from pyspark.sql import functions as f
 
     return left.alias("left").join(right.alias("right"), f.expr(on), how).selectExpr(*select)

@@ -1,7 +1,8 @@
 """Between records and rows.
 
-Rows that pipelines work on have the fields of the decoded value as columns, and one column `record`: the struct of what the log knows of it (key, topic, partition, offset, timestamp, headers, and the value as
-it was). A value that has a field named `record` is refused at the start.
+Rows that pipelines work on have the fields of the decoded value as columns, and one column
+`record`: the struct of what the log knows of it (key, topic, partition, offset, timestamp, headers,
+and the value as it was). A value that has a field named `record` is refused at the start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def rows(records: DataFrame) -> DataFrame:
 
 
 def parsed(records: DataFrame, value: Value) -> DataFrame:
-    """Columns `record`, `value` (struct, null where the record has none) and `_corrupt_value` (string: the text of a value that is not such JSON, else null)."""
+    """Columns `record`, `value` (struct, null where the record has none) and `_corrupt_value`
+    (string: the text of a value that is not such JSON, else null).
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
@@ -33,23 +36,34 @@ def parsed(records: DataFrame, value: Value) -> DataFrame:
     text = f.col(f"{RECORD}.value").cast("string")
     with_corrupt = StructType([*schema.fields]).add(CORRUPT, StringType())
     found = f.from_json(text, with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
-    return rows(records).withColumn("value", found).withColumn(CORRUPT, f.col(f"value.{CORRUPT}")).withColumn("value", f.col("value").dropFields(CORRUPT))
+    return (
+        rows(records)
+        .withColumn("value", found)
+        .withColumn(CORRUPT, f.col(f"value.{CORRUPT}"))
+        .withColumn("value", f.col("value").dropFields(CORRUPT))
+    )
 
 
 def decoded(records: DataFrame, value: Value) -> DataFrame:
-    """Rows with the fields of the value. A malformed one stops the query (the error has its topic, partition and offset), or is left out."""
+    """Rows with the fields of the value. A malformed one stops the query (the error has its topic,
+    partition and offset), or is left out.
+    """
     from pyspark.sql import functions as f
 
     found = parsed(records, value)
     if value.malformed == "drop":
         found = found.where(f.col(CORRUPT).isNull())
     else:
-        found = found.withColumn("value", f.when(f.col(CORRUPT).isNull(), f.col("value")).otherwise(f.raise_error(_complaint())))
+        found = found.withColumn(
+            "value", f.when(f.col(CORRUPT).isNull(), f.col("value")).otherwise(f.raise_error(_complaint()))
+        )
     return found.select("value.*", RECORD)
 
 
 def encoded(frame: DataFrame, key: str) -> DataFrame:
-    """Rows as columns `key` (string, when an expression for it is given) and `value` (JSON of all columns but `record`)."""
+    """Rows as columns `key` (string, when an expression for it is given) and `value` (JSON of all
+    columns but `record`).
+    """
     from pyspark.sql import functions as f
 
     fields = [f.col(f"`{name}`") for name in frame.columns if name != RECORD]
@@ -67,13 +81,21 @@ def _schema(value: Value):  # type: ignore[no-untyped-def]
         raise SettingsError(f"value.schema is not a schema: {str(error).strip().splitlines()[0]}") from None
     taken = {RECORD, CORRUPT} & {name.lower() for name in schema.names}
     if taken:
-        raise SettingsError(f"value.schema has a field {sorted(taken)[0]!r}; that name is taken by what the log knows of a record")
+        raise SettingsError(
+            f"value.schema has a field {sorted(taken)[0]!r}; that name is taken by what the log knows of a record"
+        )
     return schema
 
 
 def _complaint():  # type: ignore[no-untyped-def]
     from pyspark.sql import functions as f
 
-    place = [f.col(f"{RECORD}.topic"), f.lit("-"), f.col(f"{RECORD}.partition").cast("string"), f.lit(", offset "), f.col(f"{RECORD}.offset").cast("string")]
+    place = [
+        f.col(f"{RECORD}.topic"),
+        f.lit("-"),
+        f.col(f"{RECORD}.partition").cast("string"),
+        f.lit(", offset "),
+        f.col(f"{RECORD}.offset").cast("string"),
+    ]
     way_out = f.lit(". Set value.malformed to drop, or send it elsewhere by the pipeline `route`.")
     return f.concat(f.lit("the value is not JSON of value.schema: "), *place, way_out)

@@ -1,4 +1,5 @@
-/* Opening a compaction, and its first half: which key was written last, and where. See log/compaction/compact.h; the second half is in log/compaction/copy.c. */
+/* Opening a compaction, and its first half: which key was written last, and where. See
+ * log/compaction/compact.h; the second half is in log/compaction/copy.c. */
 #include "log/compaction/compact.h"
 
 #include <errno.h>
@@ -7,20 +8,27 @@
 
 #include "base/error.h"
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void name_segments(struct mqd_compact *compact, struct mqd_compact_input *input)
 {
-    *input = (struct mqd_compact_input){.directory = compact->directory, .bases = compact->bases, .segment_count = compact->options.segment_count,
-                                        .end_position = compact->options.end_position, .fd = -1};
+    *input = (struct mqd_compact_input){.directory = compact->directory,
+                                        .bases = compact->bases,
+                                        .segment_count = compact->options.segment_count,
+                                        .end_position = compact->options.end_position,
+                                        .fd = -1};
 }
 
 static int check_options(const int64_t *bases, const struct mqd_compact_options *options)
 {
-    bool sound = options->clean_count > 0 && options->clean_count <= options->segment_count && options->map_load_percent > 0 && options->map_load_percent <= 100;
+    bool sound = options->clean_count > 0 && options->clean_count <= options->segment_count &&
+                 options->map_load_percent > 0 && options->map_load_percent <= 100;
     for (uint32_t i = 0; sound && i < options->segment_count; i++)
         sound = bases[i] >= 0 && (i == 0 || bases[i] > bases[i - 1]);
-    return sound ? 0 : mqd_error_set_static(MQD_E_INVALID, "a compaction wants ascending segments, of which at least one is to be cleaned, and a load factor");
+    return sound ? 0
+                 : mqd_error_set_static(MQD_E_INVALID, "a compaction wants ascending segments, of which at least one "
+                                                       "is to be cleaned, and a load factor");
 }
 
 /* Of those to clean: the segment that holds the offset, or the first. */
@@ -32,7 +40,8 @@ static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
     return number;
 }
 
-/* What the snapshot does not tell of producers is read from the log, also where it is clean already. */
+/* What the snapshot does not tell of producers is read from the log, also where it is clean
+ * already. */
 static int begin_map(struct mqd_compact *compact)
 {
     bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
@@ -40,7 +49,8 @@ static int begin_map(struct mqd_compact *compact)
     return mqd_compact_input_begin(&compact->input, number, compact->options.clean_count);
 }
 
-struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases, const struct mqd_compact_options *options)
+struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases,
+                                     const struct mqd_compact_options *options)
 {
     if (check_options(bases, options) < 0)
         return NULL;
@@ -65,8 +75,8 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
     compact->first_dirty_number = number_of(compact, options->first_dirty_offset);
     compact->mapped_end = options->first_dirty_offset;
     compact->figures.clean_count = options->clean_count;
-    if (mqd_key_map_open(&compact->map, options->map_bytes, options->map_load_percent, NULL) < 0 || mqd_compact_load_producers(compact, options->snapshot_offset) < 0 ||
-        begin_map(compact) < 0) {
+    if (mqd_key_map_open(&compact->map, options->map_bytes, options->map_load_percent, NULL) < 0 ||
+        mqd_compact_load_producers(compact, options->snapshot_offset) < 0 || begin_map(compact) < 0) {
         mqd_compact_close(compact);
         return NULL;
     }
@@ -109,7 +119,8 @@ void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figu
     out->map_full = compact->map_full;
 }
 
-/* ---- scan: which transactions were aborted ------------------------------------------------------------------------ */
+/* ---- scan: which transactions were aborted
+ * ------------------------------------------------------------------------ */
 
 int mqd_compact_scan_begin(struct mqd_compact *compact)
 {
@@ -125,7 +136,8 @@ static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *
     const uint8_t *bytes = mqd_compact_input_bytes(input, batch);
     if (!bytes)
         return -2;
-    mqd_records_begin(&records, batch, bytes + MQD_BATCH_HEADER_BYTES, (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+    mqd_records_begin(&records, batch, bytes + MQD_BATCH_HEADER_BYTES,
+                      (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
     int got = batch->attributes & MQD_ATTRIBUTE_COMPRESSION ? 0 : mqd_records_next(&records, &record);
     if (got < 0) {
         mqd_compact_input_corrupt(input, batch, records.reason);
@@ -142,8 +154,10 @@ static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch
     if (batch->producer_id < 0)
         return 0;
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL)) {
-        bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->record_count > 0 && batch->base_offset < clean_end &&
-                      !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset); /* one that was emptied is of a transaction that has ended */
+        bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->record_count > 0 &&
+                      batch->base_offset < clean_end &&
+                      /* one that was emptied is of a transaction that has ended */
+                      !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset);
         return begins ? mqd_id_map_put(&compact->ongoing, batch->producer_id, batch->base_offset) : 0;
     }
     if (!mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset))
@@ -152,7 +166,10 @@ static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch
     if (type < 0)
         return type == -1 ? 0 : -1;
     mqd_id_map_remove(&compact->ongoing, batch->producer_id);
-    return type == 0 ? mqd_aborted_add(&compact->aborted, &(struct mqd_aborted){.producer_id = batch->producer_id, .first_offset = first_offset, .last_offset = batch->base_offset}) : 0;
+    return type == 0 ? mqd_aborted_add(&compact->aborted, &(struct mqd_aborted){.producer_id = batch->producer_id,
+                                                                                .first_offset = first_offset,
+                                                                                .last_offset = batch->base_offset})
+                     : 0;
 }
 
 static int by_producer(const void *a, const void *b)
@@ -180,7 +197,8 @@ int mqd_compact_scan_step(struct mqd_compact *compact)
     if (wanted)
         return scan_batch(compact, &batch, clean_end) < 0 ? -1 : 1;
     if (compact->ongoing.count > 0)
-        return mqd_error_set(MQD_E_STALE, "%s: a transaction in the segments to compact has no end yet", compact->directory);
+        return mqd_error_set(MQD_E_STALE, "%s: a transaction in the segments to compact has no end yet",
+                             compact->directory);
     mqd_compact_input_end(&compact->scan_input);
     if (compact->aborted.count)
         qsort(compact->aborted.entries, compact->aborted.count, sizeof *compact->aborted.entries, by_producer);
@@ -205,7 +223,8 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
     return found && found->producer_id == batch->producer_id && batch->base_offset < found->last_offset;
 }
 
-/* ---- map: the last offset of each key ----------------------------------------------------------------------------- */
+/* ---- map: the last offset of each key
+ * ----------------------------------------------------------------------------- */
 
 static int map_done(struct mqd_compact *compact)
 {
@@ -214,7 +233,8 @@ static int map_done(struct mqd_compact *compact)
     return MQD_COMPACT_DONE;
 }
 
-/* The table is full at this offset, which lies in the segment that is read. Segments before it are cleaned; where that is none, this one as far as it is known. */
+/* The table is full at this offset, which lies in the segment that is read. Segments before it are
+ * cleaned; where that is none, this one as far as it is known. */
 static int map_filled(struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = compact->input.number;
@@ -227,7 +247,9 @@ static int map_filled(struct mqd_compact *compact, int64_t offset)
         compact->mapped_end = offset;
     }
     if (compact->mapped_end <= compact->options.first_dirty_offset)
-        return mqd_error_set(MQD_E_FULL, "%s: the table of keys has no room at all; raise log.cleaner.dedupe.buffer.size", compact->directory);
+        return mqd_error_set(MQD_E_FULL,
+                             "%s: the table of keys has no room at all; raise log.cleaner.dedupe.buffer.size",
+                             compact->directory);
     return map_done(compact);
 }
 
@@ -279,12 +301,14 @@ static int map_step(struct mqd_compact *compact)
         return map_done(compact);
     }
     const struct mqd_batch *batch = &compact->batch;
-    if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from && mqd_id_map_put(&compact->last_batch, batch->producer_id, batch->base_offset) < 0)
+    if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from &&
+        mqd_id_map_put(&compact->last_batch, batch->producer_id, batch->base_offset) < 0)
         return -1;
     return mqd_batch_end_offset(batch) > compact->options.first_dirty_offset ? map_batch(compact) : MQD_COMPACT_MORE;
 }
 
-/* ---- steps -------------------------------------------------------------------------------------------------------- */
+/* ---- steps
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int one_step(struct mqd_compact *compact)
 {
@@ -317,8 +341,11 @@ static int tell(struct mqd_compact *compact, int state, uint64_t before, struct 
     compact->waiting = state == MQD_COMPACT_DECOMPRESS || state == MQD_COMPACT_COMPRESS ? state : 0;
     if (compact->waiting) {
         work->codec = (uint32_t)(compact->batch.attributes & MQD_ATTRIBUTE_COMPRESSION);
-        work->bytes = state == MQD_COMPACT_DECOMPRESS ? compact->bytes + MQD_BATCH_HEADER_BYTES : compact->scratch.bytes;
-        work->size_bytes = state == MQD_COMPACT_DECOMPRESS ? (uint64_t)compact->batch.size_bytes - MQD_BATCH_HEADER_BYTES : compact->scratch.size_bytes;
+        work->bytes =
+            state == MQD_COMPACT_DECOMPRESS ? compact->bytes + MQD_BATCH_HEADER_BYTES : compact->scratch.bytes;
+        work->size_bytes = state == MQD_COMPACT_DECOMPRESS
+                               ? (uint64_t)compact->batch.size_bytes - MQD_BATCH_HEADER_BYTES
+                               : compact->scratch.size_bytes;
     }
     return state;
 }
@@ -334,7 +361,8 @@ int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd
     return tell(compact, state, before, work);
 }
 
-int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes, struct mqd_compact_work *work)
+int mqd_compact_give(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
+                     struct mqd_compact_work *work)
 {
     uint64_t before = moved_bytes(compact);
     int waiting = compact->waiting, state;

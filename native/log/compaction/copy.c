@@ -1,4 +1,5 @@
-/* The second half of a compaction: segments are written anew without what the table of keys says is outdated. See log/compaction/compact.h. */
+/* The second half of a compaction: segments are written anew without what the table of keys says is
+ * outdated. See log/compaction/compact.h. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -8,13 +9,17 @@
 #include "base/error.h"
 #include "log/compaction/compact.h"
 
-/* ---- one batch into the new segment ------------------------------------------------------------------------------- */
+/* ---- one batch into the new segment
+ * ------------------------------------------------------------------------------- */
 
-static int write_batch(struct mqd_compact *compact, const struct mqd_batch *batch, const void *header, uint32_t header_bytes, const void *records, uint32_t records_bytes)
+static int write_batch(struct mqd_compact *compact, const struct mqd_batch *batch, const void *header,
+                       uint32_t header_bytes, const void *records, uint32_t records_bytes)
 {
     compact->figures.written_bytes += (int64_t)header_bytes + records_bytes;
     compact->figures.records_kept += batch->record_count;
-    return mqd_compact_output_add(&compact->output, batch, header, header_bytes, records, records_bytes) < 0 ? -1 : MQD_COMPACT_MORE;
+    return mqd_compact_output_add(&compact->output, batch, header, header_bytes, records, records_bytes) < 0
+               ? -1
+               : MQD_COMPACT_MORE;
 }
 
 static int copy_whole(struct mqd_compact *compact)
@@ -23,13 +28,15 @@ static int copy_whole(struct mqd_compact *compact)
     return write_batch(compact, &compact->batch, compact->bytes, (uint32_t)compact->batch.size_bytes, NULL, 0);
 }
 
-/* Positions are int32. A batch may have grown (its delete horizon, another run of its codec); one that would not leave room for the rest is copied as it was. */
+/* Positions are int32. A batch may have grown (its delete horizon, another run of its codec); one
+ * that would not leave room for the rest is copied as it was. */
 static bool fits(const struct mqd_compact *compact, uint64_t size_bytes)
 {
     return (uint64_t)compact->output.position + size_bytes + (uint64_t)compact->group_left_bytes <= INT32_MAX;
 }
 
-static int write_rebuilt(struct mqd_compact *compact, const struct mqd_batch *batch, const uint8_t *records, uint64_t size_bytes)
+static int write_rebuilt(struct mqd_compact *compact, const struct mqd_batch *batch, const uint8_t *records,
+                         uint64_t size_bytes)
 {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     if (!fits(compact, size_bytes + sizeof header))
@@ -47,13 +54,15 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
         return false;
     if (!mqd_id_map_get(&compact->last_batch, batch->producer_id, &last))
         return compact->producers_from < 0; /* nobody could tell us */
-    return last == batch->base_offset || (last <= -2 && (batch->attributes & MQD_ATTRIBUTE_CONTROL) && last == -2 - (int64_t)batch->producer_epoch);
+    return last == batch->base_offset ||
+           (last <= -2 && (batch->attributes & MQD_ATTRIBUTE_CONTROL) && last == -2 - (int64_t)batch->producer_epoch);
 }
 
 /* The last batch that is written: it tells where the log goes on. */
 static bool is_last(const struct mqd_compact *compact)
 {
-    return compact->input.number + 1 == compact->figures.clean_count && compact->input.position >= compact->input.file_end;
+    return compact->input.number + 1 == compact->figures.clean_count &&
+           compact->input.position >= compact->input.file_end;
 }
 
 /* Nothing of it stays but, where K5 asks for it, its header. */
@@ -78,12 +87,15 @@ static int drop(struct mqd_compact *compact)
     return write_batch(compact, &empty, header, sizeof header, NULL, 0);
 }
 
-/* ---- markers ------------------------------------------------------------------------------------------------------ */
+/* ---- markers
+ * ------------------------------------------------------------------------------------------------------ */
 
 static int64_t new_horizon(const struct mqd_compact *compact)
 {
     int64_t horizon_ms;
-    return __builtin_add_overflow(compact->options.now_ms, compact->options.delete_retention_ms, &horizon_ms) ? INT64_MAX : horizon_ms;
+    return __builtin_add_overflow(compact->options.now_ms, compact->options.delete_retention_ms, &horizon_ms)
+               ? INT64_MAX
+               : horizon_ms;
 }
 
 static int note_dropped_marker(struct mqd_compact *compact, int64_t offset)
@@ -105,8 +117,10 @@ static int set_marker_horizon(struct mqd_compact *compact)
     struct mqd_batch marker = compact->batch;
     struct mqd_records records;
     struct mqd_record record;
-    mqd_records_begin(&records, &marker, compact->bytes + MQD_BATCH_HEADER_BYTES, (uint64_t)marker.size_bytes - MQD_BATCH_HEADER_BYTES);
-    if ((marker.attributes & MQD_ATTRIBUTE_COMPRESSION) || marker.record_count != 1 || mqd_records_next(&records, &record) != 1)
+    mqd_records_begin(&records, &marker, compact->bytes + MQD_BATCH_HEADER_BYTES,
+                      (uint64_t)marker.size_bytes - MQD_BATCH_HEADER_BYTES);
+    if ((marker.attributes & MQD_ATTRIBUTE_COMPRESSION) || marker.record_count != 1 ||
+        mqd_records_next(&records, &record) != 1)
         return copy_whole(compact); /* not one that we know */
     compact->scratch.size_bytes = 0;
     if (mqd_compact_bytes_room(&compact->scratch, record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
@@ -125,7 +139,8 @@ static int copy_control(struct mqd_compact *compact)
     if (marker->producer_id < 0)
         return copy_whole(compact);
     bool wanted = mqd_id_map_remove(&compact->seen, marker->producer_id);
-    if (wanted || mqd_batch_end_offset(marker) > compact->mapped_end || is_last_of_producer(compact, marker) || is_last(compact))
+    if (wanted || mqd_batch_end_offset(marker) > compact->mapped_end || is_last_of_producer(compact, marker) ||
+        is_last(compact))
         return copy_whole(compact);
     if (!(marker->attributes & MQD_ATTRIBUTE_DELETE_HORIZON))
         return set_marker_horizon(compact);
@@ -136,7 +151,8 @@ static int copy_control(struct mqd_compact *compact)
     return note_dropped_marker(compact, marker->base_offset) < 0 ? -1 : MQD_COMPACT_MORE;
 }
 
-/* ---- records ------------------------------------------------------------------------------------------------------ */
+/* ---- records
+ * ------------------------------------------------------------------------------------------------------ */
 
 static int add_run(struct mqd_compact *compact, uint32_t at, uint32_t size_bytes)
 {
@@ -157,13 +173,19 @@ static int add_run(struct mqd_compact *compact, uint32_t at, uint32_t size_bytes
     return 0;
 }
 
-struct kept { int32_t count; uint64_t size_bytes; int64_t max_timestamp_ms; bool tombstones; };
+struct kept {
+    int32_t count;
+    uint64_t size_bytes;
+    int64_t max_timestamp_ms;
+    bool tombstones;
+};
 
 /* K1, K3: which records stay, as runs of bytes. */
 static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes, struct kept *kept)
 {
     const struct mqd_batch *batch = &compact->batch;
-    bool horizon_passed = (batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) && compact->options.now_ms >= batch->base_timestamp_ms;
+    bool horizon_passed =
+        (batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) && compact->options.now_ms >= batch->base_timestamp_ms;
     struct mqd_records records;
     struct mqd_record record;
     int more;
@@ -175,7 +197,9 @@ static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uin
             compact->figures.records_without_key++;
             continue;
         }
-        if (batch->base_offset + record.offset_delta < mqd_key_map_get(&compact->map, record.key, (uint32_t)record.key_bytes) || (record.tombstone && horizon_passed))
+        if (batch->base_offset + record.offset_delta <
+                mqd_key_map_get(&compact->map, record.key, (uint32_t)record.key_bytes) ||
+            (record.tombstone && horizon_passed))
             continue;
         int64_t timestamp_ms = mqd_record_timestamp_ms(batch, &record);
         if (timestamp_ms > kept->max_timestamp_ms)
@@ -189,7 +213,8 @@ static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uin
     return more < 0 ? mqd_compact_input_corrupt(&compact->input, batch, records.reason) : 0;
 }
 
-/* The chosen runs, record by record with another base timestamp. They were walked before: they are sound. */
+/* The chosen runs, record by record with another base timestamp. They were walked before: they are
+ * sound. */
 static int rebase_runs(struct mqd_compact *compact, const uint8_t *bytes, int64_t base_timestamp_ms)
 {
     struct mqd_records records;
@@ -201,7 +226,8 @@ static int rebase_runs(struct mqd_compact *compact, const uint8_t *bytes, int64_
         while (records.at < records.end && mqd_records_next(&records, &record) == 1) {
             if (mqd_compact_bytes_room(&compact->scratch, (size_t)record.size_bytes + MQD_RECORD_GROWTH_BYTES_MAX) < 0)
                 return -1;
-            compact->scratch.size_bytes += mqd_record_rebase(compact->scratch.bytes + compact->scratch.size_bytes, &compact->batch, &record, base_timestamp_ms);
+            compact->scratch.size_bytes += mqd_record_rebase(compact->scratch.bytes + compact->scratch.size_bytes,
+                                                             &compact->batch, &record, base_timestamp_ms);
         }
     }
     return 0;
@@ -239,8 +265,9 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
         return -1;
     if (kept.count == 0)
         return drop(compact);
-    bool sets_horizon = kept.tombstones && !(batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) &&
-                        fits(compact, MQD_BATCH_HEADER_BYTES + kept.size_bytes + (uint64_t)kept.count * MQD_RECORD_GROWTH_BYTES_MAX);
+    bool sets_horizon =
+        kept.tombstones && !(batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) &&
+        fits(compact, MQD_BATCH_HEADER_BYTES + kept.size_bytes + (uint64_t)kept.count * MQD_RECORD_GROWTH_BYTES_MAX);
     if (kept.count == batch->record_count && !sets_horizon)
         return copy_whole(compact);
     compact->scratch.size_bytes = 0;
@@ -283,10 +310,12 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
         return drop(compact);
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION)
         return MQD_COMPACT_DECOMPRESS;
-    return mqd_compact_copy_records(compact, compact->bytes + MQD_BATCH_HEADER_BYTES, (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
+    return mqd_compact_copy_records(compact, compact->bytes + MQD_BATCH_HEADER_BYTES,
+                                    (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------------------- */
+/* ---- groups
+ * ------------------------------------------------------------------------------------------------------- */
 
 static int sum_sources(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {
@@ -300,21 +329,25 @@ static int sum_sources(struct mqd_compact *compact, uint32_t first, uint32_t cou
             return mqd_error_system(errno, "cannot stat %s", path);
         compact->group_left_bytes += status.st_size;
     }
-    int64_t end_offset = first + count < compact->options.segment_count ? compact->bases[first + count] : compact->bases[first + count - 1] + 1;
+    int64_t end_offset = first + count < compact->options.segment_count ? compact->bases[first + count]
+                                                                        : compact->bases[first + count - 1] + 1;
     if (compact->group_left_bytes > INT32_MAX || end_offset - compact->bases[first] > INT32_MAX)
-        return mqd_error_set(MQD_E_INVALID, "%u segments from %lld on do not fit into one", count, (long long)compact->bases[first]);
+        return mqd_error_set(MQD_E_INVALID, "%u segments from %lld on do not fit into one", count,
+                             (long long)compact->bases[first]);
     return 0;
 }
 
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {
-    if ((compact->phase != MQD_PHASE_MAPPED && compact->phase != MQD_PHASE_COPIED) || first != compact->group_expected || count == 0 || first + count > compact->figures.clean_count)
+    if ((compact->phase != MQD_PHASE_MAPPED && compact->phase != MQD_PHASE_COPIED) ||
+        first != compact->group_expected || count == 0 || first + count > compact->figures.clean_count)
         return mqd_error_set_static(MQD_E_INVALID, "groups are copied in order, after the keys are known");
     compact->group_first = first;
     compact->group_end = first + count;
     compact->group_changed = count > 1;
     compact->dropped_count = 0;
-    if (sum_sources(compact, first, count) < 0 || mqd_compact_output_begin(&compact->output, compact->bases[first]) < 0 ||
+    if (sum_sources(compact, first, count) < 0 ||
+        mqd_compact_output_begin(&compact->output, compact->bases[first]) < 0 ||
         mqd_compact_input_begin(&compact->input, first, first + count) < 0)
         return -1;
     compact->phase = MQD_PHASE_COPY;
@@ -326,7 +359,8 @@ int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group 
     if (compact->phase != MQD_PHASE_COPIED || compact->output.fd < 0)
         return mqd_error_set_static(MQD_E_INVALID, "the group is not copied to its end");
     *out = (struct mqd_compact_group){.size_bytes = compact->output.position, .changed = compact->group_changed};
-    if (compact->group_changed && (mqd_compact_transaction_index(compact) < 0 || mqd_compact_output_finish(&compact->output) < 0))
+    if (compact->group_changed &&
+        (mqd_compact_transaction_index(compact) < 0 || mqd_compact_output_finish(&compact->output) < 0))
         return -1;
     out->has_transactions = compact->output.transaction_bytes.size_bytes > 0;
     mqd_compact_output_end(&compact->output, !compact->group_changed);

@@ -1,4 +1,5 @@
-/* The reading side of a compaction; see log/compaction/compact.h. Reads by pread only, and leaves the page cache as it was where the kernel can (6.14 and later). */
+/* The reading side of a compaction; see log/compaction/compact.h. Reads by pread only, and leaves
+ * the page cache as it was where the kernel can (6.14 and later). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -26,7 +27,8 @@ static int open_segment(struct mqd_compact_input *input)
     if (input->fd < 0 || fstat(input->fd, &status) < 0)
         return mqd_error_system(errno, "cannot read %s", path);
     bool last = input->number + 1 == input->segment_count;
-    input->file_end = last && input->end_position >= 0 && input->end_position < status.st_size ? input->end_position : status.st_size;
+    input->file_end =
+        last && input->end_position >= 0 && input->end_position < status.st_size ? input->end_position : status.st_size;
     input->position = input->buffer_position = input->buffer_bytes = 0;
     if (input->next_offset < base)
         input->next_offset = base;
@@ -60,7 +62,8 @@ static ssize_t read_some(struct mqd_compact_input *input, uint8_t *target, size_
 {
     struct iovec iov = {target, size_bytes};
     for (;;) {
-        ssize_t got = input->uncached ? preadv2(input->fd, &iov, 1, position, RWF_DONTCACHE_FLAG) : pread(input->fd, target, size_bytes, position);
+        ssize_t got = input->uncached ? preadv2(input->fd, &iov, 1, position, RWF_DONTCACHE_FLAG)
+                                      : pread(input->fd, target, size_bytes, position);
         if (got < 0 && errno == EINTR)
             continue;
         if (got >= 0 || !input->uncached || (errno != EOPNOTSUPP && errno != EINVAL))
@@ -90,11 +93,14 @@ static const uint8_t *make_readable(struct mqd_compact_input *input, int64_t nee
         have = 0;
     input->buffer_position = input->position;
     input->buffer_bytes = have;
-    int64_t wanted = input->file_end - input->position < input->capacity ? input->file_end - input->position : input->capacity;
+    int64_t wanted =
+        input->file_end - input->position < input->capacity ? input->file_end - input->position : input->capacity;
     while (input->buffer_bytes < need) {
-        ssize_t got = read_some(input, input->buffer + input->buffer_bytes, (size_t)(wanted - input->buffer_bytes), input->position + input->buffer_bytes);
+        ssize_t got = read_some(input, input->buffer + input->buffer_bytes, (size_t)(wanted - input->buffer_bytes),
+                                input->position + input->buffer_bytes);
         if (got <= 0) {
-            mqd_error_system(got < 0 ? errno : EIO, "cannot read %s/%020lld.log at position %lld", input->directory, (long long)input->bases[input->number],
+            mqd_error_system(got < 0 ? errno : EIO, "cannot read %s/%020lld.log at position %lld", input->directory,
+                             (long long)input->bases[input->number],
                              (long long)(input->position + input->buffer_bytes));
             return NULL;
         }
@@ -107,7 +113,8 @@ static const uint8_t *make_readable(struct mqd_compact_input *input, int64_t nee
 int mqd_compact_input_corrupt(const struct mqd_compact_input *input, const struct mqd_batch *batch, const char *reason)
 {
     int64_t position = batch ? input->position - batch->size_bytes : input->position;
-    return mqd_error_set(MQD_E_CORRUPT, "%s/%020lld.log at position %lld: %s", input->directory, (long long)input->bases[input->number], (long long)position, reason);
+    return mqd_error_set(MQD_E_CORRUPT, "%s/%020lld.log at position %lld: %s", input->directory,
+                         (long long)input->bases[input->number], (long long)position, reason);
 }
 
 int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *batch)
@@ -132,7 +139,8 @@ int mqd_compact_input_next(struct mqd_compact_input *input, struct mqd_batch *ba
         return mqd_compact_input_corrupt(input, NULL, "the file ends inside a batch");
     int64_t end_offset = mqd_batch_end_offset(batch);
     bool followed = input->number + 1 < input->segment_count;
-    if (batch->base_offset < input->next_offset || (followed && end_offset > input->bases[input->number + 1]) || end_offset - 1 - base > INT32_MAX)
+    if (batch->base_offset < input->next_offset || (followed && end_offset > input->bases[input->number + 1]) ||
+        end_offset - 1 - base > INT32_MAX)
         return mqd_compact_input_corrupt(input, NULL, "a batch's offsets are not where they belong");
     input->position += batch->size_bytes;
     input->next_offset = end_offset;

@@ -9,9 +9,12 @@
 
 #include "base/error.h"
 
-/* ---- SipHash-2-4-128 ---------------------------------------------------------------------------------------------- */
+/* ---- SipHash-2-4-128
+ * ---------------------------------------------------------------------------------------------- */
 
-struct sip { uint64_t v0, v1, v2, v3; };
+struct sip {
+    uint64_t v0, v1, v2, v3;
+};
 
 static inline uint64_t rotate(uint64_t value, int bits)
 {
@@ -37,7 +40,8 @@ static inline void sip_take(struct sip *s, uint64_t word)
 
 void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, uint64_t out[2])
 {
-    struct sip s = {seed[0] ^ 0x736f6d6570736575ull, seed[1] ^ 0x646f72616e646f6dull ^ 0xee, seed[0] ^ 0x6c7967656e657261ull, seed[1] ^ 0x7465646279746573ull};
+    struct sip s = {seed[0] ^ 0x736f6d6570736575ull, seed[1] ^ 0x646f72616e646f6dull ^ 0xee,
+                    seed[0] ^ 0x6c7967656e657261ull, seed[1] ^ 0x7465646279746573ull};
     const uint8_t *at = bytes;
     uint64_t word, last = (uint64_t)size_bytes << 56;
     for (size_t left = size_bytes; left >= 8; left -= 8, at += 8) {
@@ -55,7 +59,8 @@ void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, u
     out[1] = s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
 }
 
-/* ---- keys --------------------------------------------------------------------------------------------------------- */
+/* ---- keys
+ * --------------------------------------------------------------------------------------------------------- */
 
 int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load_percent, const uint64_t *seed)
 {
@@ -65,9 +70,11 @@ int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load
     map->count_max = map->capacity / 100 * load_percent + map->capacity % 100 * load_percent / 100;
     if (map->count_max >= map->capacity)
         map->count_max = map->capacity - 1; /* a probe ends at a free entry */
-    void *memory = mmap(NULL, map->capacity * sizeof *map->entries, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(NULL, map->capacity * sizeof *map->entries, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
-        return mqd_error_system(errno, "no memory for a map of %llu keys; lower log.cleaner.dedupe.buffer.size", (unsigned long long)map->count_max);
+        return mqd_error_system(errno, "no memory for a map of %llu keys; lower log.cleaner.dedupe.buffer.size",
+                                (unsigned long long)map->count_max);
     map->entries = memory;
     if (seed)
         memcpy(map->seed, seed, sizeof map->seed);
@@ -119,7 +126,8 @@ int64_t mqd_key_map_get(const struct mqd_key_map *map, const uint8_t *key, uint3
     return find(map, hash)->offset - 1;
 }
 
-/* ---- ids ---------------------------------------------------------------------------------------------------------- */
+/* ---- ids
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static uint32_t home(const struct mqd_id_map *map, int64_t id)
 {
@@ -175,7 +183,8 @@ bool mqd_id_map_remove(struct mqd_id_map *map, int64_t id)
     entry->used = false;
     map->count--;
     uint32_t mask = map->capacity - 1, hole = (uint32_t)(entry - map->entries);
-    for (uint32_t i = (hole + 1) & mask; map->entries[i].used; i = (i + 1) & mask) { /* those behind that may stand nearer to their home move up */
+    /* those behind that may stand nearer to their home move up */
+    for (uint32_t i = (hole + 1) & mask; map->entries[i].used; i = (i + 1) & mask) {
         if (((i - home(map, map->entries[i].id)) & mask) >= ((i - hole) & mask)) {
             map->entries[hole] = map->entries[i];
             map->entries[i].used = false;

@@ -1,4 +1,5 @@
-/* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned and .txnsum.cleaned where there is something to tell; see log/compaction/compact.h. */
+/* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned and
+ * .txnsum.cleaned where there is something to tell; see log/compaction/compact.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -40,7 +41,8 @@ int mqd_compact_bytes_add(struct mqd_compact_bytes *target, const void *bytes, s
 
 static int cleaned_path(char path[PATH_MAX], const struct mqd_compact_output *output, int kind)
 {
-    int length = snprintf(path, PATH_MAX, "%s/%020lld%s.cleaned", output->directory, (long long)output->base_offset, suffixes[kind]);
+    int length = snprintf(path, PATH_MAX, "%s/%020lld%s.cleaned", output->directory, (long long)output->base_offset,
+                          suffixes[kind]);
     return length < PATH_MAX ? 0 : mqd_error_set(ENAMETOOLONG, "path too long: %s", output->directory);
 }
 
@@ -49,7 +51,8 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
     char path[PATH_MAX];
     output->base_offset = base_offset;
     output->position = output->synced = 0;
-    output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes = output->transaction_bytes.size_bytes = output->transaction_sums.size_bytes = 0;
+    output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes =
+        output->transaction_bytes.size_bytes = output->transaction_sums.size_bytes = 0;
     mqd_index_init(&output->index);
     if (cleaned_path(path, output, 0) < 0)
         return -1;
@@ -60,7 +63,8 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
 static int write_whole(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     while (size_bytes > 0) {
-        ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes < MQD_WRITE_BYTES_MAX ? size_bytes : MQD_WRITE_BYTES_MAX, position);
+        ssize_t written =
+            mqd_file_pwrite(fd, bytes, size_bytes < MQD_WRITE_BYTES_MAX ? size_bytes : MQD_WRITE_BYTES_MAX, position);
         if (written <= 0)
             return mqd_error_system(written < 0 ? errno : EIO, "cannot write a compacted segment");
         bytes += written;
@@ -102,12 +106,15 @@ static int take_entries(struct mqd_compact_output *output)
     return 0;
 }
 
-int mqd_compact_output_add(struct mqd_compact_output *output, const struct mqd_batch *batch, const void *header, uint32_t header_bytes, const void *records, uint32_t records_bytes)
+int mqd_compact_output_add(struct mqd_compact_output *output, const struct mqd_batch *batch, const void *header,
+                           uint32_t header_bytes, const void *records, uint32_t records_bytes)
 {
     struct mqd_batch written = *batch;
     written.size_bytes = (int32_t)(header_bytes + records_bytes);
-    mqd_index_add(&output->index, output->base_offset, output->index_interval_bytes, &written, (uint32_t)output->position);
-    if (take_entries(output) < 0 || mqd_compact_bytes_add(&output->pending, header, header_bytes) < 0 || mqd_compact_bytes_add(&output->pending, records, records_bytes) < 0)
+    mqd_index_add(&output->index, output->base_offset, output->index_interval_bytes, &written,
+                  (uint32_t)output->position);
+    if (take_entries(output) < 0 || mqd_compact_bytes_add(&output->pending, header, header_bytes) < 0 ||
+        mqd_compact_bytes_add(&output->pending, records, records_bytes) < 0)
         return -1;
     output->position += written.size_bytes;
     return output->pending.size_bytes >= MQD_COMPACT_IO_BYTES ? write_pending(output) : 0;
@@ -139,7 +146,8 @@ int mqd_compact_output_finish(struct mqd_compact_output *output)
         return -1;
     if (output->transaction_bytes.size_bytes == 0)
         return 0;
-    return write_file(output, 3, &output->transaction_bytes) < 0 ? -1 : write_file(output, 4, &output->transaction_sums);
+    return write_file(output, 3, &output->transaction_bytes) < 0 ? -1
+                                                                 : write_file(output, 4, &output->transaction_sums);
 }
 
 void mqd_compact_output_end(struct mqd_compact_output *output, bool discard)

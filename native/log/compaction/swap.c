@@ -1,20 +1,23 @@
 /* How compacted segments take the place of those they were made from, whatever happens meanwhile.
  *
- *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned, .txnsum.cleaned) are written and flushed, their names too
- *   2  BASE.swap names the segments that go; from here on the swap is done. Before: undone, for .cleaned files without it are left-overs
- *   3  install: BASE's own index goes, BASE.log.cleaned becomes BASE.log, then the indexes
- *   4  the owner's list of segments is shortened (mqd_reactor_segments_replaced), readers look anew
- *   5  finish: the others go, in ascending order; when that is durable, BASE.swap goes, and that is made durable too
+ *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned, .txnsum.cleaned) are written and
+ * flushed, their names too 2  BASE.swap names the segments that go; from here on the swap is done. Before: undone, for
+ * .cleaned files without it are left-overs 3  install: BASE's own index goes, BASE.log.cleaned becomes BASE.log, then
+ * the indexes 4  the owner's list of segments is shortened (mqd_reactor_segments_replaced), readers look anew 5 finish:
+ * the others go, in ascending order; when that is durable, BASE.swap goes, and that is made durable too
  *
- * Recovery carries out 3 and 5 where it finds a BASE.swap; each of their steps may already have been done.
+ * Recovery carries out 3 and 5 where it finds a BASE.swap; each of their steps may already have
+ * been done.
  *
- * Why in this order: a reader that lists the directory in the middle sees, at every moment, every record that is to stay. The new BASE.log holds all of them; what
- * is still there of the others holds a second copy, in the place where it was. A reader that has the old BASE.log open reads on in it. The old index goes before
- * the log is replaced, so that nobody finds the old one beside the new log.
+ * Why in this order: a reader that lists the directory in the middle sees, at every moment, every
+ * record that is to stay. The new BASE.log holds all of them; what is still there of the others
+ * holds a second copy, in the place where it was. A reader that has the old BASE.log open reads on
+ * in it. The old index goes before the log is replaced, so that nobody finds the old one beside the
+ * new log.
  *
- * BASE.swap, big endian: 0 u32 "MQDS"   4 u32 version 1   8 u32 CRC32C of what follows   12 u32 bit per kind of new file (.log .index .timeindex .txnindex .txnsum)
- *                        16 u32 count   20 u32 0   24 i64 BASE   32 i64[count] the others, ascending
- * `compacted` in the directory says for ever that the log's offsets have gaps.
+ * BASE.swap, big endian: 0 u32 "MQDS"   4 u32 version 1   8 u32 CRC32C of what follows   12 u32 bit per kind of new
+ * file (.log .index .timeindex .txnindex .txnsum) 16 u32 count   20 u32 0   24 i64 BASE   32 i64[count] the others,
+ * ascending `compacted` in the directory says for ever that the log's offsets have gaps.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -40,7 +43,11 @@
 enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
 static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
-struct swap { int64_t base_offset; uint32_t kinds, count; int64_t *others; };
+struct swap {
+    int64_t base_offset;
+    uint32_t kinds, count;
+    int64_t *others;
+};
 
 static int name_of(char path[PATH_MAX], const char *directory, int64_t offset, const char *suffix, const char *state)
 {
@@ -53,7 +60,8 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-/* ---- BASE.swap ---------------------------------------------------------------------------------------------------- */
+/* ---- BASE.swap
+ * ---------------------------------------------------------------------------------------------------- */
 
 static int write_swap(const char *directory, const struct swap *swap)
 {
@@ -79,10 +87,14 @@ static int write_swap(const char *directory, const struct swap *swap)
 
 static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
 {
-    if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 || mqd_get_be32(bytes + 8) != mqd_crc32c(0, bytes + 12, size_bytes - 12))
+    if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 ||
+        mqd_get_be32(bytes + 8) != mqd_crc32c(0, bytes + 12, size_bytes - 12))
         return false;
-    *out = (struct swap){.base_offset = (int64_t)mqd_get_be64(bytes + 24), .kinds = mqd_get_be32(bytes + 12), .count = mqd_get_be32(bytes + 16)};
-    if (out->base_offset != base_offset || out->count > SWAP_COUNT_MAX || size_bytes != SWAP_HEAD_BYTES + 8 * (size_t)out->count)
+    *out = (struct swap){.base_offset = (int64_t)mqd_get_be64(bytes + 24),
+                         .kinds = mqd_get_be32(bytes + 12),
+                         .count = mqd_get_be32(bytes + 16)};
+    if (out->base_offset != base_offset || out->count > SWAP_COUNT_MAX ||
+        size_bytes != SWAP_HEAD_BYTES + 8 * (size_t)out->count)
         return false;
     out->others = malloc(8 * (size_t)out->count + 1);
     for (uint32_t i = 0; out->others && i < out->count; i++) {
@@ -95,7 +107,8 @@ static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_off
     return out->others != NULL;
 }
 
-/* 1 read; 0 there is none; -1. A damaged one (it is replaced whole: only the disk can do that) is an error: only half of what it says may be done. */
+/* 1 read; 0 there is none; -1. A damaged one (it is replaced whole: only the disk can do that) is
+ * an error: only half of what it says may be done. */
 static int read_swap(const char *directory, int64_t base_offset, struct swap *out)
 {
     char path[PATH_MAX];
@@ -117,10 +130,15 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
     free(bytes);
     if (error)
         return mqd_error_system(error, "cannot read %s", path);
-    return sound ? 1 : mqd_error_set(MQD_E_CORRUPT, "%s is damaged: it says which segments a compaction had replaced; restore it, or delete it if the segments are whole", path);
+    return sound ? 1
+                 : mqd_error_set(MQD_E_CORRUPT,
+                                 "%s is damaged: it says which segments a compaction had replaced; restore it, or "
+                                 "delete it if the segments are whole",
+                                 path);
 }
 
-/* ---- the steps ---------------------------------------------------------------------------------------------------- */
+/* ---- the steps
+ * ---------------------------------------------------------------------------------------------------- */
 
 int mqd_compact_note_gaps(const char *directory)
 {
@@ -138,9 +156,13 @@ bool mqd_compact_has_gaps(const char *directory)
     return snprintf(path, sizeof path, "%s/" GAPS, directory) < (int)sizeof path && exists(path);
 }
 
-int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count, int has_transactions)
+int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count,
+                             int has_transactions)
 {
-    struct swap swap = {base_offset, 1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX | (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_SUM : 0), old_count, (int64_t *)old_bases};
+    struct swap swap = {base_offset,
+                        1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX |
+                            (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_SUM : 0),
+                        old_count, (int64_t *)old_bases};
     if (old_count > SWAP_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "%u segments cannot become one", old_count);
     if (mqd_compact_note_gaps(directory) < 0 || mqd_file_sync_directory(directory) < 0)
@@ -159,7 +181,8 @@ static int unlink_if_there(const char *directory, int64_t offset, const char *su
 static int install_kind(const char *directory, const struct swap *swap, int kind)
 {
     char from[PATH_MAX], to[PATH_MAX];
-    if (name_of(from, directory, swap->base_offset, suffixes[kind], ".cleaned") < 0 || name_of(to, directory, swap->base_offset, suffixes[kind], "") < 0)
+    if (name_of(from, directory, swap->base_offset, suffixes[kind], ".cleaned") < 0 ||
+        name_of(to, directory, swap->base_offset, suffixes[kind], "") < 0)
         return -1;
     if (!exists(from))
         return 0; /* done before */
@@ -171,7 +194,8 @@ static int install(const char *directory, const struct swap *swap)
     char log[PATH_MAX];
     if (name_of(log, directory, swap->base_offset, ".log", ".cleaned") < 0)
         return -1;
-    if (exists(log) && (unlink_if_there(directory, swap->base_offset, ".index") < 0 || unlink_if_there(directory, swap->base_offset, ".timeindex") < 0))
+    if (exists(log) && (unlink_if_there(directory, swap->base_offset, ".index") < 0 ||
+                        unlink_if_there(directory, swap->base_offset, ".timeindex") < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++)
         if ((swap->kinds >> kind & 1) && install_kind(directory, swap, kind) < 0)
@@ -182,7 +206,8 @@ static int install(const char *directory, const struct swap *swap)
     return 0;
 }
 
-/* The .log first: whoever still found it without its .txnindex would give aborted records for committed ones. What is left without a .log is found here again. */
+/* The .log first: whoever still found it without its .txnindex would give aborted records for
+ * committed ones. What is left without a .log is found here again. */
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)
@@ -191,7 +216,8 @@ static int finish(const char *directory, const struct swap *swap)
                 return -1;
     if (mqd_file_sync_directory(directory) < 0 || unlink_if_there(directory, swap->base_offset, ".swap") < 0)
         return -1;
-    /* Durable: a later compaction writes .cleaned files of the same name, and they must not meet this list. */
+    /* Durable: a later compaction writes .cleaned files of the same name, and they must not meet
+     * this list. */
     return mqd_file_sync_directory(directory);
 }
 
@@ -200,7 +226,9 @@ static int with_swap(const char *directory, int64_t base_offset, int (*step)(con
     struct swap swap;
     int found = read_swap(directory, base_offset, &swap);
     if (found <= 0)
-        return found < 0 ? -1 : mqd_error_set(MQD_E_INVALID, "%s: no swap of segment %lld was prepared", directory, (long long)base_offset);
+        return found < 0 ? -1
+                         : mqd_error_set(MQD_E_INVALID, "%s: no swap of segment %lld was prepared", directory,
+                                         (long long)base_offset);
     int result = step(directory, &swap);
     free(swap.others);
     return result;
@@ -233,18 +261,21 @@ int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
     return 0;
 }
 
-/* ---- after a crash ------------------------------------------------------------------------------------------------ */
+/* ---- after a crash
+ * ------------------------------------------------------------------------------------------------ */
 
 static int64_t swap_offset_of(const char *name)
 {
     int64_t offset = 0;
     for (int i = 0; i < 20; i++)
-        if (name[i] < '0' || name[i] > '9' || __builtin_mul_overflow(offset, 10, &offset) || __builtin_add_overflow(offset, name[i] - '0', &offset))
+        if (name[i] < '0' || name[i] > '9' || __builtin_mul_overflow(offset, 10, &offset) ||
+            __builtin_add_overflow(offset, name[i] - '0', &offset))
             return -1;
     return strcmp(name + 20, ".swap") == 0 ? offset : -1;
 }
 
-/* The first that is found, -1 none, -2 mqd_error. There is one at most, but for a directory put together by hand. */
+/* The first that is found, -1 none, -2 mqd_error. There is one at most, but for a directory put
+ * together by hand. */
 static int64_t find_swap(const char *directory)
 {
     DIR *stream = opendir(directory);
@@ -270,12 +301,14 @@ int mqd_compact_recover(const char *directory)
     return base_offset == -1 ? 0 : -1;
 }
 
-/* ---- the owner's list --------------------------------------------------------------------------------------------- */
+/* ---- the owner's list
+ * --------------------------------------------------------------------------------------------- */
 
 /* What readers count on by position, or a flush has not covered yet, is not for compaction. */
 static bool may_go(const struct mqd_partition *partition, int64_t last)
 {
-    return last < partition->active.base_offset && last < partition->high_watermark.segment && last < partition->durable.segment;
+    return last < partition->active.base_offset && last < partition->high_watermark.segment &&
+           last < partition->durable.segment;
 }
 
 int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t first, int64_t last)
@@ -286,7 +319,9 @@ int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t fir
     for (j = i; j < partition->segment_count && partition->segments[j] < last; j++)
         ;
     bool there = j < partition->segment_count && partition->segments[i] == first && partition->segments[j] == last;
-    return there && may_go(partition, last) ? (int)(j - i) : mqd_error_set_static(MQD_E_STALE, "the partition's segments are not those that were compacted");
+    return there && may_go(partition, last)
+               ? (int)(j - i)
+               : mqd_error_set_static(MQD_E_STALE, "the partition's segments are not those that were compacted");
 }
 
 int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last)
@@ -297,7 +332,8 @@ int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t firs
     uint32_t i = 0;
     while (partition->segments[i] < first)
         i++;
-    memmove(partition->segments + i + 1, partition->segments + i + 1 + gone, (partition->segment_count - i - 1 - (uint32_t)gone) * sizeof partition->segments[0]);
+    memmove(partition->segments + i + 1, partition->segments + i + 1 + gone,
+            (partition->segment_count - i - 1 - (uint32_t)gone) * sizeof partition->segments[0]);
     partition->segment_count -= (uint32_t)gone;
     return gone;
 }

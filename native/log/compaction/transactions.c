@@ -1,4 +1,5 @@
-/* What a compaction needs to know of producers, and what it leaves for readers of aborted transactions; see log/compaction/compact.h (K4, K5). */
+/* What a compaction needs to know of producers, and what it leaves for readers of aborted
+ * transactions; see log/compaction/compact.h (K4, K5). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -52,18 +53,23 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
     size_t size_bytes;
     int64_t inside = -1;
     struct mqd_producers producers = {0};
-    if (snapshot_offset < 0 || mqd_segment_path(path, sizeof path, compact->directory, snapshot_offset, MQD_FILE_SNAPSHOT) < 0)
+    if (snapshot_offset < 0 ||
+        mqd_segment_path(path, sizeof path, compact->directory, snapshot_offset, MQD_FILE_SNAPSHOT) < 0)
         return 0;
     uint8_t *bytes = read_file(path, &size_bytes);
     int result = 0;
     if (bytes && mqd_producers_decode(&producers, bytes, size_bytes, &inside) == 0 && inside == snapshot_offset) {
         compact->producers_from = snapshot_offset;
         for (uint32_t link = producers.newest; link && result == 0; link = producers.entries[link - 1].older)
-            result = mqd_id_map_put(&compact->last_batch, producers.entries[link - 1].producer_id, last_of(&producers.entries[link - 1]));
-        for (uint32_t link = producers.transactions.oldest; link && result == 0; link = producers.transactions.entries[link - 1].newer) {
-            uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id); /* while it has one it is in no list */
+            result = mqd_id_map_put(&compact->last_batch, producers.entries[link - 1].producer_id,
+                                    last_of(&producers.entries[link - 1]));
+        for (uint32_t link = producers.transactions.oldest; link && result == 0;
+             link = producers.transactions.entries[link - 1].newer) {
+            /* while it has one it is in no list */
+            uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
             if (found != MQD_PRODUCER_NONE)
-                result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id, last_of(&producers.entries[found]));
+                result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id,
+                                        last_of(&producers.entries[found]));
         }
     }
     mqd_producers_free(&producers);
@@ -84,8 +90,9 @@ static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
     return low < compact->dropped_count && compact->dropped_markers[low] == offset;
 }
 
-/* A reader that is told of an aborted transaction drops what its producer wrote up to the marker: an entry must not outlive its marker. It must not go before it
- * either: somebody may still be reading the old segment. */
+/* A reader that is told of an aborted transaction drops what its producer wrote up to the marker:
+ * an entry must not outlive its marker. It must not go before it either: somebody may still be
+ * reading the old segment. */
 int mqd_compact_transaction_index(struct mqd_compact *compact)
 {
     int result = 0;
@@ -95,10 +102,13 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
         int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
         int proven = mqd_txn_index_proves(compact->directory, compact->bases[i], INT64_MAX);
         if (proven == 0)
-            result = mqd_error_set(MQD_E_CORRUPT, "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which makes it from the log", compact->directory,
-                                   (long long)compact->bases[i]);
+            result = mqd_error_set(
+                MQD_E_CORRUPT,
+                "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which makes it from the log",
+                compact->directory, (long long)compact->bases[i]);
         else if (proven < 0 || mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
-            result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", compact->directory, (long long)compact->bases[i]);
+            result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld",
+                                      compact->directory, (long long)compact->bases[i]);
         for (uint32_t k = 0; k < list.count && result == 0; k++) {
             uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
             mqd_aborted_encode(bytes, &list.entries[k]);

@@ -1,9 +1,11 @@
-/* The aborted transactions that a range of a log overlaps, from the .txnindex files of whoever owns it; see log/reader/reader.h.
+/* The aborted transactions that a range of a log overlaps, from the .txnindex files of whoever owns
+ * it; see log/reader/reader.h.
  *
- * The entry of a transaction lies with its marker, which may be segments behind the range; last_stable_offset of an entry tells when no later one can overlap.
- * A file is opened for each look: only segments with an aborted transaction have one, and the active one's grows.
- * A range that runs to its segment's end says by the next one's base where it ends; in the middle of a swap (log/compaction/swap.c) that is too early. Who is told of more
- * than he has read does not mind.
+ * The entry of a transaction lies with its marker, which may be segments behind the range;
+ * last_stable_offset of an entry tells when no later one can overlap. A file is opened for each
+ * look: only segments with an aborted transaction have one, and the active one's grows. A range
+ * that runs to its segment's end says by the next one's base where it ends; in the middle of a swap
+ * (log/compaction/swap.c) that is too early. Who is told of more than he has read does not mind.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,27 +24,31 @@ static int by_first_offset(const void *left, const void *right)
 }
 
 /* 0 go on, 1 complete, or a code of mqd_reader_aborted. */
-static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset, int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
+static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset,
+                       int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {
     int found = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
     if (found < 0 && errno == EBADMSG) /* or a compaction is replacing it just now */
         return mqd_reader_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
     if (found < 0) {
-        mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path, (long long)base_offset);
+        mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path,
+                         (long long)base_offset);
         return MQD_KAFKA_STORAGE_ERROR;
     }
     *complete = found == 1;
     return 0;
 }
 
-int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, uint64_t segments_generation, int64_t from_offset,
-                           int64_t to_offset, struct mqd_aborted_list *out)
+int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
+                           uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
+                           struct mqd_aborted_list *out)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     bool complete = false;
     out->count = 0;
     if (!slot) {
-        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known", slot_number);
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
+                      slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
     if (!slot->listed || slot->generation != segments_generation) {
@@ -53,9 +59,14 @@ int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, cons
     if (slot->swapping && to_offset < positions->last_stable_offset)
         to_offset = positions->last_stable_offset;
     int32_t first = mqd_reader_segment_below(slot, from_offset);
-    for (uint32_t number = first < 0 ? 0 : (uint32_t)first; !complete && number < slot->segment_count && slot->segments[number].base_offset <= positions->high_watermark_segment;
+    for (uint32_t number = first < 0 ? 0 : (uint32_t)first;
+         !complete && number < slot->segment_count &&
+         slot->segments[number].base_offset <= positions->high_watermark_segment;
          number++) {
-        int16_t code = slot->segments[number].aborted ? collect(slot, slot->segments[number].base_offset, from_offset, to_offset, positions->last_stable_offset, out, &complete) : 0;
+        int16_t code = slot->segments[number].aborted
+                           ? collect(slot, slot->segments[number].base_offset, from_offset, to_offset,
+                                     positions->last_stable_offset, out, &complete)
+                           : 0;
         if (code)
             return code;
     }

@@ -82,7 +82,8 @@ void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *s
         evict(reader, reader->fd_count_max, NULL);
 }
 
-/* open(2) within the bound; when the process has no descriptor left, gives up those that nobody is using and tries once more. */
+/* open(2) within the bound; when the process has no descriptor left, gives up those that nobody is
+ * using and tries once more. */
 static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *keep)
 {
     evict(reader, reader->fd_count_max - 1, keep);
@@ -103,12 +104,15 @@ int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64
         slot->missed_offset = base_offset;
         slot->missed_generation = slot->generation;
         slot->listed = false;
-        mqd_error_set_static(MQD_E_STALE, "the partition's segments changed meanwhile; read its positions anew and look again");
+        mqd_error_set_static(MQD_E_STALE,
+                             "the partition's segments changed meanwhile; read its positions anew and look again");
         return MQD_READER_STALE;
     }
     slot->listed = false; /* should it come back, it is found */
-    mqd_error_set(ENOENT, "%s/%020lld: %s is missing, though the partition table counts on it; was it removed by hand? restore it or restart the broker for recovery", slot->path,
-                  (long long)base_offset, what);
+    mqd_error_set(ENOENT,
+                  "%s/%020lld: %s is missing, though the partition table counts on it; was it removed by hand? restore "
+                  "it or restart the broker for recovery",
+                  slot->path, (long long)base_offset, what);
     return MQD_KAFKA_STORAGE_ERROR;
 }
 
@@ -134,7 +138,8 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         int error = errno;
         free(segment);
         errno = error;
-        return error == ENOENT ? mqd_reader_missing(slot, "the segment's .log", entry->base_offset) : storage_error(path, "cannot open");
+        return error == ENOENT ? mqd_reader_missing(slot, "the segment's .log", entry->base_offset)
+                               : storage_error(path, "cannot open");
     }
     if (fstat(segment->fd, &status)) {
         int16_t code = storage_error(path, "cannot stat");
@@ -156,7 +161,8 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     return 0;
 }
 
-int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number, struct mqd_segment_ref **out)
+int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number,
+                        struct mqd_segment_ref **out)
 {
     struct mqd_reader_segment *entry = &slot->segments[number];
     if (entry->open) {
@@ -176,14 +182,17 @@ static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segme
 {
     char path[PATH_MAX];
     struct stat status;
-    return mqd_segment_path(path, sizeof path, slot->path, segment->base_offset, MQD_FILE_LOG) == 0 && stat(path, &status) == 0 && status.st_ino == segment->inode;
+    return mqd_segment_path(path, sizeof path, slot->path, segment->base_offset, MQD_FILE_LOG) == 0 &&
+           stat(path, &status) == 0 && status.st_ino == segment->inode;
 }
 
-/* An index that is found beside another file than the one that is open is that file's: compaction has replaced both, the log first. */
+/* An index that is found beside another file than the one that is open is that file's: compaction
+ * has replaced both, the log first. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment)
 {
     char path[PATH_MAX];
-    if (segment->index_fd >= 0 || mqd_segment_path(path, sizeof path, segment->slot->path, segment->base_offset, MQD_FILE_INDEX) != 0)
+    if (segment->index_fd >= 0 ||
+        mqd_segment_path(path, sizeof path, segment->slot->path, segment->base_offset, MQD_FILE_INDEX) != 0)
         return segment->index_fd;
     segment->index_fd = open_counted(reader, path, segment);
     if (segment->index_fd >= 0 && !same_file(segment->slot, segment)) {
@@ -214,7 +223,7 @@ int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t off
 {
     uint32_t count = slot->segment_count;
     if (count > 0 && slot->segments[count - 1].base_offset <= offset)
-        return (int32_t)count - 1; /* the active one: what nearly every reader wants */
+        return (int32_t)count - 1;  /* the active one: what nearly every reader wants */
     uint32_t low = 0, high = count; /* segments[low - 1] <= offset < segments[high] */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -228,11 +237,18 @@ int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t off
 
 static int by_base_offset(const void *left, const void *right)
 {
-    int64_t a = ((const struct mqd_reader_segment *)left)->base_offset, b = ((const struct mqd_reader_segment *)right)->base_offset;
+    int64_t a = ((const struct mqd_reader_segment *)left)->base_offset,
+            b = ((const struct mqd_reader_segment *)right)->base_offset;
     return a < b ? -1 : a > b;
 }
 
-struct names { struct mqd_reader_segment *segments; uint32_t count, capacity; int64_t *aborted; uint32_t aborted_count, aborted_capacity; bool swapping; };
+struct names {
+    struct mqd_reader_segment *segments;
+    uint32_t count, capacity;
+    int64_t *aborted;
+    uint32_t aborted_count, aborted_capacity;
+    bool swapping;
+};
 
 /* Room for one more; -1 with errno. */
 static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
@@ -259,8 +275,10 @@ static int names_take(struct names *names, const char *name)
         if (names_grow((void **)&names->segments, names->count, &names->capacity, sizeof *names->segments))
             return -1;
         names->segments[names->count++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
-    } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0 || (base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_SUM)) >= 0) {
-        if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity, sizeof *names->aborted))
+    } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0 ||
+               (base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_SUM)) >= 0) {
+        if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity,
+                       sizeof *names->aborted))
             return -1;
         names->aborted[names->aborted_count++] = base_offset;
     } else if (strcmp(name + 20, ".swap") == 0) {
@@ -269,7 +287,8 @@ static int names_take(struct names *names, const char *name)
     return 0;
 }
 
-/* What the directory holds, segments sorted; -1 with errno. The caller frees out->segments in any case. */
+/* What the directory holds, segments sorted; -1 with errno. The caller frees out->segments in any
+ * case. */
 static int read_names(const char *path, struct names *out)
 {
     DIR *directory = opendir(path);
@@ -285,7 +304,8 @@ static int read_names(const char *path, struct names *out)
         qsort(out->segments, out->count, sizeof *out->segments, by_base_offset);
     for (uint32_t i = 0; i < out->aborted_count; i++) {
         const struct mqd_reader_segment key = {.base_offset = out->aborted[i]};
-        struct mqd_reader_segment *segment = out->count ? bsearch(&key, out->segments, out->count, sizeof key, by_base_offset) : NULL;
+        struct mqd_reader_segment *segment =
+            out->count ? bsearch(&key, out->segments, out->count, sizeof key, by_base_offset) : NULL;
         if (segment)
             segment->aborted = true;
     }
@@ -305,7 +325,8 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         slot->segment_count = 0;
         slot->listed = false;
         errno = error;
-        return error == ENOENT ? mqd_reader_missing(slot, "the partition's directory", 0) : storage_error(slot->path, "cannot list");
+        return error == ENOENT ? mqd_reader_missing(slot, "the partition's directory", 0)
+                               : storage_error(slot->path, "cannot list");
     }
     struct mqd_reader_segment *segments = names.segments;
     struct mqd_reader_slot fresh = {.segments = segments, .segment_count = names.count};
@@ -319,7 +340,8 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
             continue;
         }
         segments[number].open = segment;
-        if (segment->index_fd >= 0) { /* an index may have been rebuilt under its name; it is opened again when it is needed */
+        /* an index may have been rebuilt under its name; it is opened again when it is needed */
+        if (segment->index_fd >= 0) {
             close(segment->index_fd);
             segment->index_fd = -1;
             reader->fd_count--;
@@ -362,7 +384,8 @@ static void forget(struct mqd_reader *reader, struct mqd_reader_slot *slot)
 int mqd_reader_set_path(struct mqd_reader *reader, uint32_t number, const char *path)
 {
     if (number >= MQD_PARTITION_SLOT_COUNT)
-        return mqd_error_set(MQD_E_INVALID, "partition slot %u does not exist, there are %u", number, MQD_PARTITION_SLOT_COUNT);
+        return mqd_error_set(MQD_E_INVALID, "partition slot %u does not exist, there are %u", number,
+                             MQD_PARTITION_SLOT_COUNT);
     struct mqd_reader_slot *slot = reader->slots[number];
     if (slot && path && strcmp(slot->path, path) == 0)
         return 0;
@@ -403,7 +426,8 @@ void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void 
             continue;
         uint64_t generation = generation_of(context, slot->slot);
         if (generation != slot->generation)
-            mqd_reader_list(reader, slot, generation); /* when it fails, everything of the slot is closed, which is what is asked for */
+            /* when it fails, everything of the slot is closed, which is what is asked for */
+            mqd_reader_list(reader, slot, generation);
     }
 }
 

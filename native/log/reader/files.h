@@ -1,12 +1,17 @@
-/* Which segment files a partition has, and which of them this process has open. The lower half of mqd_reader; the look-ups are in log/reader/reader.c.
+/* Which segment files a partition has, and which of them this process has open. The lower half of
+ * mqd_reader; the look-ups are in log/reader/reader.c.
  *
- * Owns: per slot the directory's path and a sorted list of segment base offsets (from a directory listing), and a least-recently-used list of open segments.
+ * Owns: per slot the directory's path and a sorted list of segment base offsets (from a directory
+ * listing), and a least-recently-used list of open segments.
  *
- *   R1  an open segment is in `recent` or, when its file left the directory while a range was being sent, in `detached`; never in both.
+ *   R1  an open segment is in `recent` or, when its file left the directory while a range was being
+ *       sent, in `detached`; never in both.
  *   R2  a referenced segment is never closed; a detached one is closed with its last reference.
- *   R3  at most fd_count_max descriptors, but for those of referenced segments: the least recently used without a reference go first.
- *   R4  a slot's list and its open files are those of `generation`: with a new one the directory is read again, and what was open is compared by inode, so
- *       that a file replaced under the same name (compaction) or removed is let go.
+ *   R3  at most fd_count_max descriptors, but for those of referenced segments: the least recently
+ *       used without a reference go first.
+ *   R4  a slot's list and its open files are those of `generation`: with a new one the directory is
+ *       read again, and what was open is compared by inode, so that a file replaced under the same
+ *       name (compaction) or removed is let go.
  * Concurrency: one thread.
  */
 #ifndef MQD_READER_FILES_H
@@ -26,7 +31,7 @@
 #define MQD_READER_STALE (-1) /* mqd_error_code() is MQD_E_STALE */
 
 struct mqd_segment_ref {
-    struct mqd_node node; /* in reader->recent or reader->detached */
+    struct mqd_node node;         /* in reader->recent or reader->detached */
     struct mqd_reader_slot *slot; /* NULL once detached */
     int64_t base_offset;
     int fd;
@@ -39,7 +44,9 @@ struct mqd_reader_segment {
     int64_t base_offset;
     int64_t sealed_bytes; /* size of a segment below the high watermark's, which never changes; -1 = not looked up */
     struct mqd_segment_ref *open; /* NULL = not open */
-    bool aborted; /* has a .txnindex, or the .txnsum of one that was lost. One that is created later brings another generation. */
+    /* has a .txnindex, or the .txnsum of one that was lost. One that is created later brings
+     * another generation. */
+    bool aborted;
 };
 
 struct mqd_reader_slot {
@@ -52,8 +59,12 @@ struct mqd_reader_slot {
     bool seen; /* its high watermark was, first at the next two: mqd_range_just_written */
     int64_t seen_segment;
     uint32_t seen_position;
-    bool swapping; /* compaction is at it: a segment may already hold, beside its own, what those listed behind it hold too */
-    bool missed; /* the file of missed_offset was missing in `missed_generation`; a second time in the same generation it is an error, not a race */
+    /* compaction is at it: a segment may already hold, beside its own, what those listed behind it
+     * hold too */
+    bool swapping;
+    /* the file of missed_offset was missing in `missed_generation`; a second time in the same
+     * generation it is an error, not a race */
+    bool missed;
     int64_t missed_offset;
     uint64_t missed_generation;
     uint64_t generation;
@@ -67,7 +78,7 @@ struct mqd_reader_slot {
 struct mqd_reader {
     uint32_t fd_count_max;
     uint32_t fd_count;
-    uint32_t open_count; /* segments, detached ones included */
+    uint32_t open_count;    /* segments, detached ones included */
     struct mqd_node recent; /* least recently used first */
     struct mqd_node detached;
     struct mqd_node known; /* slots with a path */
@@ -82,13 +93,17 @@ struct mqd_reader {
 int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation);
 /* Number in slot->segments of the last one with a base offset <= offset, or -1. */
 int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset);
-/* Opens segment `number` (or finds it open) and makes it the most recently used. Codes as mqd_reader_list. */
-int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number, struct mqd_segment_ref **out);
-/* The fd of the segment's .index, opened now if need be; -1 when there is none. Never closes `segment`. */
+/* Opens segment `number` (or finds it open) and makes it the most recently used. Codes as
+ * mqd_reader_list. */
+int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number,
+                        struct mqd_segment_ref **out);
+/* The fd of the segment's .index, opened now if need be; -1 when there is none. Never closes
+ * `segment`. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment);
 /* Size of a sealed segment, from its inode the first time; -1 with the message set. */
 int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number);
-/* The story of a file that is not where the table says: MQD_READER_STALE the first time in this generation, then MQD_KAFKA_STORAGE_ERROR. */
+/* The story of a file that is not where the table says: MQD_READER_STALE the first time in this
+ * generation, then MQD_KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset);
 void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *segment);
 

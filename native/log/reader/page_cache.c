@@ -1,5 +1,7 @@
-/* Which bytes of a file are in the page cache: by cachestat(2) where there is one (Linux 6.5; container runtimes that do not know it refuse it), else by mincore(2), which needs a mapping and so costs
- * some microseconds more a MiB. mincore tells the truth to who may write the file, as the broker may its segments. */
+/* Which bytes of a file are in the page cache: by cachestat(2) where there is one (Linux 6.5;
+ * container runtimes that do not know it refuse it), else by mincore(2), which needs a mapping and
+ * so costs some microseconds more a MiB. mincore tells the truth to who may write the file, as the
+ * broker may its segments. */
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -15,8 +17,12 @@
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
 #endif
-struct cachestat_range { uint64_t offset, size_bytes; };
-struct cachestat_result { uint64_t cached, dirty, writeback, evicted, recently_evicted; }; /* pages */
+struct cachestat_range {
+    uint64_t offset, size_bytes;
+};
+struct cachestat_result {
+    uint64_t cached, dirty, writeback, evicted, recently_evicted;
+}; /* pages */
 
 /* -1: the kernel does not tell. */
 static int by_cachestat(int fd, uint64_t first, uint64_t pages, uint64_t page_bytes)
@@ -59,12 +65,14 @@ int mqd_range_cached(const struct mqd_range *range)
     if (mqd_load_relaxed(&known_page_bytes) == 0)
         mqd_store_relaxed(&known_page_bytes, (uint32_t)sysconf(_SC_PAGESIZE));
     uint64_t page_bytes = mqd_load_relaxed(&known_page_bytes);
-    uint64_t first = range->position / page_bytes, pages = ((uint64_t)range->position + range->size_bytes - 1) / page_bytes - first + 1;
+    uint64_t first = range->position / page_bytes,
+             pages = ((uint64_t)range->position + range->size_bytes - 1) / page_bytes - first + 1;
     int fd = mqd_segment_ref_fd(range->segment), found = by_cachestat(fd, first, pages, page_bytes);
     return found >= 0 ? found : by_mincore(fd, first, pages, page_bytes);
 }
 
-bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, const struct mqd_range *range)
+bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
+                            const struct mqd_range *range)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     if (!slot)
@@ -75,6 +83,8 @@ bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, con
         slot->seen_position = positions->high_watermark_position;
     }
     int64_t segment = range->segment->base_offset;
-    bool since = segment > slot->seen_segment || (segment == slot->seen_segment && range->position >= slot->seen_position);
-    return since && segment == positions->high_watermark_segment && positions->high_watermark_position - range->position < TAIL_BYTES;
+    bool since =
+        segment > slot->seen_segment || (segment == slot->seen_segment && range->position >= slot->seen_position);
+    return since && segment == positions->high_watermark_segment &&
+           positions->high_watermark_position - range->position < TAIL_BYTES;
 }

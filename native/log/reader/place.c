@@ -1,22 +1,27 @@
-/* Where an offset lies, for who reads the files himself: the segment, its readable bytes, the one after it. See log/reader/reader.h. */
+/* Where an offset lies, for who reads the files himself: the segment, its readable bytes, the one
+ * after it. See log/reader/reader.h. */
 #include "base/error.h"
 #include "log/reader/files.h"
 
-/* The high watermark itself: the end of what is readable, in the newest segment that it can be said of. */
-static int16_t place_end(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions, struct mqd_segment_place *out)
+/* The high watermark itself: the end of what is readable, in the newest segment that it can be said
+ * of. */
+static int16_t place_end(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
+                         struct mqd_segment_place *out)
 {
     int32_t number = mqd_reader_segment_below(slot, positions->high_watermark_segment);
     out->position = positions->high_watermark_position;
     if (number < 0 || slot->segments[number].base_offset != positions->high_watermark_segment)
         return mqd_reader_missing(slot, "the segment", positions->high_watermark_segment);
-    if ((uint32_t)number + 1 < slot->segment_count && slot->segments[number + 1].base_offset == positions->high_watermark) {
+    if ((uint32_t)number + 1 < slot->segment_count &&
+        slot->segments[number + 1].base_offset == positions->high_watermark) {
         number++; /* rolled just there */
         out->position = 0;
     }
     return mqd_reader_open(reader, slot, (uint32_t)number, &out->segment);
 }
 
-static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positions *positions, struct mqd_segment_place *out)
+static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positions *positions,
+                           struct mqd_segment_place *out)
 {
     out->base_offset = out->segment->base_offset;
     int32_t number = mqd_reader_segment_below(slot, out->base_offset);
@@ -26,8 +31,11 @@ static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positi
     out->next_base_offset = last ? INT64_MAX : slot->segments[number + 1].base_offset;
     if (out->base_offset >= positions->high_watermark_segment) {
         if (out->next_base_offset > positions->high_watermark)
-            out->next_base_offset = INT64_MAX; /* rolled, but its end is not readable yet: whoever took readable_bytes for all of it would leave records out */
-        out->readable_bytes = out->base_offset == positions->high_watermark_segment ? positions->high_watermark_position : 0;
+            /* rolled, but its end is not readable yet: whoever took readable_bytes for all of it
+             * would leave records out */
+            out->next_base_offset = INT64_MAX;
+        out->readable_bytes =
+            out->base_offset == positions->high_watermark_segment ? positions->high_watermark_position : 0;
         return 0;
     }
     int64_t sealed_bytes = mqd_reader_sealed_bytes(slot, (uint32_t)number);
@@ -37,13 +45,14 @@ static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positi
     return 0;
 }
 
-int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, uint64_t segments_generation, int64_t offset,
-                         struct mqd_segment_place *out)
+int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
+                         uint64_t segments_generation, int64_t offset, struct mqd_segment_place *out)
 {
     struct mqd_cursor cursor = {.valid = false};
     struct mqd_range range;
     *out = (struct mqd_segment_place){0};
-    int16_t code = mqd_reader_find(reader, slot_number, positions, segments_generation, offset, 1, true, &cursor, &range);
+    int16_t code =
+        mqd_reader_find(reader, slot_number, positions, segments_generation, offset, 1, true, &cursor, &range);
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     if (code == 0 && (!slot->listed || slot->generation != segments_generation))
         code = mqd_reader_list(reader, slot, segments_generation);

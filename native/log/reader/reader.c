@@ -1,15 +1,20 @@
-/* Look-ups of the reader: from an offset to a byte range. See log/reader/reader.h; files and descriptors are in log/reader/files.c.
+/* Look-ups of the reader: from an offset to a byte range. See log/reader/reader.h; files and
+ * descriptors are in log/reader/files.c.
  *
- * A segment may be read up to its limit: the high watermark's position in the high watermark's segment, the file's size in those before it.
+ * A segment may be read up to its limit: the high watermark's position in the high watermark's
+ * segment, the file's size in those before it.
  *
- *   locate   the batch that holds an offset: by the cursor for nothing; else the segment by the list, the last index entry at or before the offset, and from
- *            there a walk over batch headers
- *   range    where to stop: the limit, else the last index entry within size_bytes_max, else the last batch that a walk finds to fit
+ *   locate   the batch that holds an offset: by the cursor for nothing; else the segment by the
+ *            list, the last index entry at or before the offset, and from there a walk over batch
+ *            headers
+ *   range    where to stop: the limit, else the last index entry within size_bytes_max, else the
+ *            last batch that a walk finds to fit
  *
- *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (Where an index entry gives the end, its word is taken; a wrong one
- *       costs the client a cut-off last batch, which it drops, and us a cursor that does not fit its next offset.)
- *   F2  where a look-up begins, the index is a hint: an entry that does not name a batch with its offset is passed over, and the one before it, then the
- *       segment's begin, is taken.
+ *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (Where an
+ *       index entry gives the end, its word is taken; a wrong one costs the client a cut-off last
+ *       batch, which it drops, and us a cursor that does not fit its next offset.)
+ *   F2  where a look-up begins, the index is a hint: an entry that does not name a batch with its
+ *       offset is passed over, and the one before it, then the segment's begin, is taken.
  */
 #include <endian.h>
 #include <errno.h>
@@ -25,13 +30,15 @@
 
 struct place { /* a batch boundary in an open segment */
     struct mqd_segment_ref *segment;
-    uint32_t number;      /* in slot->segments */
+    uint32_t number; /* in slot->segments */
     uint32_t position;
     uint32_t limit;
     uint32_t index_hint;
 };
 
-struct entry { uint32_t relative_offset, position, at; /* `at`: byte in the .index */ };
+struct entry {
+    uint32_t relative_offset, position, at; /* `at`: byte in the .index */
+};
 
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment)
 {
@@ -54,24 +61,29 @@ static struct entry entry_at(const struct mqd_reader *reader, uint32_t number, u
     const uint8_t *bytes = reader->index_chunk + number * INDEX_ENTRY_BYTES;
     uint32_t words[2];
     memcpy(words, bytes, sizeof words);
-    return (struct entry){.relative_offset = be32toh(words[0]), .position = be32toh(words[1]), .at = chunk_at + number * INDEX_ENTRY_BYTES};
+    return (struct entry){.relative_offset = be32toh(words[0]),
+                          .position = be32toh(words[1]),
+                          .at = chunk_at + number * INDEX_ENTRY_BYTES};
 }
 
-/* Whole entries read into the chunk from byte `at`; 0 at the end. An unreadable index is one without entries: a walk does its work, slower. */
+/* Whole entries read into the chunk from byte `at`; 0 at the end. An unreadable index is one
+ * without entries: a walk does its work, slower. */
 static uint32_t index_read(struct mqd_reader *reader, int fd, uint32_t at, uint32_t size_bytes)
 {
     ssize_t n = pread(fd, reader->index_chunk, size_bytes, at);
     return n > 0 ? (uint32_t)n / INDEX_ENTRY_BYTES : 0;
 }
 
-/* Offsets and positions rise together, so what lies below both bounds is a prefix of the file. Position 0 is no entry: the first batch has none. */
+/* Offsets and positions rise together, so what lies below both bounds is a prefix of the file.
+ * Position 0 is no entry: the first batch has none. */
 static bool entry_below(struct entry entry, uint32_t relative_offset_max, uint32_t position_max)
 {
     return entry.relative_offset <= relative_offset_max && entry.position <= position_max && entry.position > 0;
 }
 
 /* How many of the `count` entries in the chunk lie below the bounds. */
-static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uint32_t relative_offset_max, uint32_t position_max)
+static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uint32_t relative_offset_max,
+                            uint32_t position_max)
 {
     uint32_t low = 0, high = count;
     while (low < high) {
@@ -84,8 +96,10 @@ static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uin
     return low;
 }
 
-/* The last entry below both bounds. One pread when it lies in the 4 KiB from `hint` on (2 to 16 MiB of log), else a binary search over 4 KiB pages. */
-static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint, uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
+/* The last entry below both bounds. One pread when it lies in the 4 KiB from `hint` on (2 to 16 MiB
+ * of log), else a binary search over 4 KiB pages. */
+static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint,
+                       uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
 {
     const uint32_t chunk_entries = MQD_READER_INDEX_CHUNK_BYTES / INDEX_ENTRY_BYTES;
     int fd = mqd_reader_open_index(reader, segment);
@@ -99,10 +113,14 @@ static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segmen
         return below > 0;
     }
     off_t size_bytes = lseek(fd, 0, SEEK_END);
-    uint32_t low = 0, high = size_bytes > 0 ? (uint32_t)((size_bytes + MQD_READER_INDEX_CHUNK_BYTES - 1) / MQD_READER_INDEX_CHUNK_BYTES) : 0;
+    uint32_t low = 0,
+             high = size_bytes > 0
+                        ? (uint32_t)((size_bytes + MQD_READER_INDEX_CHUNK_BYTES - 1) / MQD_READER_INDEX_CHUNK_BYTES)
+                        : 0;
     while (low < high) { /* pages before `low` begin below the bounds, those from `high` on do not */
         uint32_t middle = low + (high - low) / 2;
-        if (index_read(reader, fd, middle * MQD_READER_INDEX_CHUNK_BYTES, INDEX_ENTRY_BYTES) && entry_below(entry_at(reader, 0, 0), relative_offset_max, position_max))
+        if (index_read(reader, fd, middle * MQD_READER_INDEX_CHUNK_BYTES, INDEX_ENTRY_BYTES) &&
+            entry_below(entry_at(reader, 0, 0), relative_offset_max, position_max))
             low = middle + 1;
         else
             high = middle;
@@ -110,7 +128,8 @@ static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segmen
     if (low == 0)
         return false;
     uint32_t page = (low - 1) * MQD_READER_INDEX_CHUNK_BYTES;
-    below = chunk_below(reader, index_read(reader, fd, page, MQD_READER_INDEX_CHUNK_BYTES), relative_offset_max, position_max);
+    below = chunk_below(reader, index_read(reader, fd, page, MQD_READER_INDEX_CHUNK_BYTES), relative_offset_max,
+                        position_max);
     if (below > 0)
         *out = entry_at(reader, below - 1, page);
     return below > 0;
@@ -119,7 +138,8 @@ static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segmen
 /* The entry before `entry`; false when there is none. */
 static bool index_previous(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry *entry)
 {
-    if (entry->at < INDEX_ENTRY_BYTES || !index_read(reader, segment->index_fd, entry->at - INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES))
+    if (entry->at < INDEX_ENTRY_BYTES ||
+        !index_read(reader, segment->index_fd, entry->at - INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES))
         return false;
     *entry = entry_at(reader, 0, entry->at - INDEX_ENTRY_BYTES);
     return true;
@@ -129,29 +149,37 @@ static bool index_previous(struct mqd_reader *reader, struct mqd_segment_ref *se
 
 static int16_t corrupt(const struct mqd_segment_ref *segment, uint32_t position, const char *why)
 {
-    mqd_error_set(MQD_E_CORRUPT, "%s/%020lld.log: at position %u: %s; what lies before it is still readable, `mqd log verify` tells how far the damage goes", segment->slot->path,
-                  (long long)segment->base_offset, position, why);
+    mqd_error_set(MQD_E_CORRUPT,
+                  "%s/%020lld.log: at position %u: %s; what lies before it is still readable, `mqd log verify` tells "
+                  "how far the damage goes",
+                  segment->slot->path, (long long)segment->base_offset, position, why);
     return MQD_CORRUPT_MESSAGE;
 }
 
 static int16_t unreadable(const struct mqd_segment_ref *segment, uint32_t position, ssize_t got)
 {
     if (got < 0)
-        mqd_error_system(errno, "cannot read %s/%020lld.log at position %u", segment->slot->path, (long long)segment->base_offset, position);
+        mqd_error_system(errno, "cannot read %s/%020lld.log at position %u", segment->slot->path,
+                         (long long)segment->base_offset, position);
     else
-        mqd_error_set(EIO, "%s/%020lld.log ends before position %u, which was published as written; the file was cut from outside, restart the broker for recovery",
+        mqd_error_set(EIO,
+                      "%s/%020lld.log ends before position %u, which was published as written; the file was cut from "
+                      "outside, restart the broker for recovery",
                       segment->slot->path, (long long)segment->base_offset, position);
     return MQD_KAFKA_STORAGE_ERROR;
 }
 
-/* Decodes the batch header at `position`, which must be a whole batch below `limit`. Reads on by chunks when batches are small. */
-static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t position, uint32_t limit, struct mqd_batch *out)
+/* Decodes the batch header at `position`, which must be a whole batch below `limit`. Reads on by
+ * chunks when batches are small. */
+static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t position, uint32_t limit,
+                         struct mqd_batch *out)
 {
     if (limit - position < MQD_BATCH_HEADER_BYTES)
         return corrupt(segment, position, "too few bytes for a batch header");
     int64_t chunk_end = reader->chunk_position + reader->chunk_bytes;
     if (position < reader->chunk_position || position + MQD_BATCH_HEADER_BYTES > chunk_end) {
-        uint32_t size_bytes = reader->chunk_bytes > 0 && position <= chunk_end ? MQD_READER_CHUNK_BYTES : HEADER_READ_BYTES;
+        uint32_t size_bytes =
+            reader->chunk_bytes > 0 && position <= chunk_end ? MQD_READER_CHUNK_BYTES : HEADER_READ_BYTES;
         if (size_bytes > limit - position)
             size_bytes = limit - position;
         ssize_t n = pread(segment->fd, reader->chunk, size_bytes, position);
@@ -167,8 +195,10 @@ static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segm
     return 0;
 }
 
-/* Walks from *position, where no base offset below next_offset may be, to the batch that ends above `offset`. 0 with *found false: every one ends before. */
-static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t *position, uint32_t limit, int64_t next_offset, int64_t offset, bool *found)
+/* Walks from *position, where no base offset below next_offset may be, to the batch that ends above
+ * `offset`. 0 with *found false: every one ends before. */
+static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t *position, uint32_t limit,
+                       int64_t next_offset, int64_t offset, bool *found)
 {
     struct mqd_batch batch;
     *found = false;
@@ -190,7 +220,8 @@ static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segmen
 
 /* ---- locate ---- */
 
-static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions *positions, uint32_t number, uint32_t *limit)
+static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions *positions, uint32_t number,
+                        uint32_t *limit)
 {
     if (slot->segments[number].base_offset == positions->high_watermark_segment) {
         *limit = positions->high_watermark_position;
@@ -198,7 +229,9 @@ static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions
     }
     int64_t size_bytes = mqd_reader_sealed_bytes(slot, number);
     if (size_bytes < 0)
-        return mqd_error_code() == ENOENT ? mqd_reader_missing(slot, "the segment's .log", slot->segments[number].base_offset) : MQD_KAFKA_STORAGE_ERROR;
+        return mqd_error_code() == ENOENT
+                   ? mqd_reader_missing(slot, "the segment's .log", slot->segments[number].base_offset)
+                   : MQD_KAFKA_STORAGE_ERROR;
     *limit = size_bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)size_bytes;
     return 0;
 }
@@ -207,7 +240,8 @@ static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions
 static bool entry_true(struct mqd_reader *reader, struct mqd_segment_ref *segment, struct entry entry, uint32_t limit)
 {
     struct mqd_batch batch;
-    return entry.position < limit && header_at(reader, segment, entry.position, limit, &batch) == 0 && batch.base_offset == segment->base_offset + entry.relative_offset;
+    return entry.position < limit && header_at(reader, segment, entry.position, limit, &batch) == 0 &&
+           batch.base_offset == segment->base_offset + entry.relative_offset;
 }
 
 /* Looks for `offset` in one segment. *found false: all its batches end before it. */
@@ -222,18 +256,22 @@ static int16_t seek(struct mqd_reader *reader, struct place *place, int64_t offs
         *found = place->limit > 0; /* the offset fell into a gap before this segment: its first batch is the next one */
         return 0;
     }
-    bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset, place->limit - 1, &entry);
+    bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,
+                              place->limit - 1, &entry);
     if (indexed && !entry_true(reader, segment, entry, place->limit))
         indexed = index_previous(reader, segment, &entry) && entry_true(reader, segment, entry, place->limit);
     if (indexed) {
         place->position = entry.position;
         place->index_hint = entry.at;
     }
-    return walk_to(reader, segment, &place->position, place->limit, segment->base_offset + (indexed ? entry.relative_offset : 0), offset, found);
+    return walk_to(reader, segment, &place->position, place->limit,
+                   segment->base_offset + (indexed ? entry.relative_offset : 0), offset, found);
 }
 
-/* Makes sure that the slot's list holds the segment that the high watermark is in; *last is its number. */
-static int16_t know_segments(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions, uint64_t generation, uint32_t *last)
+/* Makes sure that the slot's list holds the segment that the high watermark is in; *last is its
+ * number. */
+static int16_t know_segments(struct mqd_reader *reader, struct mqd_reader_slot *slot,
+                             const struct mqd_positions *positions, uint64_t generation, uint32_t *last)
 {
     for (int attempt = 0; attempt < 2; attempt++) {
         if (!slot->listed || slot->generation != generation || attempt > 0) {
@@ -250,16 +288,18 @@ static int16_t know_segments(struct mqd_reader *reader, struct mqd_reader_slot *
     return mqd_reader_missing(slot, "the segment of the high watermark", positions->high_watermark_segment);
 }
 
-static int16_t open_place(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions, uint32_t number, struct place *place)
+static int16_t open_place(struct mqd_reader *reader, struct mqd_reader_slot *slot,
+                          const struct mqd_positions *positions, uint32_t number, struct place *place)
 {
     place->number = number;
     int16_t code = mqd_reader_open(reader, slot, number, &place->segment);
     return code ? code : limit_of(slot, positions, number, &place->limit);
 }
 
-/* place->segment is NULL when no batch below the high watermark ends above `offset`: compaction left a gap there, which the next batch will end. */
-static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions, uint64_t generation, int64_t offset,
-                      const struct mqd_cursor *cursor, struct place *place)
+/* place->segment is NULL when no batch below the high watermark ends above `offset`: compaction
+ * left a gap there, which the next batch will end. */
+static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
+                      uint64_t generation, int64_t offset, const struct mqd_cursor *cursor, struct place *place)
 {
     uint32_t last = 0;
     bool found = false;
@@ -280,7 +320,8 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
         }
     }
     int32_t first = mqd_reader_segment_below(slot, offset);
-    for (uint32_t number = first < 0 ? 0 : (uint32_t)first; number <= last && !found; number++) { /* on to the next one where compaction left a gap */
+    /* on to the next one where compaction left a gap */
+    for (uint32_t number = first < 0 ? 0 : (uint32_t)first; number <= last && !found; number++) {
         code = open_place(reader, slot, positions, number, place);
         if (code)
             return code;
@@ -294,8 +335,10 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 
 /* ---- range ---- */
 
-/* The last batch boundary within `limit_wanted` by walking, where the index has none; the first batch in any case when whole_first. */
-static int16_t walk_range(struct mqd_reader *reader, const struct place *place, uint64_t limit_wanted, bool whole_first, struct mqd_cursor *end)
+/* The last batch boundary within `limit_wanted` by walking, where the index has none; the first
+ * batch in any case when whole_first. */
+static int16_t walk_range(struct mqd_reader *reader, const struct place *place, uint64_t limit_wanted, bool whole_first,
+                          struct mqd_cursor *end)
 {
     struct mqd_batch batch;
     uint32_t position = place->position;
@@ -303,7 +346,8 @@ static int16_t walk_range(struct mqd_reader *reader, const struct place *place, 
         int16_t code = header_at(reader, place->segment, position, place->limit, &batch);
         if (code)
             return position > place->position ? 0 : code; /* what is whole before the damage can still be read */
-        if ((uint64_t)position + (uint32_t)batch.size_bytes > limit_wanted && !(whole_first && position == place->position))
+        if ((uint64_t)position + (uint32_t)batch.size_bytes > limit_wanted &&
+            !(whole_first && position == place->position))
             return 0;
         position += (uint32_t)batch.size_bytes;
         end->position = position;
@@ -313,8 +357,9 @@ static int16_t walk_range(struct mqd_reader *reader, const struct place *place, 
 }
 
 /* Sets *end to where the range that begins at `place` stops. */
-static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot *slot, const struct mqd_positions *positions, const struct place *place,
-                         uint32_t size_bytes_max, bool whole_first, struct mqd_cursor *end)
+static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot *slot,
+                         const struct mqd_positions *positions, const struct place *place, uint32_t size_bytes_max,
+                         bool whole_first, struct mqd_cursor *end)
 {
     uint64_t limit_wanted = (uint64_t)place->position + size_bytes_max;
     struct entry entry;
@@ -322,7 +367,8 @@ static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot
         end->position = place->limit;
         end->offset = positions->high_watermark;
     } else if (size_bytes_max >= MQD_BATCH_HEADER_BYTES &&
-               index_last(reader, place->segment, place->index_hint, UINT32_MAX, limit_wanted > UINT32_MAX ? UINT32_MAX : (uint32_t)limit_wanted, &entry) &&
+               index_last(reader, place->segment, place->index_hint, UINT32_MAX,
+                          limit_wanted > UINT32_MAX ? UINT32_MAX : (uint32_t)limit_wanted, &entry) &&
                entry.position > place->position && place->segment->base_offset + entry.relative_offset > end->offset) {
         end->position = entry.position;
         end->offset = place->segment->base_offset + entry.relative_offset;
@@ -333,26 +379,31 @@ static int16_t range_end(struct mqd_reader *reader, const struct mqd_reader_slot
             return code;
     }
     bool sealed = place->segment->base_offset != positions->high_watermark_segment;
-    if (sealed && end->position == place->limit) { /* on with the next segment; its base follows the last record, but for gaps */
+    /* on with the next segment; its base follows the last record, but for gaps */
+    if (sealed && end->position == place->limit) {
         end->segment = end->offset = slot->segments[place->number + 1].base_offset;
         end->position = end->index_hint = 0;
     }
     return 0;
 }
 
-int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, uint64_t segments_generation, int64_t offset,
-                        uint32_t size_bytes_max, bool whole_first, struct mqd_cursor *cursor, struct mqd_range *out)
+int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
+                        uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool whole_first,
+                        struct mqd_cursor *cursor, struct mqd_range *out)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     struct place place;
     *out = (struct mqd_range){0};
     if (!slot) {
-        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known", slot_number);
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
+                      slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
-    if (offset < positions->log_start_offset || (offset > positions->high_watermark && offset > positions->log_end_offset)) {
-        mqd_error_set(MQD_E_INVALID, "offset %lld is outside of the log's %lld..%lld; seek to one of its ends (auto.offset.reset)", (long long)offset,
-                      (long long)positions->log_start_offset, (long long)positions->log_end_offset);
+    if (offset < positions->log_start_offset ||
+        (offset > positions->high_watermark && offset > positions->log_end_offset)) {
+        mqd_error_set(MQD_E_INVALID,
+                      "offset %lld is outside of the log's %lld..%lld; seek to one of its ends (auto.offset.reset)",
+                      (long long)offset, (long long)positions->log_start_offset, (long long)positions->log_end_offset);
         return MQD_OFFSET_OUT_OF_RANGE;
     }
     if (offset >= positions->high_watermark)
@@ -360,8 +411,13 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     int16_t code = locate(reader, slot, positions, segments_generation, offset, cursor, &place);
     if (code || !place.segment)
         return code;
-    struct mqd_cursor end = {.offset = offset, .segment = place.segment->base_offset, .position = place.position, .index_hint = place.index_hint, .valid = true,
-                             .generation = segments_generation, .inode = place.segment->inode};
+    struct mqd_cursor end = {.offset = offset,
+                             .segment = place.segment->base_offset,
+                             .position = place.position,
+                             .index_hint = place.index_hint,
+                             .valid = true,
+                             .generation = segments_generation,
+                             .inode = place.segment->inode};
     code = range_end(reader, slot, positions, &place, size_bytes_max, whole_first, &end);
     if (code)
         return code;
@@ -369,12 +425,14 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     *cursor = end;
     if (end_position == place.position)
         return 0;
-    *out = (struct mqd_range){.segment = place.segment, .position = place.position, .size_bytes = end_position - place.position};
+    *out = (struct mqd_range){
+        .segment = place.segment, .position = place.position, .size_bytes = end_position - place.position};
     place.segment->references++;
     return 0;
 }
 
-int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64_t segments_generation, int64_t end_offset, struct mqd_positions *positions)
+int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64_t segments_generation,
+                         int64_t end_offset, struct mqd_positions *positions)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     struct mqd_cursor none = {.valid = false};
@@ -382,7 +440,8 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
     if (end_offset >= positions->high_watermark)
         return 0;
     if (!slot) {
-        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known", slot_number);
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known",
+                      slot_number);
         return MQD_UNKNOWN_TOPIC_OR_PARTITION;
     }
     if (!slot->bound_known || slot->bound_offset != end_offset || slot->bound_generation != segments_generation) {
@@ -405,21 +464,30 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
     return 0;
 }
 
-uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, int64_t offset, struct mqd_cursor *cursor)
+uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_number,
+                                    const struct mqd_positions *positions, int64_t offset, struct mqd_cursor *cursor)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     struct place place;
     if (offset >= positions->high_watermark)
         return 0;
-    /* The generation of the last listing: should another one be current, mqd_reader_find lists anew and does not believe the cursor. */
-    if (!slot || !slot->listed || offset < positions->log_start_offset || locate(reader, slot, positions, slot->generation, offset, cursor, &place))
+    /* The generation of the last listing: should another one be current, mqd_reader_find lists anew
+     * and does not believe the cursor. */
+    if (!slot || !slot->listed || offset < positions->log_start_offset ||
+        locate(reader, slot, positions, slot->generation, offset, cursor, &place))
         return UINT64_MAX;
     if (!place.segment)
         return 0;
-    *cursor = (struct mqd_cursor){.offset = offset, .segment = place.segment->base_offset, .position = place.position, .index_hint = place.index_hint, .valid = true,
-                                  .generation = slot->generation, .inode = place.segment->inode};
+    *cursor = (struct mqd_cursor){.offset = offset,
+                                  .segment = place.segment->base_offset,
+                                  .position = place.position,
+                                  .index_hint = place.index_hint,
+                                  .valid = true,
+                                  .generation = slot->generation,
+                                  .inode = place.segment->inode};
     uint64_t bytes = place.limit - place.position;
-    for (uint32_t number = place.number; slot->segments[number].base_offset != positions->high_watermark_segment && bytes < INT32_MAX;) {
+    for (uint32_t number = place.number;
+         slot->segments[number].base_offset != positions->high_watermark_segment && bytes < INT32_MAX;) {
         uint32_t limit = 0;
         if (++number >= slot->segment_count || limit_of(slot, positions, number, &limit))
             return UINT64_MAX;

@@ -86,7 +86,8 @@ static int flush_segment(const struct mqd_partition *partition, int64_t base_off
     return result < 0 ? -1 : mqd_index_sync(partition->path, base_offset);
 }
 
-/* Who has flushed the whole file system already says so by a recovery point at the trusted end; then there is nothing to do here. */
+/* Who has flushed the whole file system already says so by a recovery point at the trusted end;
+ * then there is nothing to do here. */
 int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *io, bool changed)
 {
     bool flushed = false;

@@ -63,7 +63,8 @@ static int delete_orphan(const struct mqd_listing *listing, const char *director
     int64_t offset = -1;
     for (int kind = MQD_FILE_INDEX; kind <= MQD_FILE_TXN_SUM && offset < 0 && strlen(name) >= 20; kind++)
         offset = mqd_segment_offset_of(name, (enum mqd_file_kind)kind);
-    if (offset < 0 || (listing->log_count && bsearch(&offset, listing->logs, listing->log_count, sizeof offset, ascending)))
+    if (offset < 0 ||
+        (listing->log_count && bsearch(&offset, listing->logs, listing->log_count, sizeof offset, ascending)))
         return 0;
     return unlink_in(directory, name);
 }
@@ -78,7 +79,8 @@ static int for_each_name(struct mqd_listing *listing, const char *directory, boo
     errno = 0;
     while (result == 0 && (entry = readdir(stream))) {
         if (entry->d_name[0] != '.')
-            result = orphans ? delete_orphan(listing, directory, entry->d_name) : note_name(listing, directory, entry->d_name);
+            result = orphans ? delete_orphan(listing, directory, entry->d_name)
+                             : note_name(listing, directory, entry->d_name);
         errno = 0;
     }
     if (result == 0 && errno)

@@ -1,7 +1,9 @@
-/* mqd_partition_open: which segments there are, where the log ends, that it is all on disk. Rules: log/recovery/recovery.h.
+/* mqd_partition_open: which segments there are, where the log ends, that it is all on disk. Rules:
+ * log/recovery/recovery.h.
  *
- * Per segment, in order: those below the trusted boundary have only their index completed; the one that holds it, and in checked mode all behind it, are walked.
- * The first that does not end soundly becomes the active one, cut; the rest goes.
+ * Per segment, in order: those below the trusted boundary have only their index completed; the one
+ * that holds it, and in checked mode all behind it, are walked. The first that does not end soundly
+ * becomes the active one, cut; the rest goes.
  */
 #include "log/recovery/recovery.h"
 
@@ -27,7 +29,9 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* of a truncation; INT64_MAX = none */
-    bool cutting;   /* it is carried out on a log that was open: what is below is as it should be, nothing else is looked at */
+    /* it is carried out on a log that was open: what is below is as it should be, nothing else is
+     * looked at */
+    bool cutting;
     bool read_only; /* the file system is: nothing is repaired, the partition is opened fenced */
     bool was_cut;   /* on purpose, and the recovery point may be older: it does not say where the log must reach */
     bool changed;   /* names or lengths were changed: the directory and the active segment want a flush */
@@ -39,19 +43,21 @@ struct tail { /* a segment under inspection */
     struct mqd_index index;
     int64_t valid_bytes, next_offset; /* where its sound part ends */
     int64_t first_timestamp_ms;
-    int64_t entry_position;    /* of the batch at which the walk began: it has an index entry; 0 = it has none */
-    bool sound;      /* sound to the end of the file */
-    bool unreadable; /* C1: damage below the recovery point, and nothing whole behind it */
-    bool sound_behind; /* C5: something whole lies behind the damage at which the log is to end */
+    int64_t entry_position; /* of the batch at which the walk began: it has an index entry; 0 = it has none */
+    bool sound;             /* sound to the end of the file */
+    bool unreadable;        /* C1: damage below the recovery point, and nothing whole behind it */
+    bool sound_behind;      /* C5: something whole lies behind the damage at which the log is to end */
 };
 
-/* What a disk without space, or one that is read-only, refuses to an index is no reason to refuse the partition: it can be read without. */
+/* What a disk without space, or one that is read-only, refuses to an index is no reason to refuse
+ * the partition: it can be read without. */
 static bool tolerable(int error)
 {
     return error == ENOSPC || error == EDQUOT || error == EROFS;
 }
 
-/* ---- one segment -------------------------------------------------------------------------------------------------- */
+/* ---- one segment
+ * -------------------------------------------------------------------------------------------------- */
 
 static int tail_open(struct recovery *recovery, struct tail *tail, int64_t base_offset)
 {
@@ -97,9 +103,11 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
     tail->valid_bytes = position + batch->size_bytes;
     if (mqd_epochs_add(&partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
         return -1;
-    if (mqd_index_add(&tail->index, tail->base_offset, partition->options.index_interval_bytes, batch, (uint32_t)position) &&
+    if (mqd_index_add(&tail->index, tail->base_offset, partition->options.index_interval_bytes, batch,
+                      (uint32_t)position) &&
         mqd_index_flush(&tail->index, partition->path, tail->base_offset) < 0 && !tolerable(errno))
-        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path, (long long)tail->base_offset);
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
+                                (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
         mqd_index_note_end(&tail->index, tail->base_offset); /* as when its entry was made */
     return 0;
@@ -111,11 +119,14 @@ struct held { /* the batch that the walk went over last, not yet taken */
     bool present;
 };
 
-/* C1: a header below the recovery point is believed without its CRC; but when the walk stumbles behind it, or it reaches beyond what is trusted, its own length or
- * offsets may be what is wrong. Then the CRC is asked, and a wrong one makes the walk stand before this batch. -1: the disk failed. */
+/* C1: a header below the recovery point is believed without its CRC; but when the walk stumbles
+ * behind it, or it reaches beyond what is trusted, its own length or offsets may be what is wrong.
+ * Then the CRC is asked, and a wrong one makes the walk stand before this batch. -1: the disk
+ * failed. */
 static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
 {
-    if (!held->present || held->batch.base_offset >= trusted_below || (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
+    if (!held->present || held->batch.base_offset >= trusted_below ||
+        (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
         return 0;
     const char *reason = walk->reason;
     int valid = mqd_walk_check(walk, &held->batch, held->position);
@@ -130,7 +141,8 @@ static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below
     return 0;
 }
 
-/* Where the walk has ended: 1 it goes on behind damage that is to stay, 0 it has ended, -1 the disk failed. */
+/* Where the walk has ended: 1 it goes on behind damage that is to stay, 0 it has ended, -1 the disk
+ * failed. */
 static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
 {
     if (!walk->reason) {
@@ -151,7 +163,8 @@ static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_wal
 }
 
 /* Walks on until the end, the cut, or the first invalid byte that is not trusted. */
-static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below, int64_t cut_offset)
+static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below,
+                          int64_t cut_offset)
 {
     struct mqd_batch batch;
     struct held held = {.present = false};
@@ -179,26 +192,34 @@ static int tail_start(struct tail *tail, struct mqd_walk *walk, struct mqd_index
     struct mqd_batch batch;
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     bool sound = start->position == 0;
-    if (!sound && start->position <= tail->file_bytes - MQD_BATCH_HEADER_BYTES && pread(tail->fd, header, sizeof header, start->position) == (ssize_t)sizeof header)
-        sound = mqd_batch_decode(header, sizeof header, &batch) == 0 && batch.base_offset == tail->base_offset + start->relative_offset;
+    if (!sound && start->position <= tail->file_bytes - MQD_BATCH_HEADER_BYTES &&
+        pread(tail->fd, header, sizeof header, start->position) == (ssize_t)sizeof header)
+        sound = mqd_batch_decode(header, sizeof header, &batch) == 0 &&
+                batch.base_offset == tail->base_offset + start->relative_offset;
     if (!sound) {
         mqd_index_init(&tail->index);
         *start = (struct mqd_index_entry){0, 0};
     }
     tail->next_offset = tail->base_offset + start->relative_offset;
     tail->valid_bytes = tail->entry_position = start->position;
-    if (start->position > 0 && pread(tail->fd, header, sizeof header, 0) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0)
+    if (start->position > 0 && pread(tail->fd, header, sizeof header, 0) == (ssize_t)sizeof header &&
+        mqd_batch_decode(header, sizeof header, &batch) == 0)
         tail->first_timestamp_ms = batch.max_timestamp_ms;
-    return mqd_walk_begin(walk, tail->fd, tail->base_offset, start->position, tail->next_offset, tail->file_bytes, crc_from_offset);
+    return mqd_walk_begin(walk, tail->fd, tail->base_offset, start->position, tail->next_offset, tail->file_bytes,
+                          crc_from_offset);
 }
 
-struct bounds { int64_t crc_from_offset, trusted_below, index_end, cut_offset; bool intact; };
+struct bounds {
+    int64_t crc_from_offset, trusted_below, index_end, cut_offset;
+    bool intact;
+};
 
 static int tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bounds)
 {
     struct mqd_index_entry start;
     struct mqd_walk walk;
-    if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end, bounds.intact, &start) < 0 ||
+    if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end,
+                       bounds.intact, &start) < 0 ||
         tail_start(tail, &walk, &start, bounds.crc_from_offset) < 0)
         return -1;
     walk.gaps_allowed = recovery->partition->has_gaps;
@@ -213,11 +234,14 @@ static int tail_settle(struct recovery *recovery, struct tail *tail)
 {
     int changed = mqd_index_settle(&tail->index, recovery->partition->path, tail->base_offset);
     if (changed < 0 && !tolerable(errno))
-        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", recovery->partition->path, (long long)tail->base_offset);
-    return changed == 1 && recovery->mode != MODE_CLEAN ? mqd_index_sync(recovery->partition->path, tail->base_offset) : 0;
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", recovery->partition->path,
+                                (long long)tail->base_offset);
+    return changed == 1 && recovery->mode != MODE_CLEAN ? mqd_index_sync(recovery->partition->path, tail->base_offset)
+                                                        : 0;
 }
 
-/* A sealed segment below the boundary: its bytes are believed, its index is completed where something is missing. */
+/* A sealed segment below the boundary: its bytes are believed, its index is completed where
+ * something is missing. */
 static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base)
 {
     struct tail tail;
@@ -237,32 +261,42 @@ static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t 
     return result;
 }
 
-/* ---- the active one ----------------------------------------------------------------------------------------------- */
+/* ---- the active one
+ * ----------------------------------------------------------------------------------------------- */
 
 /* The tail becomes the active segment, cut to its sound part. Takes its fd, also on failure. */
 static int make_active(struct recovery *recovery, struct tail *tail, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
-    partition->active = (struct mqd_active){
-        .fd = tail->fd, .base_offset = tail->base_offset, .size_bytes = tail->valid_bytes, .allocated_bytes = tail->valid_bytes,
-        .first_timestamp_ms = tail->first_timestamp_ms, .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms, .index = tail->index, .txn_index = MQD_TXN_INDEX_CLOSED};
-    /* When the first batch was appended is not written anywhere; its timestamp is the best guess that is not in the future. */
+    partition->active = (struct mqd_active){.fd = tail->fd,
+                                            .base_offset = tail->base_offset,
+                                            .size_bytes = tail->valid_bytes,
+                                            .allocated_bytes = tail->valid_bytes,
+                                            .first_timestamp_ms = tail->first_timestamp_ms,
+                                            .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms,
+                                            .index = tail->index,
+                                            .txn_index = MQD_TXN_INDEX_CLOSED};
+    /* When the first batch was appended is not written anywhere; its timestamp is the best guess
+     * that is not in the future. */
     if (tail->valid_bytes > 0 && tail->first_timestamp_ms >= 0 && tail->first_timestamp_ms < now_ms)
         partition->active.first_append_ms = tail->first_timestamp_ms;
     partition->log_end_offset = tail->next_offset;
     partition->fenced = recovery->read_only;
     if (tail->file_bytes > tail->valid_bytes) {
         if (recovery->read_only)
-            return mqd_error_set(EROFS, "%s: %lld bytes must be cut off, but the file system is read-only; remount it writable", partition->path,
-                                 (long long)(tail->file_bytes - tail->valid_bytes));
+            return mqd_error_set(
+                EROFS, "%s: %lld bytes must be cut off, but the file system is read-only; remount it writable",
+                partition->path, (long long)(tail->file_bytes - tail->valid_bytes));
         if (mqd_file_truncate(tail->fd, tail->valid_bytes) < 0)
-            return mqd_error_system(errno, "%s: cannot cut segment %lld", partition->path, (long long)tail->base_offset);
+            return mqd_error_system(errno, "%s: cannot cut segment %lld", partition->path,
+                                    (long long)tail->base_offset);
         recovery->io->truncated_bytes += tail->file_bytes - tail->valid_bytes;
         recovery->changed = true;
     }
     int changed = mqd_index_settle(&partition->active.index, partition->path, tail->base_offset);
     if (changed < 0 && !tolerable(errno))
-        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path, (long long)tail->base_offset);
+        return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
+                                (long long)tail->base_offset);
     recovery->changed |= changed == 1 && recovery->mode != MODE_CLEAN;
     mqd_index_close_files(&partition->active.index);
     return 0;
@@ -277,7 +311,11 @@ static int create_active(struct recovery *recovery, int64_t base_offset)
         mqd_file_close(fd);
         return mqd_error_system(error, "%s: cannot create segment %lld", partition->path, (long long)base_offset);
     }
-    partition->active = (struct mqd_active){.fd = fd, .base_offset = base_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = MQD_TXN_INDEX_CLOSED};
+    partition->active = (struct mqd_active){.fd = fd,
+                                            .base_offset = base_offset,
+                                            .first_timestamp_ms = -1,
+                                            .first_append_ms = -1,
+                                            .txn_index = MQD_TXN_INDEX_CLOSED};
     mqd_index_init(&partition->active.index);
     partition->log_end_offset = base_offset;
     partition->directory_dirty = true;
@@ -286,8 +324,10 @@ static int create_active(struct recovery *recovery, int64_t base_offset)
 
 static int delete_from(struct recovery *recovery, uint32_t first)
 {
-    for (uint32_t i = recovery->listing.log_count; i-- > first;) { /* from the end: what is left is always without a gap */
-        if (mqd_segment_delete(recovery->partition->path, recovery->listing.logs[i], &recovery->io->truncated_bytes) < 0)
+    /* from the end: what is left is always without a gap */
+    for (uint32_t i = recovery->listing.log_count; i-- > first;) {
+        if (mqd_segment_delete(recovery->partition->path, recovery->listing.logs[i], &recovery->io->truncated_bytes) <
+            0)
             return -1;
         recovery->changed = true;
     }
@@ -295,7 +335,8 @@ static int delete_from(struct recovery *recovery, uint32_t first)
     return 0;
 }
 
-/* ---- all segments ------------------------------------------------------------------------------------------------- */
+/* ---- all segments
+ * ------------------------------------------------------------------------------------------------- */
 
 static struct bounds bounds_of(const struct recovery *recovery)
 {
@@ -314,11 +355,14 @@ static bool below_boundary(const struct recovery *recovery, uint32_t i)
 {
     if (i + 1 == recovery->listing.log_count)
         return false;
-    int64_t boundary = recovery->mode == MODE_CLEAN ? INT64_MAX : recovery->mode == MODE_TRUSTED ? recovery->io->trusted_end_offset : recovery->io->recovery_point_offset;
+    int64_t boundary = recovery->mode == MODE_CLEAN     ? INT64_MAX
+                       : recovery->mode == MODE_TRUSTED ? recovery->io->trusted_end_offset
+                                                        : recovery->io->recovery_point_offset;
     return recovery->listing.logs[i + 1] <= boundary;
 }
 
-/* Does the log go on in segment i + 1 after a tail that ends at next_offset? Compaction leaves gaps; nothing else does. */
+/* Does the log go on in segment i + 1 after a tail that ends at next_offset? Compaction leaves
+ * gaps; nothing else does. */
 static bool continues(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     if (!tail->sound || i + 1 == recovery->listing.log_count)
@@ -331,7 +375,8 @@ static bool continues(const struct recovery *recovery, const struct tail *tail, 
 static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     bool more = i + 1 < recovery->listing.log_count;
-    if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated || !(tail->sound_behind || more))
+    if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated ||
+        !(tail->sound_behind || more))
         return 0;
     return mqd_recovery_note_shortened(recovery->partition->path);
 }
@@ -342,12 +387,14 @@ static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
     return !recovery->cutting && !recovery->was_cut && end_offset < recovery->io->recovery_point_offset;
 }
 
-/* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was misplaced; -1 error. Takes the tail's fd unless 0. */
+/* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was
+ * misplaced; -1 error. Takes the tail's fd unless 0. */
 static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
 {
     if (recovery->mode == MODE_CLEAN && !tail->sound)
         return 0;
-    if (recovery->mode == MODE_TRUSTED && (recovery->cutting ? recovery->io->corrupt_position >= 0 : tail->next_offset != recovery->io->trusted_end_offset))
+    if (recovery->mode == MODE_TRUSTED && (recovery->cutting ? recovery->io->corrupt_position >= 0
+                                                             : tail->next_offset != recovery->io->trusted_end_offset))
         return 0;
     if (note_shortened(recovery, tail, i) < 0 || delete_from(recovery, i + 1) < 0) {
         tail_close(tail);
@@ -407,11 +454,14 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
 static int recover_log(struct recovery *recovery, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
-    recovery->mode = recovery->io->clean_shutdown ? MODE_CLEAN : recovery->io->trusted_end_offset >= 0 ? MODE_TRUSTED : MODE_CHECKED;
+    recovery->mode = recovery->io->clean_shutdown            ? MODE_CLEAN
+                     : recovery->io->trusted_end_offset >= 0 ? MODE_TRUSTED
+                                                             : MODE_CHECKED;
     int done = recover_segments(recovery, now_ms);
     if (done == 0 && recovery->cutting)
-        return mqd_error_set(MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below where the log is to be cut", partition->path,
-                             (long long)recovery->io->corrupt_position, (long long)recovery->io->corrupt_segment);
+        return mqd_error_set(
+            MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below where the log is to be cut",
+            partition->path, (long long)recovery->io->corrupt_position, (long long)recovery->io->corrupt_segment);
     if (done == 0) {
         recovery->mode = MODE_CHECKED;
         recovery->io->corrupt_position = recovery->io->corrupt_segment = recovery->io->missing_from = -1;
@@ -431,7 +481,8 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------ */
+/* ---- opening
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* After log start, log end and replay: the checkpoint says what the log says. */
 static int settle_epochs(struct recovery *recovery, bool changed)
@@ -459,7 +510,8 @@ static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t
 static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
 {
     struct mqd_mark known;
-    if (mqd_partition_place(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset, &known) < 0)
+    if (mqd_partition_place(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset,
+                            &known) < 0)
         return -1;
     mqd_partition_set_replicated(partition, true);
     mqd_partition_forget_high_watermark(partition, &known);
@@ -476,15 +528,17 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     int32_t epoch_last = mqd_epochs_last(&partition->epochs);
     if (recover_log(recovery, now_ms) < 0)
         return -1;
-    partition->log_start_offset = io->log_start_offset > partition->segments[0] ? io->log_start_offset : partition->segments[0];
+    partition->log_start_offset =
+        io->log_start_offset > partition->segments[0] ? io->log_start_offset : partition->segments[0];
     partition->staged_end_offset = partition->log_end_offset;
-    int replayed = mqd_recovery_replay(partition, &recovery->listing, recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
+    int replayed = mqd_recovery_replay(partition, &recovery->listing,
+                                       recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
                                        io->replicated ? io->high_watermark : INT64_MAX, now_ms);
     recovery->changed |= replayed == 1;
-    if (replayed < 0 ||
-        settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
+    if (replayed < 0 || settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
         return -1;
-    if (recovery->mode != MODE_CLEAN && !recovery->read_only && mqd_recovery_flush(partition, io, recovery->changed) < 0)
+    if (recovery->mode != MODE_CLEAN && !recovery->read_only &&
+        mqd_recovery_flush(partition, io, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
     if (io->replicated && !recovery->cutting && restore_high_watermark(partition, io->high_watermark) < 0)
@@ -496,7 +550,8 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-/* A truncation that was interrupted is carried out; of one that was not, what it asks of the recovery point (log/recovery/truncation.h). */
+/* A truncation that was interrupted is carried out; of one that was not, what it asks of the
+ * recovery point (log/recovery/truncation.h). */
 static int resume_truncation(struct recovery *recovery)
 {
     struct mqd_truncation_marks marks;
@@ -522,7 +577,8 @@ static int resume_truncation(struct recovery *recovery)
     return delete_from(recovery, first);
 }
 
-static struct mqd_partition *partition_new(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms)
+static struct mqd_partition *partition_new(const char *path, const struct mqd_log_options *options,
+                                           int32_t leader_epoch, int64_t now_ms)
 {
     struct mqd_partition *partition = calloc(1, sizeof *partition);
     if (!partition || !(partition->path = strdup(path))) {
@@ -530,7 +586,8 @@ static struct mqd_partition *partition_new(const char *path, const struct mqd_lo
         mqd_error_set(ENOMEM, "no memory for a partition");
         return NULL;
     }
-    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = partition->active.txn_index.fd = partition->active.txn_index.sum_fd = -1;
+    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd =
+        partition->active.txn_index.fd = partition->active.txn_index.sum_fd = -1;
     partition->preallocate_fd = partition->sync_directory_fd = -1;
     partition->snapshot_offset = partition->snapshot_previous = -1;
     partition->leader_epoch = leader_epoch;
@@ -546,7 +603,8 @@ static void begin_io(struct mqd_recovery *io)
     io->corrupt_position = io->corrupt_segment = io->missing_from = io->missing_to = -1;
 }
 
-struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms, struct mqd_recovery *io)
+struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch,
+                                         int64_t now_ms, struct mqd_recovery *io)
 {
     struct mqd_partition *partition = partition_new(path, options, leader_epoch, now_ms);
     struct recovery recovery = {.partition = partition, .io = io, .cut_offset = INT64_MAX};
@@ -572,10 +630,16 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     return NULL;
 }
 
-struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset, int64_t now_ms, struct mqd_recovery *io)
+struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
+                                       int64_t now_ms, struct mqd_recovery *io)
 {
     struct mqd_partition *partition = partition_new(old->path, &old->options, old->leader_epoch, now_ms);
-    struct recovery recovery = {.partition = partition, .io = io, .listing = *listing, .mode = MODE_TRUSTED, .cut_offset = cut_offset, .cutting = true};
+    struct recovery recovery = {.partition = partition,
+                                .io = io,
+                                .listing = *listing,
+                                .mode = MODE_TRUSTED,
+                                .cut_offset = cut_offset,
+                                .cutting = true};
     uint32_t first = 0;
     if (!partition)
         return NULL;

@@ -1,7 +1,10 @@
-/* Producers, transactions, aborted transactions and leader epochs after a restart; see log/recovery/recovery.h.
+/* Producers, transactions, aborted transactions and leader epochs after a restart; see
+ * log/recovery/recovery.h.
  *
- * Abort markers between sound_below and the snapshot (power was lost soon after it was written) are met by the walk, but the snapshot no longer knows where their
- * transactions began: their entries must be in the files. When one is not, all is replayed from a snapshot below, or from the log's beginning.
+ * Abort markers between sound_below and the snapshot (power was lost soon after it was written) are
+ * met by the walk, but the snapshot no longer knows where their transactions began: their entries
+ * must be in the files. When one is not, all is replayed from a snapshot below, or from the log's
+ * beginning.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +21,8 @@
 #define SNAPSHOT_BYTES_MAX (1ll << 33)
 #define SNAPSHOTS_KEPT 2
 
-/* ---- snapshots ---------------------------------------------------------------------------------------------------- */
+/* ---- snapshots
+ * ---------------------------------------------------------------------------------------------------- */
 
 static uint8_t *read_whole(int fd, size_t size_bytes)
 {
@@ -37,7 +41,8 @@ static uint8_t *read_whole(int fd, size_t size_bytes)
     return bytes;
 }
 
-/* A snapshot that cannot be read or is corrupt is no error: an older one, or the log itself, has the same to tell. */
+/* A snapshot that cannot be read or is corrupt is no error: an older one, or the log itself, has
+ * the same to tell. */
 static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
 {
     char path[PATH_MAX];
@@ -46,10 +51,13 @@ static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
     if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
         return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    uint8_t *bytes = fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX ? read_whole(fd, (size_t)status.st_size) : NULL;
+    uint8_t *bytes = fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX
+                         ? read_whole(fd, (size_t)status.st_size)
+                         : NULL;
     if (fd >= 0)
         close(fd);
-    bool loaded = bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &inside) == 0 && inside == offset;
+    bool loaded = bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &inside) == 0 &&
+                  inside == offset;
     free(bytes);
     if (!loaded)
         mqd_producers_free(&partition->producers);
@@ -64,8 +72,9 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
     return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* gone by a choice before this one */
 }
 
-/* Loads the newest usable one at or below `limit` into the partition; deletes those beyond it (they tell of records that are gone), corrupt and surplus ones; and those
- * below the first segment: what happened between, the end of a transaction perhaps, was deleted with the segments. */
+/* Loads the newest usable one at or below `limit` into the partition; deletes those beyond it (they
+ * tell of records that are gone), corrupt and surplus ones; and those below the first segment: what
+ * happened between, the end of a transaction perhaps, was deleted with the segments. */
 static int choose_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
 {
     uint32_t kept = 0;
@@ -87,7 +96,8 @@ static int choose_snapshot(struct mqd_partition *partition, const struct mqd_lis
     return 0;
 }
 
-/* ---- replay ------------------------------------------------------------------------------------------------------- */
+/* ---- replay
+ * ------------------------------------------------------------------------------------------------------- */
 
 struct replay {
     struct mqd_partition *partition;
@@ -95,11 +105,12 @@ struct replay {
     int64_t aborted_from;   /* entries of markers below are in the files */
     int64_t settle_below;   /* transactions that ended below are of no more concern */
     int64_t now_ms;
-    struct mqd_aborted_list known, made; /* of the segment under way: in its file; those of the markers at or behind aborted_from */
-    bool lost;              /* a marker below producers_from has no entry */
+    /* of the segment under way: in its file; those of the markers at or behind aborted_from */
+    struct mqd_aborted_list known, made;
+    bool lost; /* a marker below producers_from has no entry */
     bool changed;
-    bool rebuilding;        /* only .txnindex files are made, of those that do not prove themselves */
-    int64_t aborted_limit;  /* entries of markers at or behind it need no proof: they are made from the log anyway */
+    bool rebuilding;       /* only .txnindex files are made, of those that do not prove themselves */
+    int64_t aborted_limit; /* entries of markers at or behind it need no proof: they are made from the log anyway */
 };
 
 /* The entry of this marker that the file holds already, or NULL. */
@@ -127,28 +138,35 @@ static int make_entry(struct replay *replay, struct mqd_aborted entry)
     return mqd_aborted_add(&replay->made, &entry);
 }
 
-/* An abort marker that has ended a transaction which began at first_offset; -1: it is below the snapshot, only the file can tell. */
+/* An abort marker that has ended a transaction which began at first_offset; -1: it is below the
+ * snapshot, only the file can tell. */
 static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
 {
     const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
-    if (known && (first_offset < 0 || known->first_offset <= first_offset)) /* its beginning may have been deleted from the log since */
+    /* its beginning may have been deleted from the log since */
+    if (known && (first_offset < 0 || known->first_offset <= first_offset))
         return make_entry(replay, *known);
     if (first_offset < 0) {
         replay->lost = true;
         return 0;
     }
     int64_t ongoing = mqd_transactions_first_ongoing(&replay->partition->producers.transactions);
-    return make_entry(replay, (struct mqd_aborted){batch->producer_id, first_offset, batch->base_offset, ongoing <= batch->base_offset ? ongoing : batch->base_offset + 1});
+    return make_entry(replay, (struct mqd_aborted){batch->producer_id, first_offset, batch->base_offset,
+                                                   ongoing <= batch->base_offset ? ongoing : batch->base_offset + 1});
 }
 
-static int add_producer(struct replay *replay, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t *ended_first_offset)
+static int add_producer(struct replay *replay, const struct mqd_batch *batch, const struct mqd_marker *marker,
+                        int64_t *ended_first_offset)
 {
     struct mqd_partition *partition = replay->partition;
     struct mqd_producer_undo undo;
-    /* The clock of the broker when it was appended is not in the log: as new, it is remembered for another full period. */
+    /* The clock of the broker when it was appended is not in the log: as new, it is remembered for
+     * another full period. */
     if (mqd_producers_add(&partition->producers, batch, marker, batch->base_offset, replay->now_ms, &undo) < 0)
         return -1;
-    *ended_first_offset = undo.change == MQD_TRANSACTION_ENDED ? mqd_transaction_first_offset(&partition->producers.transactions, undo.transaction) : -1;
+    *ended_first_offset = undo.change == MQD_TRANSACTION_ENDED
+                              ? mqd_transaction_first_offset(&partition->producers.transactions, undo.transaction)
+                              : -1;
     mqd_transactions_settle(&partition->producers.transactions, replay->settle_below);
     if (partition->producers.count > 2u * (uint32_t)partition->options.producer_id_count_max)
         mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
@@ -178,7 +196,8 @@ static int replay_marker(struct replay *replay, const struct mqd_batch *batch, i
 static int replay_batch(struct replay *replay, const struct mqd_batch *batch, int fd, int64_t position)
 {
     int64_t none;
-    if (!replay->rebuilding && mqd_epochs_add(&replay->partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
+    if (!replay->rebuilding &&
+        mqd_epochs_add(&replay->partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
         return -1;
     if (batch->producer_id < 0)
         return 0;
@@ -187,8 +206,8 @@ static int replay_batch(struct replay *replay, const struct mqd_batch *batch, in
     return batch->base_offset < replay->producers_from ? 0 : add_producer(replay, batch, NULL, &none);
 }
 
-/* Damage below the recovery point is stepped over, as in the walk that found the end. The length or offsets of the batch before may be what is wrong: so the
- * search begins inside that one. */
+/* Damage below the recovery point is stepped over, as in the walk that found the end. The length or
+ * offsets of the batch before may be what is wrong: so the search begins inside that one. */
 static int replay_walk(struct replay *replay, struct mqd_walk *walk)
 {
     struct mqd_batch batch;
@@ -210,16 +229,20 @@ static int replay_walk(struct replay *replay, struct mqd_walk *walk)
     }
 }
 
-/* Where the walk of a segment may begin so as to meet every batch at or above `offset`: an index entry that names a batch, or the segment's beginning. */
-static struct mqd_index_entry start_of(int fd, const char *directory, int64_t base_offset, int64_t offset, int64_t size_bytes)
+/* Where the walk of a segment may begin so as to meet every batch at or above `offset`: an index
+ * entry that names a batch, or the segment's beginning. */
+static struct mqd_index_entry start_of(int fd, const char *directory, int64_t base_offset, int64_t offset,
+                                       int64_t size_bytes)
 {
     const struct mqd_index_entry beginning = {0, 0};
     struct mqd_index_entry entry;
     struct mqd_batch batch;
     uint8_t header[MQD_BATCH_HEADER_BYTES];
-    if (offset <= base_offset || mqd_index_lookup(directory, base_offset, offset, &entry) != 1 || entry.position > size_bytes - MQD_BATCH_HEADER_BYTES)
+    if (offset <= base_offset || mqd_index_lookup(directory, base_offset, offset, &entry) != 1 ||
+        entry.position > size_bytes - MQD_BATCH_HEADER_BYTES)
         return beginning;
-    bool sound = pread(fd, header, sizeof header, entry.position) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0 &&
+    bool sound = pread(fd, header, sizeof header, entry.position) == (ssize_t)sizeof header &&
+                 mqd_batch_decode(header, sizeof header, &batch) == 0 &&
                  batch.base_offset == base_offset + entry.relative_offset;
     return sound ? entry : beginning;
 }
@@ -241,7 +264,8 @@ static int walk_segment(struct replay *replay, uint32_t i, int64_t from_offset)
     }
     struct mqd_walk walk;
     struct mqd_index_entry start = start_of(fd, partition->path, base_offset, from_offset, status.st_size);
-    int result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset, status.st_size, INT64_MAX);
+    int result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset,
+                                status.st_size, INT64_MAX);
     walk.gaps_allowed = partition->has_gaps;
     if (result == 0)
         result = replay_walk(replay, &walk);
@@ -253,12 +277,14 @@ static int walk_segment(struct replay *replay, uint32_t i, int64_t from_offset)
 static bool same_entries(const struct mqd_aborted *left, const struct mqd_aborted *right, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        if (left[i].producer_id != right[i].producer_id || left[i].first_offset != right[i].first_offset || left[i].last_offset != right[i].last_offset)
+        if (left[i].producer_id != right[i].producer_id || left[i].first_offset != right[i].first_offset ||
+            left[i].last_offset != right[i].last_offset)
             return false;
     return true;
 }
 
-/* The segment's file as the walk found it must be: what was believed of it, then what was made. Its whole size in *file_bytes. */
+/* The segment's file as the walk found it must be: what was believed of it, then what was made. Its
+ * whole size in *file_bytes. */
 static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *file_bytes)
 {
     char path[PATH_MAX];
@@ -274,7 +300,8 @@ static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *
     if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_SUM) < 0)
         return -1;
     int64_t sum_bytes = stat(path, &status) == 0 ? status.st_size : 0;
-    if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes && same_entries(replay->known.entries + believed, replay->made.entries, replay->made.count))
+    if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes &&
+        same_entries(replay->known.entries + believed, replay->made.entries, replay->made.count))
         return 0;
     replay->known.count = believed;
     for (uint32_t i = 0; i < replay->made.count; i++)
@@ -288,13 +315,15 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
 {
     struct mqd_partition *partition = replay->partition;
     bool last = i + 1 == partition->segment_count;
-    int64_t base_offset = partition->segments[i], end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
+    int64_t base_offset = partition->segments[i],
+            end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
     bool walked = end_offset > from_offset && end_offset > base_offset;
     uint32_t file_bytes;
     if (!walked && !last)
         return 0;
     replay->made.count = 0;
-    if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->known) < 0 || (walked && walk_segment(replay, i, from_offset) < 0))
+    if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->known) < 0 ||
+        (walked && walk_segment(replay, i, from_offset) < 0))
         return -1;
     if (replay->lost)
         return 0;
@@ -322,16 +351,19 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     return replay->lost;
 }
 
-/* ---- .txnindex files that do not prove themselves ------------------------------------------------------------------- */
+/* ---- .txnindex files that do not prove themselves
+ * ------------------------------------------------------------------- */
 
-/* The newest snapshot at or below `offset`: the walk may begin there. Else it begins where the log does. */
+/* The newest snapshot at or below `offset`: the walk may begin there. Else it begins where the log
+ * does. */
 static void start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
 {
     struct mqd_partition *partition = replay->partition;
     mqd_producers_free(&partition->producers);
     replay->producers_from = replay->aborted_from = partition->segments[0];
     for (uint32_t i = listing->snapshot_count; i-- > 0;)
-        if (listing->snapshots[i] <= offset && listing->snapshots[i] >= partition->segments[0] && load_snapshot(partition, listing->snapshots[i])) {
+        if (listing->snapshots[i] <= offset && listing->snapshots[i] >= partition->segments[0] &&
+            load_snapshot(partition, listing->snapshots[i])) {
             replay->producers_from = replay->aborted_from = listing->snapshots[i];
             return;
         }
@@ -350,7 +382,8 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
     return settle_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
 }
 
-/* Walks from the snapshot below the first of them, so that the beginning of every transaction is met, to the last. What the walk leaves of producers is not used. */
+/* Walks from the snapshot below the first of them, so that the beginning of every transaction is
+ * met, to the last. What the walk leaves of producers is not used. */
 static int rebuild_unproven(struct replay *replay, const struct mqd_listing *listing)
 {
     struct mqd_partition *partition = replay->partition;
@@ -376,7 +409,8 @@ static int rebuild_unproven(struct replay *replay, const struct mqd_listing *lis
     return result;
 }
 
-int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t settle_below, int64_t now_ms)
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
+                        int64_t settle_below, int64_t now_ms)
 {
     struct replay replay = {.partition = partition, .settle_below = settle_below, .now_ms = now_ms};
     replay.aborted_limit = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;

@@ -1,6 +1,8 @@
-/* Marks of truncations, and the truncation itself (mqd_partition_truncate, mqd_partition_restart_at); see log/recovery/truncation.h.
+/* Marks of truncations, and the truncation itself (mqd_partition_truncate,
+ * mqd_partition_restart_at); see log/recovery/truncation.h.
  *
- * The log is closed and opened anew by recovery's own means, cut where it is to end: what recovery knows of indexes, producers, transactions and epochs is not written twice.
+ * The log is closed and opened anew by recovery's own means, cut where it is to end: what recovery
+ * knows of indexes, producers, transactions and epochs is not written twice.
  */
 #include "log/recovery/truncation.h"
 
@@ -20,11 +22,14 @@
 
 #define MARK_BYTES_MAX 64
 
-/* ---- marks -------------------------------------------------------------------------------------------------------- */
+/* ---- marks
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int mark_path(char out[PATH_MAX], const char *directory, const char *name)
 {
-    return snprintf(out, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ? 0 : mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
+    return snprintf(out, PATH_MAX, "%s/%s", directory, name) < PATH_MAX
+               ? 0
+               : mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
 }
 
 /* 1 read, 0 there is none, -1 it cannot be read or is not what was written. */
@@ -44,7 +49,10 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
         return mqd_error_system(error, "cannot read %s", path);
     text[got] = 0;
     if (got == 0 || text[got - 1] != '\n' || sscanf(text, "%lld %lld", &cut, &start) < 1)
-        return mqd_error_set(MQD_E_CORRUPT, "%s does not say where the log is to be cut; delete the partition's directory, its replica is copied anew", path);
+        return mqd_error_set(
+            MQD_E_CORRUPT,
+            "%s does not say where the log is to be cut; delete the partition's directory, its replica is copied anew",
+            path);
     *cut_offset = cut;
     *start_offset = start;
     return 1;
@@ -59,8 +67,8 @@ static int load_truncated(const char *directory, struct mqd_truncation_marks *ou
     if (!stream)
         return mqd_error_system(errno, "cannot list %s", directory);
     while (result >= 0 && (entry = readdir(stream)))
-        if (strncmp(entry->d_name, MQD_TRUNCATED_PREFIX, sizeof MQD_TRUNCATED_PREFIX - 1) == 0 && (result = read_mark(directory, entry->d_name, &cut, &none)) == 1 &&
-            cut < out->trusted_below)
+        if (strncmp(entry->d_name, MQD_TRUNCATED_PREFIX, sizeof MQD_TRUNCATED_PREFIX - 1) == 0 &&
+            (result = read_mark(directory, entry->d_name, &cut, &none)) == 1 && cut < out->trusted_below)
             out->trusted_below = cut;
     closedir(stream);
     return result < 0 ? -1 : 0;
@@ -82,7 +90,9 @@ int mqd_truncation_begin(const char *directory, int64_t cut_offset, int64_t star
 {
     char path[PATH_MAX], text[MARK_BYTES_MAX];
     int size = snprintf(text, sizeof text, "%lld %lld\n", (long long)cut_offset, (long long)start_offset);
-    return mark_path(path, directory, MQD_TRUNCATING_FILE) < 0 ? -1 : mqd_file_replace(path, (const uint8_t *)text, (size_t)size);
+    return mark_path(path, directory, MQD_TRUNCATING_FILE) < 0
+               ? -1
+               : mqd_file_replace(path, (const uint8_t *)text, (size_t)size);
 }
 
 int mqd_truncation_end(const char *directory, int64_t now_ms)
@@ -100,9 +110,11 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
     return mqd_file_rename(from, to) < 0 ? -1 : mqd_file_sync_directory(directory);
 }
 
-/* ---- the cut ------------------------------------------------------------------------------------------------------ */
+/* ---- the cut
+ * ------------------------------------------------------------------------------------------------------ */
 
-/* What recovery would list, from what is known: files of a compaction that is under way are left alone. */
+/* What recovery would list, from what is known: files of a compaction that is under way are left
+ * alone. */
 static int listing_of(const struct mqd_partition *partition, struct mqd_listing *out)
 {
     *out = (struct mqd_listing){.log_count = partition->segment_count};
@@ -120,7 +132,8 @@ static int listing_of(const struct mqd_partition *partition, struct mqd_listing 
     return 0;
 }
 
-/* What waits for a flush is flushed (epochs and aborted transactions too, which recovery does not look at when nothing of them changes); the descriptors go. */
+/* What waits for a flush is flushed (epochs and aborted transactions too, which recovery does not
+ * look at when nothing of them changes); the descriptors go. */
 static int close_files(struct mqd_partition *partition)
 {
     int error = 0;
@@ -130,12 +143,14 @@ static int close_files(struct mqd_partition *partition)
         mqd_file_close(partition->sync_queue[i].fd);
     }
     partition->sync_queue_count = 0;
-    mqd_index_seal(&partition->active.index, partition->path, partition->active.base_offset); /* what it cannot write, the walk makes anew */
+    /* what it cannot write, the walk makes anew */
+    mqd_index_seal(&partition->active.index, partition->path, partition->active.base_offset);
     mqd_index_close_files(&partition->active.index);
     mqd_txn_index_close(&partition->active.txn_index);
     mqd_file_close(partition->active.fd);
     partition->active.fd = -1;
-    return error ? mqd_error_system(error, "%s: cannot flush what was written before the log is cut", partition->path) : 0;
+    return error ? mqd_error_system(error, "%s: cannot flush what was written before the log is cut", partition->path)
+                 : 0;
 }
 
 /* `partition` becomes `fresh`; its identity, its role and its high watermark stay. */
@@ -157,19 +172,24 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     mqd_partition_advance_marks(partition);
 }
 
-/* The mark was refused for the moment, and there is none: nothing has been touched, the log is whole. */
+/* The mark was refused for the moment, and there is none: nothing has been touched, the log is
+ * whole. */
 static bool untouched(const struct mqd_partition *partition)
 {
     char path[PATH_MAX];
-    return mqd_error_passes(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 && access(path, F_OK) < 0 && errno == ENOENT;
+    return mqd_error_passes(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 &&
+           access(path, F_OK) < 0 && errno == ENOENT;
 }
 
-static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t start_offset, int64_t now_ms, struct mqd_truncation *out)
+static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t start_offset, int64_t now_ms,
+               struct mqd_truncation *out)
 {
     struct mqd_listing listing;
     int64_t durable = partition->durable.offset;
-    struct mqd_recovery io = {.recovery_point_offset = durable < cut_offset ? durable : cut_offset, .trusted_end_offset = cut_offset,
-                              .replicated = partition->replicated, .high_watermark = partition->high_watermark.offset,
+    struct mqd_recovery io = {.recovery_point_offset = durable < cut_offset ? durable : cut_offset,
+                              .trusted_end_offset = cut_offset,
+                              .replicated = partition->replicated,
+                              .high_watermark = partition->high_watermark.offset,
                               .log_start_offset = start_offset >= 0 ? start_offset : partition->log_start_offset};
     if (listing_of(partition, &listing) < 0)
         return -1;
@@ -209,7 +229,8 @@ int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int6
     return cut(partition, offset, -1, now_ms, out);
 }
 
-int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t batch_offset, int64_t now_ms, struct mqd_truncation *out)
+int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t batch_offset, int64_t now_ms,
+                             struct mqd_truncation *out)
 {
     *out = (struct mqd_truncation){.log_end_offset = partition->log_end_offset};
     if (partition->fenced)
@@ -217,7 +238,8 @@ int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, in
     if (cut(partition, 0, batch_offset, now_ms, out) < 0)
         return -1;
     /* The segment has the batch's name; what is below `offset` of it does not count. */
-    partition->log_start_offset = partition->log_end_offset = partition->staged_end_offset = out->log_end_offset = offset;
+    partition->log_start_offset = partition->log_end_offset = partition->staged_end_offset = out->log_end_offset =
+        offset;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
     return 0;
 }

@@ -1,10 +1,16 @@
-/* Cutting a log back so that no crash leaves a log with a hole, or one that is believed where it was written anew.
+/* Cutting a log back so that no crash leaves a log with a hole, or one that is believed where it
+ * was written anew.
  *
  * Two kinds of marks beside the log:
- *   truncating        "CUT START\n": from before anything is touched until all of it is on disk. START >= 0: the log is emptied and begins there. Whoever opens the log carries it out
- *   truncated.NUMBER  "CUT\n": what lies beyond was written after a recovery point was checkpointed that may be higher. Recovery trusts none above the lowest of them. They are
- *                     removed by whoever writes checkpoints: those that were there before he took the positions, after the checkpoint is on disk
- * Order: truncating (durable) -> delete segments from the end -> cut -> snapshots, aborted transactions, epochs -> flush all, the directory -> rename to truncated -> the directory.
+ *   truncating        "CUT START\n": from before anything is touched until all of it is on disk.
+ *                     START >= 0: the log is emptied and begins there. Whoever opens the log
+ *                     carries it out
+ *   truncated.NUMBER  "CUT\n": what lies beyond was written after a recovery point was checkpointed
+ *                     that may be higher. Recovery trusts none above the lowest of them. They are
+ *                     removed by whoever writes checkpoints: those that were there before he took
+ *                     the positions, after the checkpoint is on disk
+ * Order: truncating (durable) -> delete segments from the end -> cut -> snapshots, aborted
+ * transactions, epochs -> flush all, the directory -> rename to truncated -> the directory.
  */
 #ifndef MQD_TRUNCATION_H
 #define MQD_TRUNCATION_H

@@ -1,4 +1,5 @@
-/* The answer to a Fetch: headers in memory, ranges of segment files as they are. Small ones are copied, the others leave by sendfile. See server/fetch/fetch.c. */
+/* The answer to a Fetch: headers in memory, ranges of segment files as they are. Small ones are
+ * copied, the others leave by sendfile. See server/fetch/fetch.c. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,7 +12,9 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
     uint32_t size_bytes = entry->range.size_bytes;
     if (size_bytes < r->options.sendfile_bytes_min) {
         mqd_buffer_reserve(out, size_bytes);
-        ssize_t n = out->failed ? -1 : pread(mqd_segment_ref_fd(entry->range.segment), out->bytes + out->size_bytes, size_bytes, entry->range.position);
+        ssize_t n = out->failed ? -1
+                                : pread(mqd_segment_ref_fd(entry->range.segment), out->bytes + out->size_bytes,
+                                        size_bytes, entry->range.position);
         mqd_range_release(r->reader, &entry->range);
         if (n != (ssize_t)size_bytes)
             return false;
@@ -32,11 +35,14 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
     return true;
 }
 
-static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version, uint64_t *file_bytes, struct mqd_told_nodes *nodes)
+static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version,
+                             uint64_t *file_bytes, struct mqd_told_nodes *nodes)
 {
     struct mqd_current_leader leader;
-    bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER || entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
-    bool told = other && version >= 12 && mqd_topics_tell_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
+    bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
+                 entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
+    bool told = other && version >= 12 &&
+                mqd_topics_tell_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
     entry->outcome.current_leader = told ? &leader : NULL;
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
@@ -58,7 +64,8 @@ static bool same_topic(const struct mqd_fetch_entry *a, const struct mqd_fetch_e
         return a->topic == b->topic;
     if (a->key.by_id)
         return memcmp(a->key.topic_id, b->key.topic_id, 16) == 0;
-    return a->key.name.size_bytes == b->key.name.size_bytes && memcmp(a->key.name.bytes, b->key.name.bytes, (size_t)a->key.name.size_bytes) == 0;
+    return a->key.name.size_bytes == b->key.name.size_bytes &&
+           memcmp(a->key.name.bytes, b->key.name.bytes, (size_t)a->key.name.size_bytes) == 0;
 }
 
 static uint32_t run_length(const struct mqd_fetch_set *set, uint32_t from)
@@ -97,7 +104,8 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
             charge(r, request->connection, set);
         for (uint32_t i = 0; i < set->included_count; i += run_length(set, i))
             topic_count++;
-        mqd_fetch_response_begin(out, version, mqd_throttle_time_ms(r, request->connection), 0, set->session_id, topic_count);
+        mqd_fetch_response_begin(out, version, mqd_throttle_time_ms(r, request->connection), 0, set->session_id,
+                                 topic_count);
         for (uint32_t i = 0; i < set->included_count;) {
             uint32_t count = run_length(set, i);
             mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
@@ -109,7 +117,8 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     mqd_fetch_response_end_nodes(out, version, nodes.nodes, nodes.count);
     mqd_response_finish(out, file_bytes);
     if (!good) {
-        mqd_log(r, 3, request->connection->id, UINT32_MAX, "a segment could not be read while answering a fetch; closing the connection");
+        mqd_log(r, 3, request->connection->id, UINT32_MAX,
+                "a segment could not be read while answering a fetch; closing the connection");
         out->failed = true; /* what is written is not a whole answer: output closes the connection instead */
     }
     mqd_output_scratch(r, request->connection);

@@ -1,9 +1,12 @@
-/* Fetch: finds what a consumer may read, parks it without polling while there is too little, answers with ranges of segment files.
+/* Fetch: finds what a consumer may read, parks it without polling while there is too little,
+ * answers with ranges of segment files.
  *
- * Any worker serves any partition: positions come from the partition table, bytes from the files. A parked fetch sets this worker's bit in each slot it
- * waits on, then looks at the high watermark once more; the owner publishes, then looks at the bits. One of the two sees the other.
+ * Any worker serves any partition: positions come from the partition table, bytes from the files. A
+ * parked fetch sets this worker's bit in each slot it waits on, then looks at the high watermark
+ * once more; the owner publishes, then looks at the bits. One of the two sees the other.
  *
- *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) -> (cold ranges: read ahead) -> encode (server/fetch/answer.c)
+ *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) ->
+ *   (cold ranges: read ahead) -> encode (server/fetch/answer.c)
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,8 +16,11 @@
 #include "server/reactor.h"
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
-#define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
-#define HW_PUSH_MS 10 /* a parked follower is told of a new high watermark after so long, unless records come with it before (KIP-392 reads there) */
+/* of 256 file operations that may be under way; beyond it only the first of a request */
+#define COLD_READ_COUNT_MAX 128
+/* a parked follower is told of a new high watermark after so long, unless records come with it
+ * before (KIP-392 reads there) */
+#define HW_PUSH_MS 10
 #define LEADER_ONLY_VERSION 10 /* up to it clients read from leaders alone (KIP-392) */
 
 /* ---- arrival ---- */
@@ -64,7 +70,9 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
 {
     struct mqd_fetch_set *set;
     bool full, create;
-    request->fetch_error = may_fetch_as(request->connection, fetch->replica_id) ? mqd_session_find(r, fetch, &set, &full, &create) : CLUSTER_AUTHORIZATION_FAILED;
+    request->fetch_error = may_fetch_as(request->connection, fetch->replica_id)
+                               ? mqd_session_find(r, fetch, &set, &full, &create)
+                               : CLUSTER_AUTHORIZATION_FAILED;
     if (request->fetch_error)
         return 0;
     if (!set && !(set = mqd_fetch_set_new(r)))
@@ -89,7 +97,8 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     return 0;
 }
 
-void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                  const uint8_t *body, uint32_t size_bytes)
 {
     struct mqd_fetch_request fetch;
     if (mqd_fetch_parse(body, size_bytes, header->api_version, &fetch) < 0) {
@@ -103,11 +112,15 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     }
     request->wait_ms = fetch.wait_ms_max;
     request->bytes_min = fetch.bytes_min;
-    request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max : fetch.bytes_max;
+    request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max
+                             ? (int32_t)r->options.fetch_bytes_max
+                             : fetch.bytes_max;
     request->positions_only = c->local && fetch.bytes_max == 0;
     if (r->quota_kinds && !request->positions_only && c->peer_node < 0) {
         request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, request->bytes_max);
-        request->bytes_min = request->bytes_min < request->bytes_max ? request->bytes_min : request->bytes_max > 0 ? request->bytes_max : 1;
+        request->bytes_min = request->bytes_min < request->bytes_max ? request->bytes_min
+                             : request->bytes_max > 0                ? request->bytes_max
+                                                                     : 1;
     }
     request->isolation_level = fetch.isolation_level;
     if (fetch_accept(r, request, &fetch) < 0) {
@@ -124,7 +137,8 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 
 /* ---- one entry ---- */
 
-int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
+int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index,
+                              struct mqd_positions *positions)
 {
     memset(positions, 0xff, sizeof *positions);
     if ((!entry->topic || entry->topic->removed) && !mqd_fetch_entry_resolve(r, entry))
@@ -151,11 +165,14 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     int32_t leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
     if (entry->current_leader_epoch >= 0 && entry->current_leader_epoch != leader_epoch)
-        return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+        return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH
+                                                          : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
     mqd_slot_positions(slot, positions);
-    if (away && mqd_load_acquire(&slot->lagging) && (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
+    if (away && mqd_load_acquire(&slot->lagging) &&
+        (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
-    bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS; /* a follower may be behind */
+    /* a follower may be behind */
+    bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may have been told to lead */
     if (beyond || entry->fetch_offset < positions->log_start_offset)
@@ -163,8 +180,10 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     return 0;
 }
 
-/* Waits on the slot. False when what may be read, or who may read it, has changed while it was put there: look again. */
-static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot_index, const struct mqd_positions *seen)
+/* Waits on the slot. False when what may be read, or who may read it, has changed while it was put
+ * there: look again. */
+static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
+                       uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
     if (entry->set->replica_id >= 0) { /* on its owner, which this worker is: nothing moves meanwhile */
@@ -191,14 +210,17 @@ static void ready_again(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-/* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled since, are listed first: a guess would answer too early. */
-static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *published)
+/* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled
+ * since, are listed first: a guess would answer too early. */
+static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
+                               uint32_t slot, const struct mqd_positions *published)
 {
     struct mqd_positions positions = *published;
     int64_t end_offset = mqd_fetch_readable_end(request, published);
     uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
     const struct mqd_fetch_count *counted = &entry->counted;
-    if (counted->bytes && counted->offset == entry->fetch_offset && counted->end_offset == end_offset && counted->generation == generation && counted->slot == slot)
+    if (counted->bytes && counted->offset == entry->fetch_offset && counted->end_offset == end_offset &&
+        counted->generation == generation && counted->slot == slot)
         return counted->bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)counted->bytes;
     if (end_offset < positions.high_watermark) {
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
@@ -209,16 +231,23 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     if (bytes == UINT64_MAX) {
         struct mqd_range none; /* of no bytes, so it holds no segment */
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
-        if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
+        if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor,
+                            &none) == 0)
             bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     }
-    entry->counted = (struct mqd_fetch_count){.offset = entry->fetch_offset, .end_offset = end_offset, .generation = generation, .bytes = bytes == UINT64_MAX ? 0 : bytes, .slot = slot};
+    entry->counted = (struct mqd_fetch_count){.offset = entry->fetch_offset,
+                                              .end_offset = end_offset,
+                                              .generation = generation,
+                                              .bytes = bytes == UINT64_MAX ? 0 : bytes,
+                                              .slot = slot};
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 
-/* What one entry has towards bytes_min, and makes it wait on its slot. When its high watermark moved while it was put there, its owner may have looked before:
- * look again. An error has to be told now, whatever else there is. */
-static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, int64_t bytes_min)
+/* What one entry has towards bytes_min, and makes it wait on its slot. When its high watermark
+ * moved while it was put there, its owner may have looked before: look again. An error has to be
+ * told now, whatever else there is. */
+static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
+                            int64_t bytes_min)
 {
     for (int tries = 0; tries < 4; tries++) {
         struct mqd_positions positions;
@@ -240,14 +269,17 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     return bytes_min; /* records arrive faster than they can be counted */
 }
 
-/* The same for a follower, which waits for any record. What it was not told otherwise keeps it ready, for a while. */
+/* The same for a follower, which waits for any record. What it was not told otherwise keeps it
+ * ready, for a while. */
 static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     struct mqd_positions positions;
     uint32_t slot;
-    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.diverges || entry->fetch_offset < positions.high_watermark)
+    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.diverges ||
+        entry->fetch_offset < positions.high_watermark)
         return 1;
-    bool news = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark || positions.log_start_offset != entry->sent_log_start;
+    bool news = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark ||
+                positions.log_start_offset != entry->sent_log_start;
     entry_wait(r, request, entry, slot, &positions);
     if (news)
         entry->set->news = true;
@@ -256,7 +288,8 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
     return 0;
 }
 
-/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the bytes there are to send. */
+/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the
+ * bytes there are to send. */
 static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -264,7 +297,8 @@ static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
     set->news = false;
     MQD_LIST_EACH(node, spare, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
-        available += set->replica_id >= 0 ? follower_survey(r, request, entry) : entry_survey(r, request, entry, bytes_min);
+        available +=
+            set->replica_id >= 0 ? follower_survey(r, request, entry) : entry_survey(r, request, entry, bytes_min);
     }
     return available;
 }
@@ -283,7 +317,8 @@ static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
     return true;
 }
 
-static void collect_one(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, int64_t *budget, bool *first)
+static void collect_one(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                        int64_t *budget, bool *first)
 {
     struct mqd_positions positions;
     uint32_t slot = UINT32_MAX;
@@ -296,27 +331,35 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
         entry->outcome.has_preferred = true;
         entry->outcome.preferred_read_replica = nearest;
     }
-    bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.diverges && entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
+    bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.diverges &&
+                    entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
         mqd_fetch_find_aborted(r, request, entry, slot, &positions);
     else if (has_data && !request->positions_only && (*budget > 0 || *first))
         mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
     bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
-    entry->outcome.high_watermark = bare ? -1 : request->set->replica_id >= 0 ? entry->high_watermark : positions.high_watermark;
+    entry->outcome.high_watermark = bare                            ? -1
+                                    : request->set->replica_id >= 0 ? entry->high_watermark
+                                                                    : positions.high_watermark;
     entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
-    bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
-                   entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
-    bool tell = request->full || entry->outcome.diverges || entry->outcome.has_preferred || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
+    bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error ||
+                   entry->outcome.high_watermark != entry->sent_high_watermark ||
+                   entry->outcome.log_start_offset != entry->sent_log_start ||
+                   entry->outcome.last_stable_offset != entry->sent_last_stable;
+    bool tell = request->full || entry->outcome.diverges || entry->outcome.has_preferred || entry->range.size_bytes ||
+                entry->outcome.error || changed || (request->positions_only && has_data);
     if (tell && !include(request->set, entry))
         mqd_fetch_entry_release(r, entry);
-    if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))
+    if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) &&
+        entry_wait(r, request, entry, slot, &positions))
         mqd_list_remove(&entry->ready);
 }
 
 static int by_topic(const void *left, const void *right)
 {
-    const struct mqd_fetch_entry *a = *(struct mqd_fetch_entry *const *)left, *b = *(struct mqd_fetch_entry *const *)right;
+    const struct mqd_fetch_entry *a = *(struct mqd_fetch_entry *const *)left,
+                                 *b = *(struct mqd_fetch_entry *const *)right;
     if (a->topic != b->topic)
         return (uintptr_t)a->topic < (uintptr_t)b->topic ? -1 : 1;
     return a->order < b->order ? -1 : a->order > b->order;
@@ -337,7 +380,8 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     mqd_list_init(&looked_at);
     mqd_list_move_all(&looked_at, &set->ready);
     struct mqd_node *node;
-    while ((node = mqd_list_pop(&looked_at))) { /* each goes back to the end: the next fetch begins with those that got nothing */
+    /* each goes back to the end: the next fetch begins with those that got nothing */
+    while ((node = mqd_list_pop(&looked_at))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
         collect_one(r, request, entry, &budget, &first);
@@ -353,7 +397,8 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);
 }
 
-/* sendfile of a page that is not in memory would stop every connection of this worker: have it read first. */
+/* sendfile of a page that is not in memory would stop every connection of this worker: have it read
+ * first. */
 static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -363,15 +408,18 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         struct mqd_positions positions;
         mqd_leading_positions(r, set, entry->topic->slots[entry->partition_index], &positions);
-        if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) || mqd_range_cached(&entry->range))
+        if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) ||
+            mqd_range_cached(&entry->range))
             continue;
-        if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) { /* flushes need their places too: the client asks again for this one */
+        /* flushes need their places too: the client asks again for this one */
+        if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) {
             entry->outcome.records_bytes = 0;
             entry->cursor.valid = false;
             mqd_fetch_entry_release(r, entry);
             continue;
         }
-        if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position, entry->range.size_bytes,
+        if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position,
+                                entry->range.size_bytes,
                                 mqd_token(MQD_TOKEN_READ_AHEAD, (uint64_t)(uintptr_t)request)) == 0) {
             request->pending++;
             r->cold_read_count++;
@@ -417,7 +465,8 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
 {
     struct mqd_request *request = (struct mqd_request *)(uintptr_t)id;
     if (result < 0)
-        mqd_log(r, 4, request->connection ? request->connection->id : 0, UINT32_MAX, "reading ahead failed: %s", strerror(-result));
+        mqd_log(r, 4, request->connection ? request->connection->id : 0, UINT32_MAX, "reading ahead failed: %s",
+                strerror(-result));
     r->cold_read_count--;
     if (--request->pending)
         return;
@@ -456,7 +505,8 @@ void mqd_fetch_run_woken(struct mqd_reactor *r)
     }
 }
 
-/* The request ends (answered or its client is gone): a session lives on, a set of one request does not. */
+/* The request ends (answered or its client is gone): a session lives on, a set of one request does
+ * not. */
 void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;

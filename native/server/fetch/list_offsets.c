@@ -1,5 +1,7 @@
-/* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark asks them twice a poll. Everything else (by time, max timestamp) reads
- * files and goes to the acceptor, with the whole request. The latest offset waits for the flush of what was appended before (server/look_up.c). */
+/* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark asks them
+ * twice a poll. Everything else (by time, max timestamp) reads files and goes to the acceptor, with
+ * the whole request. The latest offset waits for the flush of what was appended before
+ * (server/look_up.c). */
 #include <string.h>
 
 #include "server/reactor.h"
@@ -9,15 +11,20 @@
 #define NOT_AVAILABLE_SINCE_VERSION 5 /* before it there was no code for it */
 
 /* The acceptor asks other hosts in the name of clients on this one. */
-static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic, int32_t partition_index)
+static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                         int32_t partition_index)
 {
-    return c->local && r->topics.broker_count && topic && partition_index >= 0 && (uint32_t)partition_index < topic->partition_count && mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
+    return c->local && r->topics.broker_count && topic && partition_index >= 0 &&
+           (uint32_t)partition_index < topic->partition_count &&
+           mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
 }
 
 /* Whether the answer has to wait for a flush, and for which: `flush`. */
-static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked, struct mqd_awaited_flush *flush)
+static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked,
+                  struct mqd_awaited_flush *flush)
 {
-    if (!topic || asked->timestamp != TIMESTAMP_LATEST || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count ||
+    if (!topic || asked->timestamp != TIMESTAMP_LATEST || asked->partition_index < 0 ||
+        (uint32_t)asked->partition_index >= topic->partition_count ||
         topic->slots[asked->partition_index] == MQD_SLOT_NONE)
         return false;
     struct mqd_positions positions;
@@ -27,8 +34,10 @@ static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic, const st
     return mqd_look_up_unflushed(r, flush->slot, flush->end_offset);
 }
 
-/* awaited_count: of partitions whose latest offset is asked for, when the flush of any has to be waited for; else 0. */
-static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes, int16_t version, uint32_t *awaited_count)
+/* awaited_count: of partitions whose latest offset is asked for, when the flush of any has to be
+ * waited for; else 0. */
+static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes,
+                       int16_t version, uint32_t *awaited_count)
 {
     struct mqd_list_offsets_request walk;
     struct mqd_awaited_flush flush;
@@ -44,7 +53,8 @@ static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, co
         const struct mqd_topic *known = mqd_topics_find(&r->topics, &key);
         for (int32_t p = 0; p < topic.partition_count; p++) {
             struct mqd_list_offsets_partition partition;
-            if (mqd_list_offsets_next_partition(&walk, &partition) < 0 || (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST) ||
+            if (mqd_list_offsets_next_partition(&walk, &partition) < 0 ||
+                (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST) ||
                 another_host(r, c, known, partition.partition_index))
                 return false;
             latest_count += partition.timestamp == TIMESTAMP_LATEST;
@@ -65,7 +75,8 @@ static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partit
     return version >= NOT_AVAILABLE_SINCE_VERSION ? MQD_KAFKA_OFFSET_NOT_AVAILABLE : MQD_KAFKA_LEADER_NOT_AVAILABLE;
 }
 
-static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked)
+static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic,
+                       const struct mqd_list_offsets_partition *asked)
 {
     struct mqd_buffer *out = &r->scratch;
     int16_t error = 0;
@@ -73,26 +84,33 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
     int32_t leader_epoch = -1;
     if (!topic || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count) {
         error = MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
-    } else if (topic->slots[asked->partition_index] == MQD_SLOT_NONE || mqd_topics_led_elsewhere(&r->topics, &topic->places[asked->partition_index])) {
+    } else if (topic->slots[asked->partition_index] == MQD_SLOT_NONE ||
+               mqd_topics_led_elsewhere(&r->topics, &topic->places[asked->partition_index])) {
         error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     } else {
-        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, topic->slots[asked->partition_index]);
+        struct mqd_partition_slot *slot =
+            mqd_control_partition(r->options.control, topic->slots[asked->partition_index]);
         struct mqd_positions positions;
         leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
         if (mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)
             error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
         else if (asked->current_leader_epoch >= 0 && asked->current_leader_epoch != leader_epoch)
-            error = asked->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+            error = asked->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH
+                                                               : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
         else if (asked->timestamp == TIMESTAMP_LATEST)
             error = latest_error(r, slot, version);
         mqd_slot_positions(slot, &positions);
         if (!error)
-            offset = asked->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset : isolation_level ? positions.last_stable_offset : positions.high_watermark;
+            offset = asked->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset
+                     : isolation_level                      ? positions.last_stable_offset
+                                                            : positions.high_watermark;
     }
-    mqd_list_offsets_response_partition(out, version, asked->partition_index, error, -1, offset, error ? -1 : leader_epoch);
+    mqd_list_offsets_response_partition(out, version, asked->partition_index, error, -1, offset,
+                                        error ? -1 : leader_epoch);
 }
 
-void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body, uint32_t size_bytes)
+void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
+                             uint32_t size_bytes)
 {
     int16_t version = request->version;
     struct mqd_list_offsets_request walk;
@@ -115,7 +133,8 @@ void mqd_list_offsets_answer(struct mqd_reactor *r, struct mqd_request *request,
         mqd_list_offsets_response_topic_end(out, version);
     }
     mqd_list_offsets_response_end(out, version);
-    uint32_t length = out->size_bytes - 4; /* the reply begins with the correlation id; its length word is written when it leaves */
+    /* the reply begins with the correlation id; its length word is written when it leaves */
+    uint32_t length = out->size_bytes - 4;
     if (out->failed || !mqd_request_reply(r, request, out->bytes + 4, length)) {
         out->failed = false;
         mqd_connection_fail(r, request->connection, "no memory for another answer (queued.max.request.bytes)");
@@ -144,7 +163,8 @@ static void fill(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t ver
     }
 }
 
-bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                         const uint8_t *body, uint32_t size_bytes)
 {
     uint32_t awaited_count;
     if (!all_native(r, c, body, size_bytes, header->api_version, &awaited_count))

@@ -1,7 +1,10 @@
-/* Consumers that say in which rack they are read from a replica there (KIP-392): the leader names it, they go.
+/* Consumers that say in which rack they are read from a replica there (KIP-392): the leader names
+ * it, they go.
  *
- * The owner of a partition tells in its slot which followers are in sync; any worker that serves a Fetch looks there, and at the racks of the brokers that clients may be sent to.
- * A set that is torn, or a moment old, sends a consumer to a replica that sends it back or lets it wait: nothing worse.
+ * The owner of a partition tells in its slot which followers are in sync; any worker that serves a
+ * Fetch looks there, and at the racks of the brokers that clients may be sent to. A set that is
+ * torn, or a moment old, sends a consumer to a replica that sends it back or lets it wait: nothing
+ * worse.
  */
 #include <string.h>
 
@@ -17,7 +20,9 @@ static uint64_t rack_hash(const uint8_t *rack, size_t size_bytes)
 
 static uint64_t broker_rack(const struct mqd_broker_address *broker)
 {
-    return broker && broker->has_rack ? rack_hash((const uint8_t *)broker->rack, strnlen(broker->rack, sizeof broker->rack)) : 0;
+    return broker && broker->has_rack
+               ? rack_hash((const uint8_t *)broker->rack, strnlen(broker->rack, sizeof broker->rack))
+               : 0;
 }
 
 /* By its owner, after an assignment. */
@@ -26,7 +31,9 @@ void mqd_nearest_tell(struct mqd_reactor *r, const struct mqd_owned *owned)
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     const struct mqd_replica *replica = owned->replica;
     uint32_t count = 0;
-    for (uint32_t i = 0; replica && replica->role == MQD_REPLICA_LEADER && i < replica->follower_count && count < MQD_SLOT_FOLLOWER_COUNT_MAX; i++) {
+    for (uint32_t i = 0; replica && replica->role == MQD_REPLICA_LEADER && i < replica->follower_count &&
+                         count < MQD_SLOT_FOLLOWER_COUNT_MAX;
+         i++) {
         const struct mqd_replica_member *member = &replica->followers[i].member;
         if (member->in_sync && member->eligible && member->node_id != replica->node_id)
             mqd_store_relaxed(&slot->in_sync_followers[count++], member->node_id);

@@ -1,4 +1,5 @@
-/* Which bytes of which segment file answer one partition of a fetch; and which aborted transactions its reader must know of. See server/fetch/fetch.c. */
+/* Which bytes of which segment file answer one partition of a fetch; and which aborted transactions
+ * its reader must know of. See server/fetch/fetch.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,27 +9,31 @@
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
-    uint8_t log_dir = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->log_dir) % MQD_LOG_DIR_COUNT_MAX;
+    uint8_t log_dir =
+        mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->log_dir) % MQD_LOG_DIR_COUNT_MAX;
     if (r->path_known[slot] == log_dir + 1)
         return;
     struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another one */
     char *path = NULL;
-    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, topic->name, partition_index) > 0 && mqd_reader_set_path(r->reader, slot, path) == 0)
+    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, topic->name, partition_index) > 0 &&
+        mqd_reader_set_path(r->reader, slot, path) == 0)
         r->path_known[slot] = (uint8_t)(log_dir + 1);
     free(path);
 }
 
-static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struct mqd_fetch_entry *entry, int64_t offset)
+static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struct mqd_fetch_entry *entry,
+                                              int64_t offset)
 {
-    uint64_t hash = ((uint64_t)(uintptr_t)entry->topic >> 4) * 0x9e3779b97f4a7c15ull + (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full + (uint64_t)offset * 0x165667b19e3779f9ull;
+    uint64_t hash = ((uint64_t)(uintptr_t)entry->topic >> 4) * 0x9e3779b97f4a7c15ull +
+                    (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full + (uint64_t)offset * 0x165667b19e3779f9ull;
     return &r->cursors[hash >> 54 & (MQD_CURSOR_CACHE_COUNT - 1)];
 }
 
 static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     const struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->fetch_offset);
-    if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == entry->fetch_offset && cached->partition_index == entry->partition_index &&
-        memcmp(cached->topic_id, entry->topic->topic_id, 16) == 0)
+    if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == entry->fetch_offset &&
+        cached->partition_index == entry->partition_index && memcmp(cached->topic_id, entry->topic->topic_id, 16) == 0)
         entry->cursor = cached->cursor;
 }
 
@@ -51,26 +56,32 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     entry->aborted = (struct mqd_aborted_list){NULL, 0, 0};
 }
 
-/* The range of an entry and the aborted transactions that its reader must know of. Codes as mqd_reader_find. */
-static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *positions,
-                         uint64_t generation, uint32_t size_max, bool whole_first)
+/* The range of an entry and the aborted transactions that its reader must know of. Codes as
+ * mqd_reader_find. */
+static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                         uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,
+                         bool whole_first)
 {
     struct mqd_positions readable = *positions;
     struct mqd_cursor cursor = entry->cursor;
     int16_t code = mqd_reader_bound(r->reader, slot, generation, mqd_fetch_readable_end(request, positions), &readable);
     if (!code)
-        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, whole_first, &entry->cursor, &entry->range);
+        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, whole_first,
+                               &entry->cursor, &entry->range);
     if (code || !request->isolation_level || !entry->range.size_bytes)
         return code;
-    code = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, entry->cursor.offset, &entry->aborted);
+    code = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, entry->cursor.offset,
+                              &entry->aborted);
     if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
         mqd_fetch_entry_release(r, entry);
         entry->cursor = cursor;
         return find_once(r, request, entry, slot, positions, generation, 1, true);
     }
-    if (code == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
+    if (code == 0 && entry->aborted.count &&
+        !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
         entry->cursor.valid = false; /* no memory for it now: nothing this time, the client asks again */
-    else if (code == 0 && mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
+    else if (code == 0 &&
+             mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
         return 0;
     else if (code == 0)
         code = -1; /* data and transactions may be of different files: compaction or deletion came between */
@@ -78,20 +89,24 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     return code;
 }
 
-void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
+void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                          uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
 {
     mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
     cursor_recall(r, entry);
-    uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max) : (uint32_t)(*budget < 0 ? 0 : *budget);
+    uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max)
+                                                   : (uint32_t)(*budget < 0 ? 0 : *budget);
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        mqd_leading_positions(r, entry->set, slot, positions); /* behind it: a log start that has moved is seen before its files go */
+        /* behind it: a log start that has moved is seen before its files go */
+        mqd_leading_positions(r, entry->set, slot, positions);
         error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
     }
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
     if (entry->outcome.error) {
-        mqd_log(r, 4, request->connection->id, slot, "fetch at offset %lld: %s", (long long)entry->fetch_offset, mqd_error_message());
+        mqd_log(r, 4, request->connection->id, slot, "fetch at offset %lld: %s", (long long)entry->fetch_offset,
+                mqd_error_message());
         return;
     }
     if (entry->range.size_bytes) {
@@ -103,9 +118,11 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
 }
 
-/* A local client reads the files itself: of what is there it is told the aborted transactions alone. When they are many, only those of a nearer range, whose end
- * then stands for the last stable offset. */
-void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions)
+/* A local client reads the files itself: of what is there it is told the aborted transactions
+ * alone. When they are many, only those of a nearer range, whose end then stands for the last
+ * stable offset. */
+void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
+                            uint32_t slot, struct mqd_positions *positions)
 {
     mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
     int64_t end_offset = positions->last_stable_offset;
@@ -114,15 +131,19 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
         mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
         end_offset = positions->last_stable_offset;
-        error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset, &entry->aborted);
+        error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
+                                   &entry->aborted);
         while (error == 0 && entry->aborted.count > ABORTED_COUNT_MAX && end_offset > entry->fetch_offset + 1) {
             end_offset = entry->fetch_offset + (end_offset - entry->fetch_offset) / 2;
-            error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset, &entry->aborted);
+            error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
+                                       &entry->aborted);
         }
-        if (error == 0 && mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
+        if (error == 0 &&
+            mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
             error = -1;
     }
-    if (error == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
+    if (error == 0 && entry->aborted.count &&
+        !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
         mqd_fetch_entry_release(r, entry);
         end_offset = entry->fetch_offset; /* no memory for it now: nothing this time */
     }
@@ -131,5 +152,6 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
     if (!entry->outcome.error)
         return;
     mqd_fetch_entry_release(r, entry);
-    mqd_log(r, 4, request->connection->id, slot, "aborted transactions from offset %lld: %s", (long long)entry->fetch_offset, mqd_error_message());
+    mqd_log(r, 4, request->connection->id, slot, "aborted transactions from offset %lld: %s",
+            (long long)entry->fetch_offset, mqd_error_message());
 }

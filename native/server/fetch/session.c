@@ -1,12 +1,17 @@
-/* The partitions of a fetch: a set for one request, or one that lives on as an incremental session (KIP-227).
+/* The partitions of a fetch: a set for one request, or one that lives on as an incremental session
+ * (KIP-227).
  *
- * A set keeps two orders: `entries` (as the client named them) and `ready` (those worth looking at). An entry that has been read to the high watermark leaves
- * `ready` and waits on its slot; so a session of thousands of quiet partitions costs only what changed.
+ * A set keeps two orders: `entries` (as the client named them) and `ready` (those worth looking
+ * at). An entry that has been read to the high watermark leaves `ready` and waits on its slot; so a
+ * session of thousands of quiet partitions costs only what changed.
  *
- * Entries are kept by what the client called them, not by the topic found: it may come later, or be deleted and created anew under its name, and a client that
- * names an unknown partition in every request adds nothing.
+ * Entries are kept by what the client called them, not by the topic found: it may come later, or be
+ * deleted and created anew under its name, and a client that names an unknown partition in every
+ * request adds nothing.
  *
- * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, for there can be no more; session_count_max sessions and half of heap_bytes_max for them; when full, one that has been idle for MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
+ * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, for there can be no more; session_count_max
+ * sessions and half of heap_bytes_max for them; when full, one that has been idle for
+ * MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,7 +38,8 @@ static bool same_key(const struct mqd_topic_key *a, const struct mqd_topic_key *
         return false;
     if (a->by_id)
         return memcmp(a->topic_id, b->topic_id, 16) == 0;
-    return a->name.size_bytes == b->name.size_bytes && (a->name.size_bytes <= 0 || memcmp(a->name.bytes, b->name.bytes, (size_t)a->name.size_bytes) == 0);
+    return a->name.size_bytes == b->name.size_bytes &&
+           (a->name.size_bytes <= 0 || memcmp(a->name.bytes, b->name.bytes, (size_t)a->name.size_bytes) == 0);
 }
 
 struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r)
@@ -101,7 +107,8 @@ static void rehash(struct mqd_fetch_set *set)
     }
 }
 
-static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index)
+static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mqd_topic_key *key,
+                                      int32_t partition_index)
 {
     if (!set->bucket_count)
         return NULL;
@@ -111,7 +118,8 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* The topic of this name or id, where the entry has none or one that was deleted. Nothing known of the old one holds for it. */
+/* The topic of this name or id, where the entry has none or one that was deleted. Nothing known of
+ * the old one holds for it. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
@@ -127,10 +135,12 @@ bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     return true;
 }
 
-static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, struct mqd_topic *topic)
+static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch_set *set,
+                                         const struct mqd_topic_key *key, struct mqd_topic *topic)
 {
     if (set->entry_count >= MQD_PARTITION_SLOT_COUNT) {
-        mqd_error_set(MQD_E_INVALID, "a fetch of more than %d partitions, which is more than a broker can have", MQD_PARTITION_SLOT_COUNT);
+        mqd_error_set(MQD_E_INVALID, "a fetch of more than %d partitions, which is more than a broker can have",
+                      MQD_PARTITION_SLOT_COUNT);
         return NULL;
     }
     if (set->entry_count == set->entry_capacity) {
@@ -170,7 +180,8 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
     return entry;
 }
 
-struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition)
+struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set,
+                                          const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition)
 {
     struct mqd_fetch_entry *entry = set->session_id ? lookup(set, key, partition->partition_index) : NULL;
     if (!entry) {
@@ -252,13 +263,15 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
 
 void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
-    bool full = r->session_count >= r->options.session_count_max || r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2;
+    bool full = r->session_count >= r->options.session_count_max ||
+                r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2;
     if (full && !mqd_list_empty(&r->sessions)) {
         struct mqd_fetch_set *oldest = MQD_CONTAINER(r->sessions.next, struct mqd_fetch_set, session_node);
         if (!oldest->request_count && r->now_ms - oldest->last_used_ms > MQD_SESSION_IDLE_MS)
             mqd_session_remove(r, oldest);
     }
-    if (r->session_count >= r->options.session_count_max || r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2)
+    if (r->session_count >= r->options.session_count_max ||
+        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2)
         return;
     for (int tries = 0; tries < 64; tries++) {
         int32_t id = (int32_t)(next_random(r) & 0x7fffffff);
@@ -276,14 +289,15 @@ void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
     }
 }
 
-int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full, bool *create)
+int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set,
+                         bool *full, bool *create)
 {
     *set = NULL;
     *full = true;
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
     if (session && session->replica_id != fetch->replica_id)
-        session = NULL; /* somebody else's */
+        session = NULL;              /* somebody else's */
     if (fetch->session_epoch <= 0) { /* a new one (0) or none any more (-1): the old one ends */
         if (session)
             mqd_session_remove(r, session);

@@ -1,7 +1,9 @@
-/* Questions of local clients, on the socket: where does an offset lie? Answered with the segment's file, which the client maps and reads by itself.
+/* Questions of local clients, on the socket: where does an offset lie? Answered with the segment's
+ * file, which the client maps and reads by itself.
  *
- * The descriptor is a description of its own, opened read-only: what the client does to it (flags, locks, position) is not ours to feel. It stays good whatever becomes
- * of the file's name, so a client may go on reading what retention or compaction have replaced meanwhile.
+ * The descriptor is a description of its own, opened read-only: what the client does to it (flags,
+ * locks, position) is not ours to feel. It stays good whatever becomes of the file's name, so a
+ * client may go on reading what retention or compaction have replaced meanwhile.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +20,8 @@
 
 /* ---- one question ---- */
 
-static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_topic **topic, uint32_t *slot_index)
+static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask, struct mqd_topic **topic,
+                         uint32_t *slot_index)
 {
     struct mqd_topic_key key = {.by_id = true};
     memcpy(key.topic_id, ask->topic_id, sizeof key.topic_id);
@@ -55,7 +58,9 @@ static int answer_with(struct mqd_local_segment *answer, const struct mqd_segmen
     answer->segments_generation = generation;
     answer->position = place->position;
     answer->size_bytes = place->readable_bytes;
-    answer->map_bytes = place->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX : place->readable_bytes ? place->readable_bytes : 1;
+    answer->map_bytes = place->next_base_offset == INT64_MAX ? SEGMENT_BYTES_MAX
+                        : place->readable_bytes              ? place->readable_bytes
+                                                             : 1;
     return open_again(mqd_segment_ref_fd(place->segment));
 }
 
@@ -74,13 +79,17 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
         struct mqd_segment_place place;
         uint64_t generation = mqd_load_acquire(&slot->segments_generation);
         mqd_slot_positions(slot, &positions);
-        if (mqd_load_acquire(&slot->lagging) && (ask->offset < positions.log_start_offset || ask->offset >= positions.high_watermark)) {
+        if (mqd_load_acquire(&slot->lagging) &&
+            (ask->offset < positions.log_start_offset || ask->offset >= positions.high_watermark)) {
             code = MQD_KAFKA_REPLICA_NOT_AVAILABLE;
             break;
         }
         if (ask->offset < positions.log_start_offset || ask->offset > positions.high_watermark) {
-            bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS || mqd_load_acquire(&slot->latest_pending); /* this replica, not the client: to be asked again */
-            code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+            /* this replica, not the client: to be asked again */
+            bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS ||
+                          mqd_load_acquire(&slot->latest_pending);
+            code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
+                                                                    : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
             break;
         }
         code = mqd_reader_place(r->reader, answer->slot, &positions, generation, ask->offset, &place);
@@ -94,8 +103,10 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
         mqd_segment_place_release(r->reader, &place);
     }
     if (code == MQD_KAFKA_STORAGE_ERROR)
-        mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)ask->offset, mqd_error_message());
-    answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code; /* segments keep changing: to be asked again */
+        mqd_log(r, 4, 0, answer->slot, "a local client asked where offset %lld lies: %s", (long long)ask->offset,
+                mqd_error_message());
+    /* segments keep changing: to be asked again */
+    answer->error = code == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : code;
     return fd;
 }
 
@@ -104,7 +115,10 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
 /* False: the socket does not take it now. */
 static bool send_answer(struct mqd_local *local)
 {
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control = {0};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
     struct iovec iov = {&local->answer, sizeof local->answer};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     if (local->answer_fd >= 0) {
@@ -119,7 +133,8 @@ static bool send_answer(struct mqd_local *local)
     do
         sent = sendmsg(local->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS); /* no memory, or the user has too many descriptors on their way to others */
+    /* no memory, or the user has too many descriptors on their way to others */
+    local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
     if (sent < 0 && (errno == EAGAIN || local->answer_refused))
         return false;
     mqd_local_ask_close(local); /* sent, or the socket has ended and says so itself */

@@ -1,4 +1,5 @@
-/* The life of an attachment: its memory, its descriptors, its place among the connections. See server/local/local.h. */
+/* The life of an attachment: its memory, its descriptors, its place among the connections. See
+ * server/local/local.h. */
 #include "server/local/local.h"
 
 #include <errno.h>
@@ -16,7 +17,9 @@
 
 #define PAGE_BYTES 4096u
 #define SUBMISSION_COUNT_MIN 16u
-#define SOCKET_SEND_BYTES 4096 /* the kernel doubles it: some answers with a descriptor each, not hundreds in flight for a client that does not take them */
+/* the kernel doubles it: some answers with a descriptor each, not hundreds in flight for a client
+ * that does not take them */
+#define SOCKET_SEND_BYTES 4096
 #define OVERDUE_LOOKS 2
 #define UNMAP_BYTES_MAX (1u << 20) /* more than this is unmapped by the pool */
 #ifndef MFD_NOEXEC_SEAL
@@ -47,8 +50,10 @@ static uint32_t power_of_two(uint32_t wanted, uint32_t least, uint32_t most)
 
 /* ---- refusing ---- */
 
-static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, int error, const char *format, ...) __attribute__((format(printf, 5, 6)));
-static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, int error, const char *format, ...)
+static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, int error,
+                   const char *format, ...) __attribute__((format(printf, 5, 6)));
+static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, int error,
+                   const char *format, ...)
 {
     struct mqd_local_welcome welcome = {.magic = MQD_LOCAL_MAGIC, .worker = r->options.self, .error = error};
     va_list arguments;
@@ -58,22 +63,28 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     send(fd, &welcome, sizeof welcome, MSG_DONTWAIT | MSG_NOSIGNAL);
     close(fd);
     mqd_stat(r, MQD_COUNT_LOCAL_REFUSED, 1);
-    mqd_log(r, 4, 0, UINT32_MAX, "local client %.31s (pid %d, uid %u) refused: %s", handoff->client_id, handoff->pid, handoff->uid, welcome.reason);
+    mqd_log(r, 4, 0, UINT32_MAX, "local client %.31s (pid %d, uid %u) refused: %s", handoff->client_id, handoff->pid,
+            handoff->uid, welcome.reason);
 }
 
 /* ---- memory ---- */
 
-/* What the client wanted, within the limits and what is left of the budget. False: too little is left. */
+/* What the client wanted, within the limits and what is left of the budget. False: too little is
+ * left. */
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
-    local->submission_count = power_of_two(handoff->submission_count, SUBMISSION_COUNT_MIN, MQD_LOCAL_SUBMISSION_COUNT_MAX);
+    local->submission_count =
+        power_of_two(handoff->submission_count, SUBMISSION_COUNT_MIN, MQD_LOCAL_SUBMISSION_COUNT_MAX);
     local->reply_bytes = power_of_two(handoff->reply_bytes, MQD_LOCAL_REPLY_BYTES_MIN, MQD_LOCAL_REPLY_BYTES_MAX);
-    uint64_t wanted = handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX : round_up(handoff->data_bytes);
+    uint64_t wanted =
+        handoff->data_bytes > MQD_LOCAL_DATA_BYTES_MAX ? MQD_LOCAL_DATA_BYTES_MAX : round_up(handoff->data_bytes);
     if (wanted < MQD_LOCAL_DATA_BYTES_MIN)
         wanted = MQD_LOCAL_DATA_BYTES_MIN;
     uint64_t most = mqd_load_relaxed(&r->local_bytes_max), left = r->local_bytes < most ? most - r->local_bytes : 0;
     for (;;) { /* a client that wants long rings from a nearly spent budget gets shorter ones */
-        uint64_t rest = sizeof(struct mqd_local_header) + round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) + round_up(local->reply_bytes);
+        uint64_t rest = sizeof(struct mqd_local_header) +
+                        round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission)) +
+                        round_up(local->reply_bytes);
         if (rest + MQD_LOCAL_DATA_BYTES_MIN <= left) {
             local->data_bytes = wanted <= left - rest ? wanted : (left - rest) & ~(uint64_t)(PAGE_BYTES - 1);
             local->total_bytes = rest + local->data_bytes;
@@ -81,15 +92,18 @@ static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, c
         }
         if (local->submission_count == SUBMISSION_COUNT_MIN && local->reply_bytes == MQD_LOCAL_REPLY_BYTES_MIN)
             return false;
-        local->submission_count = local->submission_count > SUBMISSION_COUNT_MIN ? local->submission_count / 2 : SUBMISSION_COUNT_MIN;
-        local->reply_bytes = local->reply_bytes > MQD_LOCAL_REPLY_BYTES_MIN ? local->reply_bytes / 2 : MQD_LOCAL_REPLY_BYTES_MIN;
+        local->submission_count =
+            local->submission_count > SUBMISSION_COUNT_MIN ? local->submission_count / 2 : SUBMISSION_COUNT_MIN;
+        local->reply_bytes =
+            local->reply_bytes > MQD_LOCAL_REPLY_BYTES_MIN ? local->reply_bytes / 2 : MQD_LOCAL_REPLY_BYTES_MIN;
     }
 }
 
 static int memory_create(void)
 {
     int fd = memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    return fd < 0 && errno == EINVAL ? memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd; /* kernels before 6.3 */
+    /* kernels before 6.3 */
+    return fd < 0 && errno == EINVAL ? memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
 }
 
 static bool memory_open(const struct mqd_reactor *r, struct making *making)
@@ -98,9 +112,11 @@ static bool memory_open(const struct mqd_reactor *r, struct making *making)
     making->memory_fd = memory_create();
     if (making->memory_fd < 0 || ftruncate(making->memory_fd, (off_t)local->total_bytes) < 0)
         return false;
-    uint64_t replies_offset = sizeof(struct mqd_local_header) + round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
+    uint64_t replies_offset = sizeof(struct mqd_local_header) +
+                              round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
     uint64_t data_offset = replies_offset + round_up(local->reply_bytes);
-    if (fallocate(making->memory_fd, 0, 0, (off_t)data_offset) < 0) /* what we write: a page that cannot be had is an error now, not SIGBUS later */
+    /* what we write: a page that cannot be had is an error now, not SIGBUS later */
+    if (fallocate(making->memory_fd, 0, 0, (off_t)data_offset) < 0)
         return false;
     if (fcntl(making->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return false;
@@ -141,7 +157,8 @@ static bool descriptors_open(struct mqd_reactor *r, struct making *making, int f
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof socket_bytes);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &local->pidfd, &size_bytes) < 0) {
         local->pidfd = -1;
-        return errno == ENOPROTOOPT; /* kernels before 6.5 have none; else the process has ended already, or descriptors have */
+        /* kernels before 6.5 have none; else the process has ended already, or descriptors have */
+        return errno == ENOPROTOOPT;
     }
     return mqd_poll_add(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
 }
@@ -149,11 +166,16 @@ static bool descriptors_open(struct mqd_reactor *r, struct making *making, int f
 static bool welcome_send(const struct mqd_reactor *r, const struct making *making, int fd)
 {
     const struct mqd_local *local = making->local;
-    struct mqd_local_welcome welcome = {.magic = MQD_LOCAL_MAGIC, .total_bytes = local->total_bytes, .worker = r->options.self};
+    struct mqd_local_welcome welcome = {
+        .magic = MQD_LOCAL_MAGIC, .total_bytes = local->total_bytes, .worker = r->options.self};
     int fds[MQD_LOCAL_FD_COUNT] = {making->memory_fd, local->to_worker, making->read_end, r->options.control_fd};
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof fds)]; } control = {0};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof fds)];
+    } control = {0};
     struct iovec iov = {&welcome, sizeof welcome};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     control.header.cmsg_level = SOL_SOCKET;
     control.header.cmsg_type = SCM_RIGHTS;
     control.header.cmsg_len = CMSG_LEN(sizeof fds);
@@ -163,7 +185,10 @@ static bool welcome_send(const struct mqd_reactor *r, const struct making *makin
 
 /* ---- adopting ---- */
 
-struct unmapping { void *memory; uint64_t size_bytes; };
+struct unmapping {
+    void *memory;
+    uint64_t size_bytes;
+};
 
 static int unmap(void *argument)
 {
@@ -173,7 +198,8 @@ static int unmap(void *argument)
     return 0;
 }
 
-/* The client may be gone: then the kernel frees the pages too, a tenth of a second for a gigabyte. Not on this thread. */
+/* The client may be gone: then the kernel frees the pages too, a tenth of a second for a gigabyte.
+ * Not on this thread. */
 static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_bytes)
 {
     struct unmapping *unmapping = size_bytes > UNMAP_BYTES_MAX ? malloc(sizeof *unmapping) : NULL;
@@ -189,7 +215,8 @@ static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_byte
 static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 {
     if (local->to_worker >= 0) {
-        mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)); /* before close: the client's copy keeps it alive */
+        /* before close: the client's copy keeps it alive */
+        mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0));
         close(local->to_worker);
     }
     if (local->pidfd >= 0) {
@@ -219,7 +246,9 @@ static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_l
     r->locals[r->local_count++] = local;
     r->local_bytes += local->total_bytes;
     gauges(r);
-    if (local->pidfd >= 0 && mqd_poll_add(r->poll, local->pidfd, mqd_token(MQD_TOKEN_LOCAL_END, (uint64_t)c->generation << 24 | c->index)) < 0) {
+    if (local->pidfd >= 0 &&
+        mqd_poll_add(r->poll, local->pidfd, mqd_token(MQD_TOKEN_LOCAL_END, (uint64_t)c->generation << 24 | c->index)) <
+            0) {
         close(local->pidfd);
         local->pidfd = -1; /* the socket still tells */
     }
@@ -229,7 +258,9 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 {
     struct mqd_local *local = making->local;
     if (!choose_sizes(r, local, handoff)) {
-        refuse(r, fd, handoff, MQD_E_FULL, "the memory for local clients is spent (local.memory.max.bytes): close some, raise it, or connect by TCP");
+        refuse(
+            r, fd, handoff, MQD_E_FULL,
+            "the memory for local clients is spent (local.memory.max.bytes): close some, raise it, or connect by TCP");
         goto discard;
     }
     if (!memory_open(r, making) || !descriptors_open(r, making, fd)) {
@@ -238,7 +269,8 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     }
     struct mqd_connection *c = mqd_connection_open(r, fd, MQD_LISTENER_LOCAL);
     if (!c) {
-        refuse(r, fd, handoff, MQD_E_FULL, "the worker takes no more connections (max.connections): %s", mqd_error_message());
+        refuse(r, fd, handoff, MQD_E_FULL, "the worker takes no more connections (max.connections): %s",
+               mqd_error_message());
         goto discard;
     }
     local->uid = handoff->uid;
@@ -250,8 +282,8 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
         return;
     }
     mqd_stat(r, MQD_COUNT_LOCAL_ATTACHED, 1);
-    mqd_log(r, 6, c->id, UINT32_MAX, "local client %.31s attached: pid %d, uid %u, %llu KiB", handoff->client_id, handoff->pid, handoff->uid,
-            (unsigned long long)(local->total_bytes >> 10));
+    mqd_log(r, 6, c->id, UINT32_MAX, "local client %.31s attached: pid %d, uid %u, %llu KiB", handoff->client_id,
+            handoff->pid, handoff->uid, (unsigned long long)(local->total_bytes >> 10));
     return;
 discard:
     local_free(r, local);
@@ -263,11 +295,14 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
     handoff.client_id[sizeof handoff.client_id - 1] = 0;
     uint32_t count_max = mqd_load_relaxed(&r->local_count_max);
     if (r->options.control_fd <= 0 || count_max == 0) {
-        refuse(r, fd, &handoff, MQD_E_INVALID, "this broker serves no local clients (local.attachments.max is 0); connect by TCP");
+        refuse(r, fd, &handoff, MQD_E_INVALID,
+               "this broker serves no local clients (local.attachments.max is 0); connect by TCP");
         return;
     }
     if (r->local_count >= count_max || r->local_count >= MQD_LOCAL_COUNT_MAX) {
-        refuse(r, fd, &handoff, MQD_E_FULL, "worker %u serves %u local clients already (local.attachments.max); connect by TCP", r->options.self, r->local_count);
+        refuse(r, fd, &handoff, MQD_E_FULL,
+               "worker %u serves %u local clients already (local.attachments.max); connect by TCP", r->options.self,
+               r->local_count);
         return;
     }
     struct making making = {.local = calloc(1, sizeof *making.local), .memory_fd = -1, .read_end = -1};
@@ -307,7 +342,8 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
     c->local = NULL;
 }
 
-/* What was submitted is still taken, as bytes are that TCP has received; but no more than a client can have meant, for nobody watches the memory any more. */
+/* What was submitted is still taken, as bytes are that TCP has received; but no more than a client
+ * can have meant, for nobody watches the memory any more. */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;

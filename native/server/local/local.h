@@ -1,19 +1,28 @@
-/* An attachment seen from its worker: a connection of the reactor whose bytes come through shared memory. Layout of that memory: shm/local_layout.h.
+/* An attachment seen from its worker: a connection of the reactor whose bytes come through shared
+ * memory. Layout of that memory: shm/local_layout.h.
  *
- * The connection's `fd` is the Unix socket: it carries the welcome, questions (server/local/ask.c) and the proof of life. Requests are copied out of the client's memory
- * into the receive window and go on exactly as if they had come by TCP; answers leave into the reply ring instead of a socket (server/local/ring.c).
+ * The connection's `fd` is the Unix socket: it carries the welcome, questions (server/local/ask.c)
+ * and the proof of life. Requests are copied out of the client's memory into the receive window and
+ * go on exactly as if they had come by TCP; answers leave into the reply ring instead of a socket
+ * (server/local/ring.c).
  *
- *   adopt -> welcome -> look ... read ... send -> hung up: what was submitted is taken, answers go nowhere -> closed
+ *   adopt -> welcome -> look ... read ... send -> hung up: what was submitted is taken, answers go
+ *   nowhere -> closed
  *
  * Invariants, beside those of the layout
- *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count in local_bytes until the memory is gone, whoever keeps it (server/local/memory.c).
- *   B2  `readable` of its connection is false only when the ring was seen empty up to submission_head; `writable` only when the reply ring was seen full with
- *       reply_head_seen. mqd_locals_look sees what has changed since, each turn and before each sleep; nothing else needs to tell.
- *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, to_client is a pipe whose write end is the worker's alone.
- *   B4  the attachment belongs to the process that connected: when that has ended it ends, even where a forked child keeps the socket open.
+ *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count in
+ *       local_bytes until the memory is gone, whoever keeps it (server/local/memory.c).
+ *   B2  `readable` of its connection is false only when the ring was seen empty up to
+ *       submission_head; `writable` only when the reply ring was seen full with reply_head_seen.
+ *       mqd_locals_look sees what has changed since, each turn and before each sleep; nothing else
+ *       needs to tell.
+ *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, to_client is a
+ *       pipe whose write end is the worker's alone.
+ *   B4  the attachment belongs to the process that connected: when that has ended it ends, even
+ *       where a forked child keeps the socket open.
  *   B5  who has hung up is closed within two housekeepings, whatever it still waits for.
- * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; ASKS_PER_TURN questions a turn each; one answer that the socket does not take
- * stops the reading of questions.
+ * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; ASKS_PER_TURN
+ * questions a turn each; one answer that the socket does not take stops the reading of questions.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_LOCAL_H
@@ -26,9 +35,9 @@
 
 struct mqd_reactor;
 
-#define MQD_LOCAL_COUNT_MAX 1024      /* attachments of one worker */
-#define MQD_LISTENER_LOCAL 0xffffu    /* listener id of what came by the client socket */
-#define MQD_HANDOFF_LOCAL 1u          /* flag of a hand-off */
+#define MQD_LOCAL_COUNT_MAX 1024   /* attachments of one worker */
+#define MQD_LISTENER_LOCAL 0xffffu /* listener id of what came by the client socket */
+#define MQD_HANDOFF_LOCAL 1u       /* flag of a hand-off */
 
 struct mqd_local_handoff { /* the 64 bytes of a hand-off with MQD_HANDOFF_LOCAL, from the acceptor */
     uint32_t magic;
@@ -52,19 +61,19 @@ struct mqd_local {
     uint8_t *replies;
     uint64_t data_bytes, total_bytes;
     uint32_t submission_count, reply_bytes; /* powers of two */
-    uint32_t place;                  /* in reactor->locals */
-    uint8_t wants_room;              /* what stands in the header */
-    bool watched;                    /* server/local/memory.c gives the bytes back */
-    uint8_t ended_looks;             /* housekeepings since it hung up */
-    int to_worker, to_client, pidfd; /* pidfd -1: this kernel has none for sockets */
-    uint64_t drain_bytes;            /* hung up: what may still be taken */
+    uint32_t place;                         /* in reactor->locals */
+    uint8_t wants_room;                     /* what stands in the header */
+    bool watched;                           /* server/local/memory.c gives the bytes back */
+    uint8_t ended_looks;                    /* housekeepings since it hung up */
+    int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has none for sockets */
+    uint64_t drain_bytes;                   /* hung up: what may still be taken */
     uint32_t uid;
     int32_t pid;
     /* questions */
-    struct mqd_node ask_node;        /* in reactor->asking or asking_later */
-    bool answer_waits;               /* the socket did not take it, */
-    bool answer_refused;             /* and has room: no edge will come */
-    int answer_fd;                   /* -1 = none */
+    struct mqd_node ask_node; /* in reactor->asking or asking_later */
+    bool answer_waits;        /* the socket did not take it, */
+    bool answer_refused;      /* and has room: no edge will come */
+    int answer_fd;            /* -1 = none */
     struct mqd_local_segment answer;
 };
 
@@ -72,7 +81,8 @@ struct mqd_local {
 void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* of the socket */
-void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);                   /* it has hung up, or its process has ended */
+/* it has hung up, or its process has ended */
+void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_local_overdue(struct mqd_local *local); /* once a housekeeping: it has hung up and did not get done */
 
 void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes);
@@ -83,16 +93,19 @@ void mqd_local_memory_on_event(struct mqd_reactor *r);
 void mqd_local_memory_destroy(struct mqd_reactor *r);
 
 /* server/local/ring.c */
-void mqd_locals_look(struct mqd_reactor *r);                /* who has submitted, who has made room */
-bool mqd_locals_waiting(const struct mqd_reactor *r);       /* mqd_locals_look would find somebody */
+void mqd_locals_look(struct mqd_reactor *r);          /* who has submitted, who has made room */
+bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_look would find somebody */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
-/* As send() and sendfile(): bytes taken; 0 = the ring is full, its client will tell (or *file_end: the file is shorter than its range); -1 = the connection is broken. */
+/* As send() and sendfile(): bytes taken; 0 = the ring is full, its client will tell (or *file_end:
+ * the file is shorter than its range); -1 = the connection is broken. */
 int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint64_t size_bytes);
-int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end);
-void mqd_local_publish(struct mqd_local *local);            /* what was sent becomes visible, and the client awake */
+int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range,
+                            bool *file_end);
+void mqd_local_publish(struct mqd_local *local); /* what was sent becomes visible, and the client awake */
 
 /* server/local/ask.c */
-void mqd_local_ask_on(struct mqd_reactor *r, struct mqd_local *local); /* the socket has questions, or room for an answer */
+/* the socket has questions, or room for an answer */
+void mqd_local_ask_on(struct mqd_reactor *r, struct mqd_local *local);
 void mqd_locals_answer(struct mqd_reactor *r);
 void mqd_local_ask_close(struct mqd_local *local);
 

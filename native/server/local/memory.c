@@ -1,8 +1,11 @@
-/* The memory of attachments, counted until it is really gone. A client, or a process that it has given its descriptor to, may keep the memfd open or mapped for as long as it likes after its attachment has
- * ended, and the pages with it: until then they count in local_bytes, or a client that attaches again and again would take any amount. When the last reference to a memfd is gone the kernel says so by
- * inotify; ours goes in local_free.
+/* The memory of attachments, counted until it is really gone. A client, or a process that it has
+ * given its descriptor to, may keep the memfd open or mapped for as long as it likes after its
+ * attachment has ended, and the pages with it: until then they count in local_bytes, or a client
+ * that attaches again and again would take any amount. When the last reference to a memfd is gone
+ * the kernel says so by inotify; ours goes in local_free.
  *
- * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts as long as its attachment lives, and the log says so once. */
+ * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts as long
+ * as its attachment lives, and the log says so once. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +15,10 @@
 
 #include "server/reactor.h"
 
-struct mqd_local_memory { int watch; uint64_t size_bytes; };
+struct mqd_local_memory {
+    int watch;
+    uint64_t size_bytes;
+};
 
 static bool watching(struct mqd_reactor *r)
 {
@@ -50,7 +56,8 @@ bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_
     if (watch < 0) {
         if (!r->local_watch_failed)
             mqd_log(r, 4, 0, UINT32_MAX,
-                    "the memory of local clients cannot be watched (%s): what a client keeps open after it has left is not in local.memory.max.bytes; raise fs.inotify.max_user_instances and max_user_watches",
+                    "the memory of local clients cannot be watched (%s): what a client keeps open after it has left is "
+                    "not in local.memory.max.bytes; raise fs.inotify.max_user_instances and max_user_watches",
                     strerror(errno));
         r->local_watch_failed = true;
         return false;

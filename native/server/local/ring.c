@@ -1,7 +1,9 @@
-/* Requests in, answers out, through the memory of an attachment. See server/local/local.h, and shm/local_layout.h for who may believe what.
+/* Requests in, answers out, through the memory of an attachment. See server/local/local.h, and
+ * shm/local_layout.h for who may believe what.
  *
- * A request is copied once, from the client's memory into the receive window (or a run of extents, when it is larger): what the client writes there afterwards changes
- * nothing. Each shared word is loaded once and checked before it is used.
+ * A request is copied once, from the client's memory into the receive window (or a run of extents,
+ * when it is larger): what the client writes there afterwards changes nothing. Each shared word is
+ * loaded once and checked before it is used.
  */
 #include "server/local/local.h"
 
@@ -11,8 +13,8 @@
 
 #include "server/reactor.h"
 
-#define FRAME_BYTES_MIN 8             /* api key, version, correlation id */
-#define TAKE_BYTES (64u << 10)        /* of one attachment at a time, then the next one's turn */
+#define FRAME_BYTES_MIN 8      /* api key, version, correlation id */
+#define TAKE_BYTES (64u << 10) /* of one attachment at a time, then the next one's turn */
 #define TAKE_COUNT 64
 #define FRAME_ALIGN 64u
 #define FILE_STEP_BYTES (256u << 10)
@@ -89,14 +91,18 @@ void mqd_local_publish(struct mqd_local *local)
 
 /* ---- requests in ---- */
 
-/* Where a request of size_bytes is copied to: an offset in the arena, or -1: stalled until there is room. *run: it is a run of its own. */
+/* Where a request of size_bytes is copied to: an offset in the arena, or -1: stalled until there is
+ * room. *run: it is a run of its own. */
 static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
     *run = size_bytes > MQD_EXTENT_BYTES;
     if (*run)
         return mqd_connection_run(r, c, size_bytes);
-    if (!mqd_connection_window(r, c, (at - r->window_used) + size_bytes > MQD_EXTENT_BYTES ? MQD_EXTENT_BYTES : (at - r->window_used) + size_bytes))
+    if (!mqd_connection_window(r, c,
+                               (at - r->window_used) + size_bytes > MQD_EXTENT_BYTES
+                                   ? MQD_EXTENT_BYTES
+                                   : (at - r->window_used) + size_bytes))
         return -1;
     at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1); /* the window may be another one now */
     return r->window_offset + at;
@@ -106,13 +112,17 @@ static int64_t place_for(struct mqd_reactor *r, struct mqd_connection *c, uint32
 static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
-    const struct mqd_local_submission *submission = &local->submissions[local->submission_head & (local->submission_count - 1)];
+    const struct mqd_local_submission *submission =
+        &local->submissions[local->submission_head & (local->submission_count - 1)];
     uint64_t offset = mqd_load_relaxed(&submission->offset);
     uint32_t size_bytes = mqd_load_relaxed(&submission->size_bytes);
-    if (size_bytes < FRAME_BYTES_MIN || size_bytes > r->options.request_bytes_max || size_bytes > local->data_bytes || offset > local->data_bytes - size_bytes) {
+    if (size_bytes < FRAME_BYTES_MIN || size_bytes > r->options.request_bytes_max || size_bytes > local->data_bytes ||
+        offset > local->data_bytes - size_bytes) {
         char reason[192];
-        snprintf(reason, sizeof reason, "the local client (pid %d) submitted a request of %u bytes at %llu: outside its memory, or larger than socket.request.max.bytes=%u", local->pid,
-                 size_bytes, (unsigned long long)offset, r->options.request_bytes_max);
+        snprintf(reason, sizeof reason,
+                 "the local client (pid %d) submitted a request of %u bytes at %llu: outside its memory, or larger "
+                 "than socket.request.max.bytes=%u",
+                 local->pid, size_bytes, (unsigned long long)offset, r->options.request_bytes_max);
         mqd_connection_fail(r, c, reason);
         return -1;
     }
@@ -171,12 +181,15 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* ---- answers out ---- */
 
-/* Room in the reply ring, after which the ring's end is not looked at; -1: the client's word is impossible. */
+/* Room in the reply ring, after which the ring's end is not looked at; -1: the client's word is
+ * impossible. */
 static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
 {
     uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;
     if (used > local->reply_bytes) {
-        mqd_log(r, 4, local->connection->id, UINT32_MAX, "closing the connection: the local client (pid %d) says that it has read answers that were not written", local->pid);
+        mqd_log(r, 4, local->connection->id, UINT32_MAX,
+                "closing the connection: the local client (pid %d) says that it has read answers that were not written",
+                local->pid);
         mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
         return -1;
     }
@@ -200,7 +213,9 @@ static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
         return room;
     mqd_local_publish(local);
     want_room(local, true);
-    mqd_fence_full(); /* A4: the client moves reply_head, then looks at the word; we store the word, then look at reply_head */
+    /* A4: the client moves reply_head, then looks at the word; we store the word, then look at
+     * reply_head */
+    mqd_fence_full();
     return reply_room(r, local);
 }
 
@@ -215,7 +230,8 @@ int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const ui
             return room < 0 ? -1 : (int64_t)sent;
         want_room(local, false);
         uint64_t left = size_bytes - sent, count = left < (uint64_t)room ? left : (uint64_t)room;
-        uint64_t at = local->reply_tail & (local->reply_bytes - 1), first = local->reply_bytes - at < count ? local->reply_bytes - at : count;
+        uint64_t at = local->reply_tail & (local->reply_bytes - 1),
+                 first = local->reply_bytes - at < count ? local->reply_bytes - at : count;
         memcpy(local->replies + at, bytes + sent, first);
         memcpy(local->replies, bytes + sent + first, count - first);
         local->reply_tail += count;
@@ -225,7 +241,8 @@ int64_t mqd_local_send(struct mqd_reactor *r, struct mqd_connection *c, const ui
     }
 }
 
-int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
+int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range,
+                            bool *file_end)
 {
     struct mqd_local *local = c->local;
     *file_end = false;
@@ -235,7 +252,8 @@ int64_t mqd_local_send_file(struct mqd_reactor *r, struct mqd_connection *c, con
     if (room <= 0)
         return room;
     want_room(local, false);
-    uint64_t at = local->reply_tail & (local->reply_bytes - 1), count = range->size_bytes < FILE_STEP_BYTES ? range->size_bytes : FILE_STEP_BYTES;
+    uint64_t at = local->reply_tail & (local->reply_bytes - 1),
+             count = range->size_bytes < FILE_STEP_BYTES ? range->size_bytes : FILE_STEP_BYTES;
     count = count < (uint64_t)room ? count : (uint64_t)room;
     count = count < local->reply_bytes - at ? count : local->reply_bytes - at;
     ssize_t got;

@@ -10,7 +10,8 @@
 #define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* of a buffer that is empty */
 #define FRAME_BYTES_MIN 8
 
-/* ---- sending -------------------------------------------------------------------------------------------------------- */
+/* ---- sending
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void left(struct mqd_reactor *r, struct mqd_relay *relay)
 {
@@ -49,18 +50,22 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
     left(r, relay);
 }
 
-/* ---- receiving ------------------------------------------------------------------------------------------------------ */
+/* ---- receiving
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* What the leader says about records goes to the client with the answer. */
 static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_answer *answer)
 {
-    struct mqd_refusal *refusal = answer->message.size_bytes > 0 || answer->record_error_count ? mqd_refusal_new(r, append) : NULL;
+    struct mqd_refusal *refusal =
+        answer->message.size_bytes > 0 || answer->record_error_count ? mqd_refusal_new(r, append) : NULL;
     if (!refusal)
         return;
     refusal->index_count = answer->record_error_count;
     memcpy(refusal->index, answer->record_errors, answer->record_error_count * sizeof *answer->record_errors);
-    snprintf(refusal->message, sizeof refusal->message, "%.*s", answer->message.size_bytes > 0 ? answer->message.size_bytes : 0, (const char *)answer->message.bytes);
-    snprintf(refusal->record_message, sizeof refusal->record_message, "%.*s", answer->record_message.size_bytes > 0 ? answer->record_message.size_bytes : 0,
+    snprintf(refusal->message, sizeof refusal->message, "%.*s",
+             answer->message.size_bytes > 0 ? answer->message.size_bytes : 0, (const char *)answer->message.bytes);
+    snprintf(refusal->record_message, sizeof refusal->record_message, "%.*s",
+             answer->record_message.size_bytes > 0 ? answer->record_message.size_bytes : 0,
              (const char *)answer->record_message.bytes);
 }
 
@@ -68,7 +73,8 @@ static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const
 static bool on_answer(struct mqd_reactor *r, struct mqd_relay *relay, const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_relay_answer answer;
-    struct mqd_relayed *entry = mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
+    struct mqd_relayed *entry =
+        mqd_list_empty(&relay->entries) ? NULL : MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node);
     if (!entry || entry == relay->unsent || (int32_t)mqd_get_be32(frame) != entry->correlation_id) {
         mqd_relay_end(r, relay, EPROTO, "an answer to another request than the oldest, or to none");
         return false;
@@ -125,7 +131,8 @@ static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
             return;
         }
         if (got <= 0) {
-            mqd_relay_end(r, relay, got < 0 ? errno : ECONNRESET, got < 0 ? strerror(errno) : "the leader closed the connection");
+            mqd_relay_end(r, relay, got < 0 ? errno : ECONNRESET,
+                          got < 0 ? strerror(errno) : "the leader closed the connection");
             return;
         }
         relay->in_bytes += (uint32_t)got;
@@ -152,7 +159,8 @@ void mqd_relays_read(struct mqd_reactor *r)
         receive(r, r->relays->relay[i]);
 }
 
-/* ---- time ----------------------------------------------------------------------------------------------------------- */
+/* ---- time
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* When what stands still is given up; INT64_MAX: nothing waits. */
 static int64_t due_ms(const struct mqd_relay *relay)

@@ -1,4 +1,5 @@
-/* Relays: which batch goes over which connection, and what it waits for. See server/relay/relay.h. Sending and receiving: server/relay/io.c. */
+/* Relays: which batch goes over which connection, and what it waits for. See server/relay/relay.h.
+ * Sending and receiving: server/relay/io.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -11,13 +12,17 @@
 
 #define CONNECT_MS_MAX 5000 /* Python says sooner that it cannot */
 
-static const char *const not_written = "the partition's leader, another host, could not be reached; nothing was written";
+static const char *const not_written =
+    "the partition's leader, another host, could not be reached; nothing was written";
 
-/* ---- relays --------------------------------------------------------------------------------------------------------- */
+/* ---- relays
+ * --------------------------------------------------------------------------------------------------------- */
 
-static struct mqd_relay **bucket_of(struct mqd_relays *relays, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+static struct mqd_relay **bucket_of(struct mqd_relays *relays, int32_t leader_node, uint32_t leader_worker,
+                                    uint32_t lane)
 {
-    return &relays->buckets[(((uint32_t)leader_node * 64 + leader_worker) * MQD_RELAY_LANE_COUNT + lane) % MQD_RELAY_BUCKET_COUNT];
+    return &relays->buckets[(((uint32_t)leader_node * 64 + leader_worker) * MQD_RELAY_LANE_COUNT + lane) %
+                            MQD_RELAY_BUCKET_COUNT];
 }
 
 static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
@@ -28,7 +33,8 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
-/* Of a host that nobody writes to any more, out of its bucket; NULL: all are in use. Its generation goes on: events about what it was find nobody. */
+/* Of a host that nobody writes to any more, out of its bucket; NULL: all are in use. Its generation
+ * goes on: events about what it was find nobody. */
 static struct mqd_relay *spare(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
@@ -56,7 +62,11 @@ static struct mqd_relay *find_or_make(struct mqd_reactor *r, int32_t leader_node
     bool full = relays->count == MQD_RELAY_COUNT_MAX;
     if (!(relay = full ? spare(relays) : calloc(1, sizeof *relay)))
         return NULL;
-    *relay = (struct mqd_relay){.leader_node = leader_node, .leader_worker = leader_worker, .lane = lane, .fd = -1, .index = full ? relay->index : relays->count,
+    *relay = (struct mqd_relay){.leader_node = leader_node,
+                                .leader_worker = leader_worker,
+                                .lane = lane,
+                                .fd = -1,
+                                .index = full ? relay->index : relays->count,
                                 .generation = relay->generation};
     mqd_list_init(&relay->entries);
     if (!full)
@@ -72,7 +82,8 @@ static uint64_t poll_token(const struct mqd_relay *relay)
     return mqd_token(MQD_TOKEN_RELAY, (uint64_t)relay->generation << 16 | relay->index);
 }
 
-/* ---- entries -------------------------------------------------------------------------------------------------------- */
+/* ---- entries
+ * -------------------------------------------------------------------------------------------------------- */
 
 static struct mqd_relayed *entry_new(struct mqd_relays *relays)
 {
@@ -102,7 +113,8 @@ void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
     struct mqd_relay *relay = entry->relay;
     mqd_heap_give(r, entry->frame_bytes);
     unblock(r, entry);
-    relay->unsent = entry->node.next == &relay->entries ? NULL : MQD_CONTAINER(entry->node.next, struct mqd_relayed, node);
+    relay->unsent =
+        entry->node.next == &relay->entries ? NULL : MQD_CONTAINER(entry->node.next, struct mqd_relayed, node);
 }
 
 void mqd_relay_forget(struct mqd_reactor *r, struct mqd_append *append)
@@ -152,14 +164,17 @@ static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t se
         struct mqd_append *append = mqd_relay_entry_take(r, relay);
         count += append != NULL;
         mqd_relay_done(r, append, unsent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_REQUEST_TIMED_OUT,
-                       unsent ? not_written : "the connection to the partition's leader, another host, ended; whether the batch was written is unknown");
+                       unsent ? not_written
+                              : "the connection to the partition's leader, another host, ended; whether the batch was "
+                                "written is unknown");
     }
     mqd_stat(r, MQD_COUNT_RELAY_FAILURES, count);
 }
 
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text)
 {
-    uint64_t sent = relay->fd >= 0 ? relay->out_sent : 0; /* before a connection nothing has left: every end is above 0 */
+    /* before a connection nothing has left: every end is above 0 */
+    uint64_t sent = relay->fd >= 0 ? relay->out_sent : 0;
     if (relay->fd >= 0) {
         if (r->poll)
             mqd_poll_remove(r->poll, relay->fd, poll_token(relay));
@@ -180,26 +195,39 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
-/* ---- appends -------------------------------------------------------------------------------------------------------- */
+/* ---- appends
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void want(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     if (relay->fd >= 0 || relay->asked)
         return;
-    struct mqd_event event = {.kind = MQD_EVENT_RELAY_WANTED, .slot = UINT32_MAX, .offset = relay->leader_node, .log_dir = relay->leader_worker, .level = relay->lane};
+    struct mqd_event event = {.kind = MQD_EVENT_RELAY_WANTED,
+                              .slot = UINT32_MAX,
+                              .offset = relay->leader_node,
+                              .log_dir = relay->leader_worker,
+                              .level = relay->lane};
     relay->asked = 1;
     relay->connect_by_ms = r->now_ms + CONNECT_MS_MAX;
     mqd_reactor_emit(r, &event);
 }
 
-static bool encode(struct mqd_relay *relay, struct mqd_append *append, const struct mqd_topic *topic, const struct mqd_produce_partition *partition,
-                   const struct mqd_produce_request *produce, struct mqd_text client_id)
+static bool encode(struct mqd_relay *relay, struct mqd_append *append, const struct mqd_topic *topic,
+                   const struct mqd_produce_partition *partition, const struct mqd_produce_request *produce,
+                   struct mqd_text client_id)
 {
-    struct mqd_relay_request request = {
-        .correlation_id = (int32_t)(relay->correlation_id + 1), .version = append->request->version, .client_id = client_id, .transactional_id = produce->transactional_id,
-        .acks = produce->required_acks ? produce->required_acks : 1, .timeout_ms = produce->timeout_ms, .topic = {(const uint8_t *)topic->name, (int32_t)topic->name_bytes},
-        .topic_id = topic->topic_id, .partition_index = append->partition_index, .records = partition->records,
-        .records_bytes = partition->size_bytes > 0 ? (uint32_t)partition->size_bytes : 0};
+    struct mqd_relay_request request = {.correlation_id = (int32_t)(relay->correlation_id + 1),
+                                        .version = append->request->version,
+                                        .client_id = client_id,
+                                        .transactional_id = produce->transactional_id,
+                                        .acks = produce->required_acks ? produce->required_acks : 1,
+                                        .timeout_ms = produce->timeout_ms,
+                                        .topic = {(const uint8_t *)topic->name, (int32_t)topic->name_bytes},
+                                        .topic_id = topic->topic_id,
+                                        .partition_index = append->partition_index,
+                                        .records = partition->records,
+                                        .records_bytes =
+                                            partition->size_bytes > 0 ? (uint32_t)partition->size_bytes : 0};
     uint32_t before = relay->out.size_bytes;
     mqd_relay_encode(&relay->out, &request);
     if (!relay->out.failed)
@@ -215,7 +243,8 @@ static void refuse(struct mqd_reactor *r, struct mqd_append *append, const char 
     mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, message); /* tried again; nothing was written */
 }
 
-static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append, const struct mqd_topic *topic, struct mqd_relayed *entry, uint32_t frame_bytes)
+static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append,
+                  const struct mqd_topic *topic, struct mqd_relayed *entry, uint32_t frame_bytes)
 {
     struct mqd_connection *c = append->request->connection;
     const struct mqd_produce_request *produce = r->producing;
@@ -227,7 +256,8 @@ static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_app
     entry->version = append->request->version;
     entry->partition_index = append->partition_index;
     memcpy(entry->topic_id, topic->topic_id, sizeof entry->topic_id);
-    entry->deadline_ms = r->now_ms + (produce->required_acks == -1 && produce->timeout_ms > 0 ? produce->timeout_ms : 0);
+    entry->deadline_ms =
+        r->now_ms + (produce->required_acks == -1 && produce->timeout_ms > 0 ? produce->timeout_ms : 0);
     append->relayed = entry;
     append->request->relaying++;
     c->relaying++;
@@ -243,7 +273,8 @@ static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_app
     want(r, relay);
 }
 
-bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic, const struct mqd_produce_partition *partition)
+bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
+                      const struct mqd_produce_partition *partition)
 {
     const struct mqd_topic_partition *place = &topic->places[append->partition_index];
     const struct mqd_produce_request *produce = r->producing;
@@ -254,7 +285,10 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
     struct mqd_relayed *entry = relay && r->now_ms >= relay->refuse_until_ms ? entry_new(r->relays) : NULL;
     uint32_t before = relay ? relay->out.size_bytes : 0;
     if (!entry) {
-        refuse(r, append, relay && r->now_ms < relay->refuse_until_ms ? not_written : "no memory, or no place, for another connection to a leader on another host");
+        refuse(r, append,
+               relay && r->now_ms < relay->refuse_until_ms
+                   ? not_written
+                   : "no memory, or no place, for another connection to a leader on another host");
         return true;
     }
     bool good = encode(relay, append, topic, partition, produce, r->producing_client);
@@ -287,7 +321,8 @@ void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topi
         }
 }
 
-/* ---- commands ------------------------------------------------------------------------------------------------------- */
+/* ---- commands
+ * ------------------------------------------------------------------------------------------------------- */
 
 static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, const struct mqd_command *command)
 {
@@ -315,11 +350,15 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
 static void put(struct mqd_reactor *r, const struct mqd_command *command)
 {
     const struct mqd_relay_options *options = command->relay;
-    bool possible = options->leader_node >= 0 && options->leader_worker < MQD_WORKER_COUNT_MAX && options->lane < MQD_RELAY_LANE_COUNT && options->timeout_ms;
-    struct mqd_relay *relay = possible ? find_or_make(r, options->leader_node, options->leader_worker, options->lane) : NULL;
+    bool possible = options->leader_node >= 0 && options->leader_worker < MQD_WORKER_COUNT_MAX &&
+                    options->lane < MQD_RELAY_LANE_COUNT && options->timeout_ms;
+    struct mqd_relay *relay =
+        possible ? find_or_make(r, options->leader_node, options->leader_worker, options->lane) : NULL;
     if (relay && relay->fd >= 0)
         mqd_relay_end(r, relay, -1, "");
-    const char *wrong = !possible ? "a relay's leader, lane or time-out is impossible" : !relay ? "more connections to leaders on other hosts than a worker holds" : take_socket(r, relay, command);
+    const char *wrong = !possible ? "a relay's leader, lane or time-out is impossible"
+                        : !relay  ? "more connections to leaders on other hosts than a worker holds"
+                                  : take_socket(r, relay, command);
     if (wrong)
         close((int)command->number);
     mqd_command_done(r, command->token, wrong ? MQD_E_INVALID : 0, UINT32_MAX, 0, NULL, wrong ? wrong : "");
@@ -335,7 +374,8 @@ void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++) {
         struct mqd_relay *relay = r->relays->relay[i];
         bool all = command->kind == MQD_COMMAND_RELAY_REMOVE;
-        if (relay->leader_node != options->leader_node || (!all && (relay->leader_worker != options->leader_worker || relay->lane != options->lane || relay->fd >= 0)))
+        if (relay->leader_node != options->leader_node || (!all && (relay->leader_worker != options->leader_worker ||
+                                                                    relay->lane != options->lane || relay->fd >= 0)))
             continue;
         mqd_relay_end(r, relay, -1, "");
         if (!all)
@@ -346,7 +386,8 @@ void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
 
 static int post(struct mqd_reactor *r, uint64_t token, uint32_t kind, int fd, const struct mqd_relay_options *options)
 {
-    struct mqd_command command = {.kind = kind, .token = token, .number = (uint32_t)fd, .relay = malloc(sizeof *options)};
+    struct mqd_command command = {
+        .kind = kind, .token = token, .number = (uint32_t)fd, .relay = malloc(sizeof *options)};
     if (command.relay) {
         *command.relay = *options;
         if (mqd_command_post(r, &command) == 0)
@@ -375,7 +416,8 @@ int mqd_reactor_relay_remove(struct mqd_reactor *r, uint64_t token, int32_t lead
     return post(r, token, MQD_COMMAND_RELAY_REMOVE, -1, &options);
 }
 
-/* ---- the end -------------------------------------------------------------------------------------------------------- */
+/* ---- the end
+ * -------------------------------------------------------------------------------------------------------- */
 
 void mqd_relays_close(struct mqd_reactor *r)
 {

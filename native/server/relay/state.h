@@ -13,14 +13,14 @@ struct mqd_relayed {
     struct mqd_node node;
     struct mqd_append *append; /* NULL: nobody waits for the outcome any more */
     struct mqd_relay *relay;
-    uint64_t end;              /* stream position behind its frame */
-    int64_t deadline_ms;       /* of the answer, once it is the oldest */
+    uint64_t end;        /* stream position behind its frame */
+    int64_t deadline_ms; /* of the answer, once it is the oldest */
     uint32_t frame_bytes;
     int32_t correlation_id;
     int32_t partition_index;
     uint8_t topic_id[16];
     int16_t version;
-    uint8_t blocks;            /* counts in its connection's `blocked` (L4) */
+    uint8_t blocks; /* counts in its connection's `blocked` (L4) */
 };
 
 struct mqd_relay {
@@ -31,7 +31,7 @@ struct mqd_relay {
     int fd;                     /* -1 = none */
     uint64_t token;             /* of the connection */
     uint32_t timeout_ms;
-    uint8_t asked;              /* Python makes a connection */
+    uint8_t asked; /* Python makes a connection */
     uint8_t readable, writable;
     int64_t connect_by_ms;      /* while `asked` */
     int64_t refuse_until_ms;    /* its host could not be reached: nothing waits for it before */
@@ -52,8 +52,10 @@ struct mqd_relays {
 };
 
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry); /* all of it was given to the socket */
-struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay); /* the oldest leaves; its append is the caller's to complete; NULL: nobody waits */
+/* the oldest leaves; its append is the caller's to complete; NULL: nobody waits */
+struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay);
 void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message);
-void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text); /* tells Python; error < 0: it need not be told */
+/* tells Python; error < 0: it need not be told */
+void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text);
 
 #endif

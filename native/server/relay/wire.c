@@ -1,4 +1,5 @@
-/* A Produce request of one batch, and its answer, as the relay needs them. See server/relay/relay.h; the layout of both stands in wire/produce.c. */
+/* A Produce request of one batch, and its answer, as the relay needs them. See
+ * server/relay/relay.h; the layout of both stands in wire/produce.c. */
 #include "server/relay/relay.h"
 #include "wire/buffer.h"
 #include "wire/cursor.h"
@@ -48,7 +49,8 @@ static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct 
     if (mqd_take_count(cursor, flexible, "record errors", 6, &count))
         return -1;
     for (int32_t i = 0; i < count; i++) {
-        if (mqd_take_i32(cursor, "batch index", &index) || mqd_take_text(cursor, flexible, true, "record error", &text) || mqd_skip_tags(cursor, flexible))
+        if (mqd_take_i32(cursor, "batch index", &index) ||
+            mqd_take_text(cursor, flexible, true, "record error", &text) || mqd_skip_tags(cursor, flexible))
             return -1;
         if (out->record_error_count == MQD_RECORD_ERROR_COUNT_MAX)
             continue;
@@ -62,7 +64,8 @@ static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct 
 static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_relay_answer *out)
 {
     bool flexible = version >= FLEXIBLE_VERSION;
-    if (mqd_take_i32(cursor, "partition index", &out->partition_index) || mqd_take_i16(cursor, "error code", &out->error) || mqd_take_i64(cursor, "base offset", &out->base_offset))
+    if (mqd_take_i32(cursor, "partition index", &out->partition_index) ||
+        mqd_take_i16(cursor, "error code", &out->error) || mqd_take_i64(cursor, "base offset", &out->base_offset))
         return -1;
     if (version >= 2 && mqd_take_i64(cursor, "log append time", &out->log_append_time_ms))
         return -1;
@@ -70,8 +73,10 @@ static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mq
         return -1;
     if (version >= ERRORS_VERSION && record_errors(cursor, flexible, out))
         return -1;
-    if (out->error < -1 || (out->error == 0 && out->base_offset < -1)) /* -1 is Kafka's UNKNOWN_SERVER_ERROR; below are the reactor's own codes */
-        return mqd_wire_wrong(cursor, "error code", "an outcome that there is not, error code or base offset", out->error ? out->error : out->base_offset);
+    /* -1 is Kafka's UNKNOWN_SERVER_ERROR; below are the reactor's own codes */
+    if (out->error < -1 || (out->error == 0 && out->base_offset < -1))
+        return mqd_wire_wrong(cursor, "error code", "an outcome that there is not, error code or base offset",
+                              out->error ? out->error : out->base_offset);
     return mqd_skip_tags(cursor, flexible);
 }
 
@@ -81,11 +86,18 @@ int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, 
     struct mqd_cursor_bytes cursor = mqd_cursor_over(frame, size_bytes);
     int32_t correlation_id, count, throttle_ms;
     struct mqd_topic_key key;
-    *out = (struct mqd_relay_answer){.base_offset = -1, .log_append_time_ms = -1, .log_start_offset = -1, .record_message = {NULL, -1}, .message = {NULL, -1}};
-    if (mqd_take_i32(&cursor, "correlation id", &correlation_id) || mqd_skip_tags(&cursor, flexible) || mqd_take_count(&cursor, flexible, "responses", 3, &count) ||
-        one(&cursor, "responses", count) || mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION, &key) ||
-        mqd_take_count(&cursor, flexible, "partition responses", 14, &count) || one(&cursor, "partition responses", count) || partition(&cursor, version, out) ||
-        mqd_skip_tags(&cursor, flexible) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) || mqd_skip_tags(&cursor, flexible))
+    *out = (struct mqd_relay_answer){.base_offset = -1,
+                                     .log_append_time_ms = -1,
+                                     .log_start_offset = -1,
+                                     .record_message = {NULL, -1},
+                                     .message = {NULL, -1}};
+    if (mqd_take_i32(&cursor, "correlation id", &correlation_id) || mqd_skip_tags(&cursor, flexible) ||
+        mqd_take_count(&cursor, flexible, "responses", 3, &count) || one(&cursor, "responses", count) ||
+        mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION, &key) ||
+        mqd_take_count(&cursor, flexible, "partition responses", 14, &count) ||
+        one(&cursor, "partition responses", count) || partition(&cursor, version, out) ||
+        mqd_skip_tags(&cursor, flexible) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) ||
+        mqd_skip_tags(&cursor, flexible))
         return -1;
     return mqd_cursor_finished(&cursor, "Produce response");
 }

@@ -1,4 +1,6 @@
-/* Connections to leaders: which partition is fetched over which, and receiving. See server/replication/fetcher.h. Requests: server/replication/fetcher_ask.c; what answers do: server/replication/fetcher_answer.c. */
+/* Connections to leaders: which partition is fetched over which, and receiving. See
+ * server/replication/fetcher.h. Requests: server/replication/fetcher_ask.c; what answers do:
+ * server/replication/fetcher_answer.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -9,7 +11,8 @@
 
 #include "server/replication/fetcher_state.h"
 
-/* ---- partitions --------------------------------------------------------------------------------------------------- */
+/* ---- partitions
+ * --------------------------------------------------------------------------------------------------- */
 
 static struct mqd_fetchers *fetchers_of(struct mqd_reactor *r)
 {
@@ -27,7 +30,8 @@ static struct mqd_followed **bucket_of(struct mqd_fetchers *fetchers, const stru
 {
     uint64_t hash; /* topic ids are random */
     memcpy(&hash, key->topic_id + 8, sizeof hash);
-    return &fetchers->buckets[(hash ^ (uint64_t)(uint32_t)key->index * 0x9e3779b97f4a7c15ull >> 32) % MQD_FOLLOWED_BUCKET_COUNT];
+    return &fetchers->buckets[(hash ^ (uint64_t)(uint32_t)key->index * 0x9e3779b97f4a7c15ull >> 32) %
+                              MQD_FOLLOWED_BUCKET_COUNT];
 }
 
 struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key)
@@ -38,11 +42,13 @@ struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const stru
     return followed;
 }
 
-static struct mqd_fetcher *fetcher_find(struct mqd_fetchers *fetchers, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+static struct mqd_fetcher *fetcher_find(struct mqd_fetchers *fetchers, int32_t leader_node, uint32_t leader_worker,
+                                        uint32_t lane)
 {
     for (uint32_t i = 0; i < fetchers->count; i++) {
         struct mqd_fetcher *fetcher = fetchers->fetcher[i];
-        if (fetcher->options.leader_node == leader_node && fetcher->options.leader_worker == leader_worker && fetcher->options.lane == lane)
+        if (fetcher->options.leader_node == leader_node && fetcher->options.leader_worker == leader_worker &&
+            fetcher->options.lane == lane)
             return fetcher;
     }
     return NULL;
@@ -86,7 +92,8 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     mqd_list_remove(&followed->change);
     followed->putting_off = 1;
     struct mqd_node *after = followed->fetcher->put_off.previous;
-    while (after != &followed->fetcher->put_off && MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
+    while (after != &followed->fetcher->put_off &&
+           MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
         after = after->previous;
     mqd_list_append(after->next, &followed->change); /* append "before next" */
 }
@@ -102,7 +109,8 @@ void mqd_followed_settle(struct mqd_followed *followed)
 {
     const struct mqd_replica *replica = followed->owned->replica;
     bool staged = !followed->owned->resting && mqd_partition_staged_count(followed->owned->partition) > 0;
-    unsettle(followed, staged || (!followed->owned->resting && replica->flush_on_ack && replica->durable < replica->log_end));
+    unsettle(followed,
+             staged || (!followed->owned->resting && replica->flush_on_ack && replica->durable < replica->log_end));
 }
 
 static void forget(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
@@ -144,7 +152,9 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     mqd_list_remove(&followed->change);
     followed->putting_off = 0;
     followed->unsettled = 0;
-    followed->leader_log_start = followed->untold_log_start = 0; /* another leader's log may begin below: after an unclean election there are records there. A new session says where it begins */
+    /* another leader's log may begin below: after an unclean election there are records there. A
+     * new session says where it begins */
+    followed->leader_log_start = followed->untold_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
     if (fetcher)
@@ -186,7 +196,9 @@ void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_fetcher_leave(r, owned);
         return;
     }
-    struct mqd_followed *followed = owned->followed ? owned->followed : fetchers ? followed_new(r, fetchers, owned) : NULL;
+    struct mqd_followed *followed = owned->followed ? owned->followed
+                                    : fetchers      ? followed_new(r, fetchers, owned)
+                                                    : NULL;
     if (!followed) {
         mqd_log(r, 3, 0, owned->slot, "no memory to follow a partition; its next change of leader tries again");
         return;
@@ -212,7 +224,8 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
     free(followed);
 }
 
-/* One that is not unsettled may have been left out all the same: flush.on.ack was switched on when its flush was under way. */
+/* One that is not unsettled may have been left out all the same: flush.on.ack was switched on when
+ * its flush was under way. */
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;
@@ -238,7 +251,8 @@ void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut
         mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* ---- connections -------------------------------------------------------------------------------------------------- */
+/* ---- connections
+ * -------------------------------------------------------------------------------------------------- */
 
 static uint64_t poll_token(const struct mqd_fetcher *fetcher)
 {
@@ -276,7 +290,8 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
     }
     if (error >= 0) {
-        struct mqd_event event = {.kind = MQD_EVENT_FETCHER_ENDED, .slot = UINT32_MAX, .token = fetcher->token, .error = error};
+        struct mqd_event event = {
+            .kind = MQD_EVENT_FETCHER_ENDED, .slot = UINT32_MAX, .token = fetcher->token, .error = error};
         snprintf(event.text, sizeof event.text, "%s", text);
         mqd_reactor_emit(r, &event);
     }
@@ -287,13 +302,16 @@ static const char *options_wrong(const struct mqd_fetcher_options *options)
 {
     if (options->leader_node < 0 || options->leader_node == options->node_id || options->lane >= MQD_LANE_COUNT)
         return "a fetcher's leader or lane is impossible";
-    if (options->response_bytes_max < 1024 || options->response_bytes_limit < options->response_bytes_max || options->response_bytes_limit > (1u << 30) ||
-        options->partition_bytes_max < 1024 || options->partition_bytes_max > (1u << 30))
-        return "a fetcher's sizes are impossible: response_bytes_limit must be response_bytes_max or more, none below 1 KiB or above 1 GiB";
+    if (options->response_bytes_max < 1024 || options->response_bytes_limit < options->response_bytes_max ||
+        options->response_bytes_limit > (1u << 30) || options->partition_bytes_max < 1024 ||
+        options->partition_bytes_max > (1u << 30))
+        return "a fetcher's sizes are impossible: response_bytes_limit must be response_bytes_max or more, none below "
+               "1 KiB or above 1 GiB";
     return NULL;
 }
 
-static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetchers *fetchers, const struct mqd_command *command)
+static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetchers *fetchers,
+                                       const struct mqd_command *command)
 {
     struct mqd_fetcher *fetcher = calloc(1, sizeof *fetcher);
     if (!fetcher || !(fetcher->in = malloc(MQD_FETCHER_BUFFER_BYTES))) {
@@ -316,7 +334,10 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
 /* Partitions of this leader that have no connection, or use another lane's for want of their own. */
 static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
-    struct mqd_fetcher *other = fetcher->options.lane != MQD_LANE_IN_SYNC ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC) : NULL;
+    struct mqd_fetcher *other =
+        fetcher->options.lane != MQD_LANE_IN_SYNC
+            ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC)
+            : NULL;
     MQD_LIST_EACH(node, spare, &fetchers->unserved) {
         struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
         move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
@@ -328,7 +349,8 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
-/* What is owed was to be paid at the old rate, which may have been a mistake: it is forgiven, and nobody waits for it. */
+/* What is owed was to be paid at the old rate, which may have been a mistake: it is forgiven, and
+ * nobody waits for it. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
     if (fetchers->rate == bytes_per_second_max)
@@ -346,12 +368,16 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
     const struct mqd_fetcher_options *options = command->fetcher;
     const char *wrong = options_wrong(options);
     int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
-    struct mqd_fetcher *old = wrong ? NULL : fetcher_find(fetchers, options->leader_node, options->leader_worker, options->lane), *fetcher = NULL;
+    struct mqd_fetcher *old = wrong
+                                  ? NULL
+                                  : fetcher_find(fetchers, options->leader_node, options->leader_worker, options->lane),
+                       *fetcher = NULL;
     if (old)
         mqd_fetcher_end(r, old, -1, "");
     if (!wrong && fetchers->count == MQD_FETCHER_COUNT_MAX)
         wrong = "more connections to other hosts than a worker holds";
-    if (!wrong && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || !(fetcher = fetcher_new(r, fetchers, command))))
+    if (!wrong && (!r->poll || flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+                   !(fetcher = fetcher_new(r, fetchers, command))))
         wrong = r->poll ? "no socket, or no memory, for a connection to another host" : "the reactor does not run";
     if (!wrong && mqd_poll_add(r->poll, fd, poll_token(fetcher)) < 0)
         wrong = "the connection cannot be watched";
@@ -386,7 +412,8 @@ void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *comman
     }
     if (command->kind == MQD_COMMAND_FETCHER_RATE)
         set_rate(fetchers, command->offset);
-    else if ((fetcher = fetcher_find(fetchers, (int32_t)command->offset, (uint32_t)command->last_offset, command->number)))
+    else if ((fetcher =
+                  fetcher_find(fetchers, (int32_t)command->offset, (uint32_t)command->last_offset, command->number)))
         mqd_fetcher_end(r, fetcher, -1, "");
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
@@ -406,7 +433,8 @@ void mqd_fetchers_destroy(struct mqd_reactor *r)
     r->fetchers = NULL;
 }
 
-/* ---- receiving ---------------------------------------------------------------------------------------------------- */
+/* ---- receiving
+ * ---------------------------------------------------------------------------------------------------- */
 
 void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
 {
@@ -422,7 +450,8 @@ void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
         fetcher->writable = 1;
 }
 
-/* Room at the end of the buffer: what is not taken moves to its beginning; when that is a batch larger than the buffer, it grows. Nothing is staged. */
+/* Room at the end of the buffer: what is not taken moves to its beginning; when that is a batch
+ * larger than the buffer, it grows. Nothing is staged. */
 static bool make_room(struct mqd_fetcher *fetcher)
 {
     uint32_t left = fetcher->in_end - fetcher->in_begin;
@@ -454,7 +483,8 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
         mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a batch");
         return false;
     }
-    uint32_t room = fetcher->in_capacity - fetcher->in_end, most = room < MQD_FETCHER_RECEIVE_BYTES ? room : MQD_FETCHER_RECEIVE_BYTES;
+    uint32_t room = fetcher->in_capacity - fetcher->in_end,
+             most = room < MQD_FETCHER_RECEIVE_BYTES ? room : MQD_FETCHER_RECEIVE_BYTES;
     ssize_t got = recv(fetcher->fd, fetcher->in + fetcher->in_end, most, 0);
     if (got < 0 && errno == EINTR)
         return true;
@@ -463,7 +493,8 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
         return false;
     }
     if (got <= 0) {
-        mqd_fetcher_end(r, fetcher, got < 0 ? errno : ECONNRESET, got < 0 ? strerror(errno) : "the leader closed the connection");
+        mqd_fetcher_end(r, fetcher, got < 0 ? errno : ECONNRESET,
+                        got < 0 ? strerror(errno) : "the leader closed the connection");
         return false;
     }
     if ((size_t)got < most && !fetcher->hangup)

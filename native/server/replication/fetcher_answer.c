@@ -1,4 +1,5 @@
-/* What a leader's answer does to the partitions that it speaks of. See server/replication/fetcher.h. */
+/* What a leader's answer does to the partitions that it speaks of. See
+ * server/replication/fetcher.h. */
 #include <errno.h>
 #include <string.h>
 
@@ -6,17 +7,19 @@
 #include "server/replication/fetcher_state.h"
 
 #define FRAME_BYTES_MIN 16
-#define COMPLAIN_MS 10000   /* of one partition, at most this often */
-#define NOT_YET_MS 5        /* at first: a leader that hears of its epoch a moment after its followers */
+#define COMPLAIN_MS 10000 /* of one partition, at most this often */
+#define NOT_YET_MS 5      /* at first: a leader that hears of its epoch a moment after its followers */
 
-/* ---- one partition ------------------------------------------------------------------------------------------------ */
+/* ---- one partition
+ * ------------------------------------------------------------------------------------------------ */
 
 static void complain(struct mqd_reactor *r, struct mqd_followed *followed, const char *what, const char *detail)
 {
     if (r->now_ms - followed->complained_ms < COMPLAIN_MS)
         return;
     followed->complained_ms = r->now_ms;
-    mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; it is tried again", followed->owned->replica->leader, what, detail ? ": " : "", detail ? detail : "");
+    mqd_log(r, 4, 0, followed->owned->slot, "following leader %d: %s%s%s; it is tried again",
+            followed->owned->replica->leader, what, detail ? ": " : "", detail ? detail : "");
 }
 
 static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
@@ -24,11 +27,13 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* Who does not know yet that it leads is asked again soon, then later and later: its acknowledgements wait for its followers. */
+/* Who does not know yet that it leads is asked again soon, then later and later: its
+ * acknowledgements wait for its followers. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
     int64_t ms = (int64_t)NOT_YET_MS << followed->refusals;
-    if ((error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && error != MQD_KAFKA_UNKNOWN_LEADER_EPOCH) || ms >= followed->fetcher->options.backoff_ms) {
+    if ((error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && error != MQD_KAFKA_UNKNOWN_LEADER_EPOCH) ||
+        ms >= followed->fetcher->options.backoff_ms) {
         put_off(r, followed);
         return;
     }
@@ -36,7 +41,8 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_followed_put_off(r, followed, ms);
 }
 
-/* The leader's log begins later than this one: Python moves the log start, and deletes the files. The leader says so once: what meets no room, or comes before this replica knows that so much is
+/* The leader's log begins later than this one: Python moves the log start, and deletes the files.
+ * The leader says so once: what meets no room, or comes before this replica knows that so much is
  * committed, is told again from here. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
@@ -46,7 +52,10 @@ static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_partition_positions(followed->owned->partition, &positions);
     if (log_start_offset <= positions.log_start_offset)
         return;
-    struct mqd_event event = {.kind = MQD_EVENT_LOG_START, .slot = followed->owned->slot, .log_dir = followed->owned->log_dir, .offset = log_start_offset};
+    struct mqd_event event = {.kind = MQD_EVENT_LOG_START,
+                              .slot = followed->owned->slot,
+                              .log_dir = followed->owned->log_dir,
+                              .offset = log_start_offset};
     if (log_start_offset <= positions.high_watermark && mqd_reactor_emit(r, &event)) {
         followed->leader_log_start = log_start_offset;
         return;
@@ -71,10 +80,15 @@ void mqd_fetchers_tell_again(struct mqd_reactor *r)
     }
 }
 
-static struct mqd_replica_step step_of(const struct mqd_followed *followed, const struct mqd_answer_partition *partition)
+static struct mqd_replica_step step_of(const struct mqd_followed *followed,
+                                       const struct mqd_answer_partition *partition)
 {
-    struct mqd_replica_answer answer = {.error = partition->error, .leader_epoch = followed->told.current_leader_epoch, .diverging_epoch = partition->diverging_epoch,
-                                        .diverging_end = partition->diverging_end, .high_watermark = partition->high_watermark, .log_start = partition->log_start_offset,
+    struct mqd_replica_answer answer = {.error = partition->error,
+                                        .leader_epoch = followed->told.current_leader_epoch,
+                                        .diverging_epoch = partition->diverging_epoch,
+                                        .diverging_end = partition->diverging_end,
+                                        .high_watermark = partition->high_watermark,
+                                        .log_start = partition->log_start_offset,
                                         .read_end = partition->last_stable_offset};
     struct mqd_replica_step step;
     uint32_t count;
@@ -83,11 +97,13 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed, cons
     return step;
 }
 
-/* The partition that the answer speaks of, if it may (G2); once in an answer: not while what it brought is staged. */
+/* The partition that the answer speaks of, if it may (G2); once in an answer: not while what it
+ * brought is staged. */
 static struct mqd_followed *asked_of(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->answer.partition.key);
-    if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->resting || followed->owned->closing)
+    if (!followed || followed->fetcher != fetcher || !followed->in_session || followed->owned->resting ||
+        followed->owned->closing)
         return NULL;
     return mqd_partition_staged_count(followed->owned->partition) == 0 ? followed : NULL;
 }
@@ -95,7 +111,8 @@ static struct mqd_followed *asked_of(struct mqd_reactor *r, const struct mqd_fet
 static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *followed, int64_t high_watermark)
 {
     struct mqd_owned *owned = followed->owned;
-    mqd_replication_changed(r, owned, mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, high_watermark));
+    mqd_replication_changed(r, owned,
+                            mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, high_watermark));
 }
 
 /* No records: what does it say? */
@@ -113,8 +130,10 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
         return;
     case MQD_REPLICA_TRUNCATE:
     case MQD_REPLICA_RESTART:
-        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)", owned->replica->leader, owned->replica->leader_epoch,
-                step.action == MQD_REPLICA_RESTART ? "begin anew at" : "be cut to", (long long)step.offset, (long long)owned->replica->log_end);
+        mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)",
+                owned->replica->leader, owned->replica->leader_epoch,
+                step.action == MQD_REPLICA_RESTART ? "begin anew at" : "be cut to", (long long)step.offset,
+                (long long)owned->replica->log_end);
         mqd_followed_changed(followed);
         mqd_follow_rest(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
         return;
@@ -157,14 +176,17 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
 }
 
 /* What is there of the records. Returns how many bytes are done with. */
-static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, const uint8_t *bytes, uint32_t size_bytes)
+static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, const uint8_t *bytes,
+                           uint32_t size_bytes)
 {
     uint32_t taken = 0;
     while (fetcher->filling) {
         struct mqd_followed *followed = fetcher->filling;
         struct mqd_owned *owned = followed->owned;
         struct mqd_follow follow;
-        int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken, followed->told.current_leader_epoch, followed->leader_high_watermark, r->wall_ms, &follow);
+        int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken,
+                                         followed->told.current_leader_epoch, followed->leader_high_watermark,
+                                         r->wall_ms, &follow);
         taken += (uint32_t)follow.taken_bytes;
         if (follow.batch_count) {
             mqd_stat(r, MQD_COUNT_REPLICA_BYTES, follow.taken_bytes);
@@ -179,7 +201,8 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         else
             refuse(r, fetcher, error, &follow);
     }
-    return fetcher->filling && size_bytes < fetcher->answer.records_left ? taken : size_bytes; /* skipped; or the beginning of a batch at the end of the records */
+    /* skipped; or the beginning of a batch at the end of the records */
+    return fetcher->filling && size_bytes < fetcher->answer.records_left ? taken : size_bytes;
 }
 
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
@@ -193,8 +216,10 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         return;
     }
     mqd_replication_log(r, owned);
-    if (mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, followed->leader_high_watermark) & MQD_REPLICA_CHANGED_HIGH_WATERMARK)
-        mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark); /* published with the log's end */
+    if (mqd_replica_followed(owned->replica, followed->told.current_leader_epoch, followed->leader_high_watermark) &
+        MQD_REPLICA_CHANGED_HIGH_WATERMARK)
+        /* published with the log's end */
+        mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
     mqd_followed_settle(followed);
     mqd_followed_changed(followed);
 }
@@ -218,7 +243,8 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* ---- the answer --------------------------------------------------------------------------------------------------- */
+/* ---- the answer
+ * --------------------------------------------------------------------------------------------------- */
 
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
@@ -233,7 +259,9 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
         return nothing;
     }
-    if (answer->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND || answer->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH || answer->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
+    if (answer->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
+        answer->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
+        answer->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
         fetcher->full = 1;
         fetcher->not_before_ms = r->now_ms + (fetcher->session_epoch == 0 ? fetcher->options.backoff_ms : 0);
         fetcher->session_id = 0;
@@ -264,7 +292,9 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     uint32_t size_bytes = mqd_get_be32(fetcher->in + fetcher->in_begin);
     if (!fetcher->outstanding || size_bytes < FRAME_BYTES_MIN || size_bytes > fetcher->options.response_bytes_limit) {
         char text[120];
-        snprintf(text, sizeof text, fetcher->outstanding ? "an answer of %u bytes; at most %u are taken" : "an answer of %u bytes (at most %u) that nobody asked for",
+        snprintf(text, sizeof text,
+                 fetcher->outstanding ? "an answer of %u bytes; at most %u are taken"
+                                      : "an answer of %u bytes (at most %u) that nobody asked for",
                  size_bytes, fetcher->options.response_bytes_limit);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;

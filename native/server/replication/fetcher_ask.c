@@ -1,4 +1,5 @@
-/* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the throttled lanes, sending. See server/replication/fetcher.h. */
+/* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the
+ * throttled lanes, sending. See server/replication/fetcher.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,8 @@ static bool wanted(struct mqd_reactor *r, const struct mqd_followed *followed, s
 
 static bool same_fetch(const struct mqd_replica_fetch *left, const struct mqd_replica_fetch *right)
 {
-    return left->fetch_offset == right->fetch_offset && left->current_leader_epoch == right->current_leader_epoch && left->last_fetched_epoch == right->last_fetched_epoch;
+    return left->fetch_offset == right->fetch_offset && left->current_leader_epoch == right->current_leader_epoch &&
+           left->last_fetched_epoch == right->last_fetched_epoch;
 }
 
 static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
@@ -37,8 +39,10 @@ static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
     return true;
 }
 
-/* One partition that has changed: into the request, out of the session, or put off. Returns how many items there are. */
-static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed, uint32_t count)
+/* One partition that has changed: into the request, out of the session, or put off. Returns how
+ * many items there are. */
+static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed,
+                        uint32_t count)
 {
     struct mqd_replica_fetch fetch;
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
@@ -56,8 +60,11 @@ static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, stru
     followed->told = fetch;
     struct mqd_positions positions;
     mqd_partition_positions(followed->owned->partition, &positions);
-    r->fetchers->items[count] = (struct mqd_fetch_item){.key = followed->key, .current_leader_epoch = fetch.current_leader_epoch, .last_fetched_epoch = fetch.last_fetched_epoch,
-                                                        .bytes_max = (int32_t)fetcher->options.partition_bytes_max, .fetch_offset = fetch.fetch_offset,
+    r->fetchers->items[count] = (struct mqd_fetch_item){.key = followed->key,
+                                                        .current_leader_epoch = fetch.current_leader_epoch,
+                                                        .last_fetched_epoch = fetch.last_fetched_epoch,
+                                                        .bytes_max = (int32_t)fetcher->options.partition_bytes_max,
+                                                        .fetch_offset = fetch.fetch_offset,
                                                         .log_start_offset = positions.log_start_offset};
     return count + 1;
 }
@@ -103,7 +110,8 @@ static int32_t bytes_max_of(const struct mqd_fetchers *fetchers, const struct mq
 static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     while (fetcher->out_sent < fetcher->out.size_bytes) {
-        ssize_t sent = send(fetcher->fd, fetcher->out.bytes + fetcher->out_sent, fetcher->out.size_bytes - fetcher->out_sent, MSG_NOSIGNAL);
+        ssize_t sent = send(fetcher->fd, fetcher->out.bytes + fetcher->out_sent,
+                            fetcher->out.size_bytes - fetcher->out_sent, MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -135,11 +143,15 @@ static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 
 static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    return (struct mqd_fetch_ask){.correlation_id = (int32_t)++fetcher->correlation_id, .wait_ms = (int32_t)fetcher->options.wait_ms, .bytes_max = bytes_max_of(r->fetchers, fetcher),
-                                  .node_id = fetcher->options.node_id, .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
+    return (struct mqd_fetch_ask){.correlation_id = (int32_t)++fetcher->correlation_id,
+                                  .wait_ms = (int32_t)fetcher->options.wait_ms,
+                                  .bytes_max = bytes_max_of(r->fetchers, fetcher),
+                                  .node_id = fetcher->options.node_id,
+                                  .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
 }
 
-/* The leader holds back its answer until it has news; a second request, for nothing and of no session, makes it answer the first one now. */
+/* The leader holds back its answer until it has news; a second request, for nothing and of no
+ * session, makes it answer the first one now. */
 static void urge(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetch_ask head = ask_head(r, fetcher);
@@ -177,7 +189,8 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
     if (fetchers->rate <= 0 || elapsed_ms <= 0)
         return;
     int64_t parts = fetchers->rate % 1000 * elapsed_ms + fetchers->allowance_parts;
-    int64_t most = fetchers->rate / (1000 / BURST_MS) + 1, more = elapsed_ms < 10000 ? fetchers->rate / 1000 * elapsed_ms + parts / 1000 : most;
+    int64_t most = fetchers->rate / (1000 / BURST_MS) + 1,
+            more = elapsed_ms < 10000 ? fetchers->rate / 1000 * elapsed_ms + parts / 1000 : most;
     fetchers->allowance_ms = r->now_ms;
     fetchers->allowance_parts = parts % 1000;
     fetchers->allowance_bytes = fetchers->allowance_bytes + more > most ? most : fetchers->allowance_bytes + more;
@@ -213,7 +226,8 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             send_some(r, fetcher);
         else if (!r->stop && may_ask(r, fetchers, fetcher))
             ask(r, fetcher);
-        else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame && !fetcher->out.size_bytes)
+        else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame &&
+                 !fetcher->out.size_bytes)
             urge(r, fetcher);
     }
 }

@@ -8,11 +8,12 @@
 #include "wire/cursor.h"
 
 #define API_FETCH 1
-#define TOPIC_BYTES_MIN 18         /* id, count, tags */
-#define PARTITION_BYTES_MIN 37     /* index, error, three offsets, aborted, replica, records, tags */
+#define TOPIC_BYTES_MIN 18     /* id, count, tags */
+#define PARTITION_BYTES_MIN 37 /* index, error, three offsets, aborted, replica, records, tags */
 #define ITEM_TAG_REPLICA_STATE 1
 
-/* ---- requests ----------------------------------------------------------------------------------------------------- */
+/* ---- requests
+ * ----------------------------------------------------------------------------------------------------- */
 
 static bool same_topic(const struct mqd_fetch_key *left, const struct mqd_fetch_key *right)
 {
@@ -60,8 +61,8 @@ static void put_forgotten(struct mqd_buffer *out, const struct mqd_fetch_key *ke
     }
 }
 
-void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items, uint32_t item_count, const struct mqd_fetch_key *forgotten,
-                          uint32_t forgotten_count)
+void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items,
+                          uint32_t item_count, const struct mqd_fetch_key *forgotten, uint32_t forgotten_count)
 {
     uint32_t begin = out->size_bytes;
     mqd_put_i32(out, 0);
@@ -89,7 +90,8 @@ void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *as
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
 }
 
-/* ---- answers ------------------------------------------------------------------------------------------------------ */
+/* ---- answers
+ * ------------------------------------------------------------------------------------------------------ */
 
 enum { PHASE_HEAD, PHASE_TOPIC, PHASE_PARTITION, PHASE_RECORDS, PHASE_PARTITION_END, PHASE_TAIL, PHASE_OVER };
 
@@ -99,19 +101,23 @@ void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes)
 }
 
 /* How many elements follow; each takes element_bytes_min of what is left of the frame. */
-static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_answer *answer, const char *field, uint32_t element_bytes_min, uint32_t *out)
+static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_answer *answer, const char *field,
+                     uint32_t element_bytes_min, uint32_t *out)
 {
     uint32_t raw;
-    if (mqd_take_varint(cursor, field, &raw)) return -1;
+    if (mqd_take_varint(cursor, field, &raw))
+        return -1;
     uint32_t left = answer->frame_left - (uint32_t)(cursor->at - cursor->begin);
-    if (raw == 0 || (raw - 1) > left / element_bytes_min) return mqd_wire_wrong(cursor, field, "a count that the rest of the answer cannot hold:", (int64_t)raw - 1);
+    if (raw == 0 || (raw - 1) > left / element_bytes_min)
+        return mqd_wire_wrong(cursor, field, "a count that the rest of the answer cannot hold:", (int64_t)raw - 1);
     *out = raw - 1;
     return 0;
 }
 
 static int take_head(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 {
-    if (mqd_take_i32(cursor, "correlation id", &answer->correlation_id) || mqd_skip_tags(cursor, true) || mqd_take_i32(cursor, "throttle_time_ms", &answer->throttle_ms) ||
+    if (mqd_take_i32(cursor, "correlation id", &answer->correlation_id) || mqd_skip_tags(cursor, true) ||
+        mqd_take_i32(cursor, "throttle_time_ms", &answer->throttle_ms) ||
         mqd_take_i16(cursor, "error_code", &answer->error) || mqd_take_i32(cursor, "session_id", &answer->session_id))
         return -1;
     return take_many(cursor, answer, "responses", TOPIC_BYTES_MIN, &answer->topics_left);
@@ -119,10 +125,12 @@ static int take_head(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 
 static int take_topic(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 {
-    if (mqd_cursor_left(cursor) < 16) return mqd_wire_short(cursor, "topic id", 16);
+    if (mqd_cursor_left(cursor) < 16)
+        return mqd_wire_short(cursor, "topic id", 16);
     memcpy(answer->partition.key.topic_id, cursor->at, 16);
     cursor->at += 16;
-    if (take_many(cursor, answer, "partitions", PARTITION_BYTES_MIN, &answer->partitions_left)) return -1;
+    if (take_many(cursor, answer, "partitions", PARTITION_BYTES_MIN, &answer->partitions_left))
+        return -1;
     return answer->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
 }
 
@@ -131,10 +139,14 @@ static int skip_aborted(struct mqd_answer *answer, struct mqd_cursor_bytes *curs
 {
     uint32_t raw;
     int64_t unused;
-    if (mqd_take_varint(cursor, "aborted_transactions", &raw)) return -1;
-    if (raw > MQD_ANSWER_STEP_BYTES_MAX / 17) return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica asks for:", (int64_t)raw - 1);
+    if (mqd_take_varint(cursor, "aborted_transactions", &raw))
+        return -1;
+    if (raw > MQD_ANSWER_STEP_BYTES_MAX / 17)
+        return mqd_wire_wrong(cursor, "aborted_transactions", "more than a replica asks for:", (int64_t)raw - 1);
     for (uint32_t i = 1; i < raw; i++)
-        if (mqd_take_i64(cursor, "producer_id", &unused) || mqd_take_i64(cursor, "first_offset", &unused) || mqd_skip_tags(cursor, true)) return -1;
+        if (mqd_take_i64(cursor, "producer_id", &unused) || mqd_take_i64(cursor, "first_offset", &unused) ||
+            mqd_skip_tags(cursor, true))
+            return -1;
     return 0;
 }
 
@@ -143,13 +155,16 @@ static int take_partition(struct mqd_answer *answer, struct mqd_cursor_bytes *cu
     struct mqd_answer_partition *partition = &answer->partition;
     int32_t preferred_replica;
     uint32_t raw;
-    if (mqd_take_i32(cursor, "partition_index", &partition->key.index) || mqd_take_i16(cursor, "error_code", &partition->error) ||
-        mqd_take_i64(cursor, "high_watermark", &partition->high_watermark) || mqd_take_i64(cursor, "last_stable_offset", &partition->last_stable_offset) ||
+    if (mqd_take_i32(cursor, "partition_index", &partition->key.index) ||
+        mqd_take_i16(cursor, "error_code", &partition->error) ||
+        mqd_take_i64(cursor, "high_watermark", &partition->high_watermark) ||
+        mqd_take_i64(cursor, "last_stable_offset", &partition->last_stable_offset) ||
         mqd_take_i64(cursor, "log_start_offset", &partition->log_start_offset) || skip_aborted(answer, cursor) ||
         mqd_take_i32(cursor, "preferred_read_replica", &preferred_replica) || mqd_take_varint(cursor, "records", &raw))
         return -1;
     uint32_t bytes = raw ? raw - 1 : 0, left = answer->frame_left - (uint32_t)(cursor->at - cursor->begin);
-    if (bytes > left) return mqd_wire_wrong(cursor, "records", "longer than the rest of the answer:", bytes);
+    if (bytes > left)
+        return mqd_wire_wrong(cursor, "records", "longer than the rest of the answer:", bytes);
     partition->records_bytes = answer->records_left = bytes;
     partition->diverging_epoch = partition->leader_id = partition->leader_epoch = -1;
     partition->diverging_end = -1;
@@ -162,13 +177,17 @@ static int take_partition_end(struct mqd_answer *answer, struct mqd_cursor_bytes
     struct mqd_answer_partition *partition = &answer->partition;
     struct mqd_cursor_bytes value;
     uint32_t tag_count, tag;
-    if (mqd_take_varint(cursor, "tagged fields", &tag_count)) return -1;
+    if (mqd_take_varint(cursor, "tagged fields", &tag_count))
+        return -1;
     for (uint32_t i = 0; i < tag_count; i++) {
-        if (mqd_take_tag(cursor, &tag, &value)) return -1;
-        if (tag == 0 && (mqd_take_i32(&value, "diverging epoch", &partition->diverging_epoch) || mqd_take_i64(&value, "diverging end_offset", &partition->diverging_end) ||
+        if (mqd_take_tag(cursor, &tag, &value))
+            return -1;
+        if (tag == 0 && (mqd_take_i32(&value, "diverging epoch", &partition->diverging_epoch) ||
+                         mqd_take_i64(&value, "diverging end_offset", &partition->diverging_end) ||
                          mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "diverging_epoch")))
             return -1;
-        if (tag == 1 && (mqd_take_i32(&value, "leader_id", &partition->leader_id) || mqd_take_i32(&value, "leader_epoch", &partition->leader_epoch) ||
+        if (tag == 1 && (mqd_take_i32(&value, "leader_id", &partition->leader_id) ||
+                         mqd_take_i32(&value, "leader_epoch", &partition->leader_epoch) ||
                          mqd_skip_tags(&value, true) || mqd_tag_finished(&value, "current_leader")))
             return -1;
     }
@@ -179,10 +198,14 @@ static int take_tail(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 {
     uint32_t tag_count, tag;
     struct mqd_cursor_bytes value;
-    if (mqd_take_varint(cursor, "tagged fields", &tag_count)) return -1; /* node_endpoints: metadata say it better */
+    if (mqd_take_varint(cursor, "tagged fields", &tag_count))
+        return -1; /* node_endpoints: metadata say it better */
     for (uint32_t i = 0; i < tag_count; i++)
-        if (mqd_take_tag(cursor, &tag, &value)) return -1;
-    return (uint32_t)(cursor->at - cursor->begin) == answer->frame_left ? 0 : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes behind its end:", 0);
+        if (mqd_take_tag(cursor, &tag, &value))
+            return -1;
+    return (uint32_t)(cursor->at - cursor->begin) == answer->frame_left
+               ? 0
+               : mqd_wire_wrong(cursor, "Fetch", "an answer with bytes behind its end:", 0);
 }
 
 static uint8_t after_topic(const struct mqd_answer *answer)
@@ -190,17 +213,27 @@ static uint8_t after_topic(const struct mqd_answer *answer)
     return answer->partitions_left ? PHASE_PARTITION : answer->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
-/* One step that is not records. 0, or -1 when it is not whole or wrong: then nothing of `answer` that counts was changed but by what is taken again. */
+/* One step that is not records. 0, or -1 when it is not whole or wrong: then nothing of `answer`
+ * that counts was changed but by what is taken again. */
 static int take_step(struct mqd_answer *answer, struct mqd_cursor_bytes *cursor)
 {
     struct mqd_answer before = *answer;
     int result;
     switch (answer->phase) {
-    case PHASE_HEAD: result = take_head(answer, cursor); break;
-    case PHASE_TOPIC: result = take_topic(answer, cursor); break;
-    case PHASE_PARTITION: result = take_partition(answer, cursor); break;
-    case PHASE_PARTITION_END: result = take_partition_end(answer, cursor); break;
-    default: result = take_tail(answer, cursor);
+    case PHASE_HEAD:
+        result = take_head(answer, cursor);
+        break;
+    case PHASE_TOPIC:
+        result = take_topic(answer, cursor);
+        break;
+    case PHASE_PARTITION:
+        result = take_partition(answer, cursor);
+        break;
+    case PHASE_PARTITION_END:
+        result = take_partition_end(answer, cursor);
+        break;
+    default:
+        result = take_tail(answer, cursor);
     }
     if (result)
         *answer = before;
@@ -229,7 +262,8 @@ static enum mqd_answer_step on_step(struct mqd_answer *answer)
     }
 }
 
-enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes, uint32_t *taken)
+enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes,
+                                     uint32_t *taken)
 {
     *taken = 0;
     for (;;) {

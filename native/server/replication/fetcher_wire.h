@@ -1,15 +1,21 @@
-/* Fetch v17 from the follower's end: requests as bytes, answers as a stream. Pure: no I/O, no state but the parser's; for mqd_fetcher*.c, tests and the fuzzer.
+/* Fetch v17 from the follower's end: requests as bytes, answers as a stream. Pure: no I/O, no state
+ * but the parser's; for mqd_fetcher*.c, tests and the fuzzer.
  *
- *   request   header v2: 1, 17, correlation id, null client id, no tags | wait_ms_max | bytes_min | bytes_max | isolation_level 0 | session_id | session_epoch |
- *             topics[ topic_id | partitions[ index | current_leader_epoch | fetch_offset | last_fetched_epoch | log_start_offset | bytes_max ] ] |
- *             forgotten[ topic_id | partitions[] ] | rack_id "" | tags: 1 replica_state { replica_id, replica_epoch }
+ *   request   header v2: 1, 17, correlation id, null client id, no tags | wait_ms_max | bytes_min |
+ *             bytes_max | isolation_level 0 | session_id | session_epoch | topics[ topic_id |
+ *             partitions[ index | current_leader_epoch | fetch_offset | last_fetched_epoch |
+ *             log_start_offset | bytes_max ] ] | forgotten[ topic_id | partitions[] ] | rack_id
+ *             "" | tags: 1 replica_state { replica_id, replica_epoch }
  *   answer    as wire/fetch.c writes it
  *
- * The answer is walked while it arrives: records are handed out as far as they are there, so that they are checked and written while they are in the cache, and no buffer has to
- * hold a whole answer. Everything but records is small: what is not understood within MQD_ANSWER_STEP_BYTES_MAX is refused.
+ * The answer is walked while it arrives: records are handed out as far as they are there, so that
+ * they are checked and written while they are in the cache, and no buffer has to hold a whole
+ * answer. Everything but records is small: what is not understood within MQD_ANSWER_STEP_BYTES_MAX
+ * is refused.
  *
  * Invariants
- *   A1  nothing beyond the frame is looked at; counts and lengths are compared with what is left of the frame before they are believed.
+ *   A1  nothing beyond the frame is looked at; counts and lengths are compared with what is left of
+ *       the frame before they are believed.
  *   A2  a step is handed out whole or not at all: after MORE nothing was taken.
  */
 #ifndef MQD_FETCHER_WIRE_H
@@ -20,17 +26,25 @@
 #define MQD_FETCHER_VERSION 17
 #define MQD_ANSWER_STEP_BYTES_MAX 16384
 
-struct mqd_fetch_key { uint8_t topic_id[16]; int32_t index; };
+struct mqd_fetch_key {
+    uint8_t topic_id[16];
+    int32_t index;
+};
 
 struct mqd_fetch_ask { /* the head of a request */
     int32_t correlation_id, wait_ms, bytes_max, session_id, session_epoch;
     int32_t node_id;
     int64_t broker_epoch;
 };
-struct mqd_fetch_item { struct mqd_fetch_key key; int32_t current_leader_epoch, last_fetched_epoch, bytes_max; int64_t fetch_offset, log_start_offset; };
-/* A whole frame with its length word, appended to `out`. Neighbours of one topic become one entry. buffer->failed when memory ran out. */
-void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items, uint32_t item_count, const struct mqd_fetch_key *forgotten,
-                          uint32_t forgotten_count);
+struct mqd_fetch_item {
+    struct mqd_fetch_key key;
+    int32_t current_leader_epoch, last_fetched_epoch, bytes_max;
+    int64_t fetch_offset, log_start_offset;
+};
+/* A whole frame with its length word, appended to `out`. Neighbours of one topic become one entry.
+ * buffer->failed when memory ran out. */
+void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *ask, const struct mqd_fetch_item *items,
+                          uint32_t item_count, const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);
 
 struct mqd_answer_partition {
     struct mqd_fetch_key key;
@@ -44,26 +58,29 @@ struct mqd_answer_partition {
 };
 
 enum mqd_answer_step {
-    MQD_ANSWER_MORE,          /* the next step is not whole yet: come again with more bytes, from the same place */
-    MQD_ANSWER_HEAD,          /* correlation_id, error, session_id, throttle_ms are known */
-    MQD_ANSWER_PARTITION,     /* partition is known but for what is behind the records */
-    MQD_ANSWER_RECORDS,       /* the partition's records begin, or go on, here */
+    MQD_ANSWER_MORE,      /* the next step is not whole yet: come again with more bytes, from the same place */
+    MQD_ANSWER_HEAD,      /* correlation_id, error, session_id, throttle_ms are known */
+    MQD_ANSWER_PARTITION, /* partition is known but for what is behind the records */
+    MQD_ANSWER_RECORDS,   /* the partition's records begin, or go on, here */
     MQD_ANSWER_PARTITION_END,
-    MQD_ANSWER_END,           /* the frame is over; *taken says where it ends */
-    MQD_ANSWER_WRONG          /* mqd_error_message */
+    MQD_ANSWER_END,  /* the frame is over; *taken says where it ends */
+    MQD_ANSWER_WRONG /* mqd_error_message */
 };
 struct mqd_answer {
     uint8_t phase;
-    uint32_t frame_left;      /* bytes of the frame behind those that were taken */
+    uint32_t frame_left; /* bytes of the frame behind those that were taken */
     uint32_t topics_left, partitions_left, records_left;
     int32_t correlation_id, throttle_ms, session_id;
     int16_t error;
     struct mqd_answer_partition partition;
 };
-void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes); /* of the length word, which is not part of the frame */
-/* The next step of what lies at `bytes`; *taken bytes are done with. RECORDS: the caller looks at min(what is there, answer->records_left) bytes behind *taken and says by
- * mqd_answer_records_taken how many of them are done with; until all records_left are, the next step is RECORDS again. */
-enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes, uint32_t *taken);
+/* of the length word, which is not part of the frame */
+void mqd_answer_begin(struct mqd_answer *answer, uint32_t frame_bytes);
+/* The next step of what lies at `bytes`; *taken bytes are done with. RECORDS: the caller looks at
+ * min(what is there, answer->records_left) bytes behind *taken and says by mqd_answer_records_taken
+ * how many of them are done with; until all records_left are, the next step is RECORDS again. */
+enum mqd_answer_step mqd_answer_next(struct mqd_answer *answer, const uint8_t *bytes, uint32_t size_bytes,
+                                     uint32_t *taken);
 void mqd_answer_records_taken(struct mqd_answer *answer, uint32_t count);
 
 #endif

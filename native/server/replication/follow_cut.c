@@ -1,9 +1,13 @@
-/* A follower's log is cut while the reactor goes on: the partition rests, a helper thread cuts it (log/recovery/truncation.c), the reactor takes it back.
+/* A follower's log is cut while the reactor goes on: the partition rests, a helper thread cuts it
+ * (log/recovery/truncation.c), the reactor takes it back.
  *
- * DUE: what is under way with its files (flush, preallocation, snapshot) ends first; nothing more of it begins, commands wait in owned->deferred.
- *      So does compaction, when it is putting files into the place of others (`held`): the two commands with which it ends that do not wait.
- * UNDER WAY: the partition is the helper's alone. What readers see of it stays as it was published: the high watermark and the files below it do not change, but after an unclean
- * election, when committed records go too.
+ * DUE: what is under way with its files (flush, preallocation, snapshot) ends first; nothing more
+ * of it begins, commands wait in owned->deferred.
+ *      So does compaction, when it is putting files into the place of others (`held`): the two
+ *      commands with which it ends that do not wait.
+ * UNDER WAY: the partition is the helper's alone. What readers see of it stays as it was published:
+ * the high watermark and the files below it do not change, but after an unclean election, when
+ * committed records go too.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,7 +27,8 @@ struct mqd_cut_job {
 static int run(void *argument)
 {
     struct mqd_cut_job *job = argument;
-    int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->batch_offset, job->wall_ms, &job->outcome)
+    int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->batch_offset, job->wall_ms,
+                                                         &job->outcome)
                               : mqd_partition_truncate(job->partition, job->offset, job->wall_ms, &job->outcome);
     if (result < 0) {
         job->error = mqd_error_code() ? mqd_error_code() : EIO;
@@ -37,7 +42,11 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
     struct mqd_cut_job *job = owned->resting ? NULL : calloc(1, sizeof *job);
     if (!job)
         return; /* asked again: the leader says the same to the next fetch */
-    *job = (struct mqd_cut_job){.partition = owned->partition, .offset = offset, .batch_offset = batch_offset, .restart = batch_offset >= 0, .wall_ms = r->wall_ms};
+    *job = (struct mqd_cut_job){.partition = owned->partition,
+                                .offset = offset,
+                                .batch_offset = batch_offset,
+                                .restart = batch_offset >= 0,
+                                .wall_ms = r->wall_ms};
     owned->cut = job;
     owned->resting = MQD_REST_DUE;
     if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* no flush of its own is wanted any more */
@@ -49,11 +58,13 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
 
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (owned->resting != MQD_REST_DUE || owned->held || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
+    if (owned->resting != MQD_REST_DUE || owned->held || owned->syncs_pending || owned->in_syncfs ||
+        owned->preallocating || owned->snapshotting)
         return;
     owned->resting = MQD_REST_UNDER_WAY;
     owned->cut->wall_ms = r->wall_ms;
-    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut, mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
+    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut,
+                                mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
     if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too much is under way: mqd_truncations_retry */
         owned->resting = MQD_REST_DUE;
@@ -75,10 +86,14 @@ void mqd_truncations_retry(struct mqd_reactor *r)
 
 static void tell(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
-    struct mqd_event event = {.kind = MQD_EVENT_TRUNCATED, .slot = owned->slot, .log_dir = owned->log_dir, .offset = job->outcome.log_end_offset,
+    struct mqd_event event = {.kind = MQD_EVENT_TRUNCATED,
+                              .slot = owned->slot,
+                              .log_dir = owned->log_dir,
+                              .offset = job->outcome.log_end_offset,
                               .level = job->outcome.below_high_watermark ? 4 : 6};
-    snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were cut off%s", job->restart ? "log begun anew" : "log cut",
-             (long long)job->outcome.cut_bytes, job->outcome.below_high_watermark ? "; committed records were among them (unclean election?)" : "");
+    snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were cut off%s",
+             job->restart ? "log begun anew" : "log cut", (long long)job->outcome.cut_bytes,
+             job->outcome.below_high_watermark ? "; committed records were among them (unclean election?)" : "");
     mqd_reactor_emit(r, &event);
 }
 

@@ -1,11 +1,14 @@
-/* A partition of several replicas that is led here: what clients are refused, what followers are answered, what is proposed to the controller.
+/* A partition of several replicas that is led here: what clients are refused, what followers are
+ * answered, what is proposed to the controller.
  *
- * Followers fetch over connections between hosts alone (connection->peer_node), which the acceptor hands over when both sides have proven who they are. Their fetches end at the owner of
- * the partition, who alone knows its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
+ * Followers fetch over connections between hosts alone (connection->peer_node), which the acceptor
+ * hands over when both sides have proven who they are. Their fetches end at the owner of the
+ * partition, who alone knows its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
  *
  *   a follower's position  ->  mqd_replica_fetch  ->  high watermark  ->  published, acknowledged (mqd_owner_publish)
- *   parked followers wait on the partition itself (owned->followers_waiting): they want the log's end, not the high watermark
- *   in-sync set: a proposal is installed in the core, then told by event; again after MQD_IN_SYNC_REPEAT_MS without an answer
+ *   parked followers wait on the partition itself (owned->followers_waiting): they want the log's
+ *   end, not the high watermark in-sync set: a proposal is installed in the core, then told by
+ *   event; again after MQD_IN_SYNC_REPEAT_MS without an answer
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +32,8 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- clients ---- */
 
-/* Whether the controller may have given this host's partitions to others. Once a turn, unless the quorum is this host alone. */
+/* Whether the controller may have given this host's partitions to others. Once a turn, unless the
+ * quorum is this host alone. */
 void mqd_leading_look_at_lease(struct mqd_reactor *r)
 {
     int64_t deadline_ns = mqd_load_acquire(&r->header->lease_deadline_ns);
@@ -46,7 +50,8 @@ int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, s
     }
     if (!owned->replicated)
         return 0;
-    int16_t error = owned->replica ? (int16_t)mqd_replica_may_append(owned->replica, append->acks_all, INT64_MAX, 0) : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    int16_t error = owned->replica ? (int16_t)mqd_replica_may_append(owned->replica, append->acks_all, INT64_MAX, 0)
+                                   : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (error == MQD_KAFKA_NOT_ENOUGH_REPLICAS)
         append->message = "fewer replicas are in sync than min.insync.replicas";
     return error;
@@ -58,7 +63,9 @@ static uint8_t role_of(const struct mqd_owned *owned)
 {
     if (!owned->replica)
         return owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS;
-    return owned->replica->role == MQD_REPLICA_LEADER ? MQD_ROLE_LEADS : owned->replica->role == MQD_REPLICA_FOLLOWER ? MQD_ROLE_FOLLOWS : MQD_ROLE_NONE;
+    return owned->replica->role == MQD_REPLICA_LEADER     ? MQD_ROLE_LEADS
+           : owned->replica->role == MQD_REPLICA_FOLLOWER ? MQD_ROLE_FOLLOWS
+                                                          : MQD_ROLE_NONE;
 }
 
 static bool lags(const struct mqd_replica *replica)
@@ -72,7 +79,8 @@ static bool lags(const struct mqd_replica *replica)
 static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
-    uint8_t role = role_of(owned), pending = owned->replica && mqd_replica_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
+    uint8_t role = role_of(owned),
+            pending = owned->replica && mqd_replica_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
     if (mqd_load_relaxed(&slot->latest_pending) != pending)
         mqd_store_release(&slot->latest_pending, pending);
     uint8_t lagging = role == MQD_ROLE_FOLLOWS && lags(owned->replica);
@@ -89,7 +97,8 @@ static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
     tell_slot(r, owned);
-    if (positions->log_end_offset == owned->told_log_end && positions->log_start_offset == owned->told_log_start && positions->high_watermark == owned->high_watermark)
+    if (positions->log_end_offset == owned->told_log_end && positions->log_start_offset == owned->told_log_start &&
+        positions->high_watermark == owned->high_watermark)
         return;
     owned->told_log_end = positions->log_end_offset;
     owned->told_log_start = positions->log_start_offset;
@@ -110,7 +119,8 @@ void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- followers ---- */
 
-/* A follower reads beyond the high watermark and what is stable. The latter tells it where this log ends: one that is beyond that, told OFFSET_OUT_OF_RANGE, cuts its log there. */
+/* A follower reads beyond the high watermark and what is stable. The latter tells it where this log
+ * ends: one that is beyond that, told OFFSET_OUT_OF_RANGE, cuts its log there. */
 static void read_to_the_end(struct mqd_positions *positions)
 {
     positions->high_watermark = positions->last_stable_offset = positions->log_end_offset;
@@ -118,7 +128,8 @@ static void read_to_the_end(struct mqd_positions *positions)
     positions->high_watermark_position = positions->log_end_position;
 }
 
-void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot, struct mqd_positions *positions)
+void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot,
+                           struct mqd_positions *positions)
 {
     mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
     if (set->replica_id >= 0)
@@ -133,7 +144,8 @@ static bool wants_to_join(const struct mqd_replica *replica, int32_t node_id)
     return false;
 }
 
-int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions)
+int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot,
+                          struct mqd_positions *positions)
 {
     struct mqd_owned *owned = r->owned[slot];
     struct mqd_replica_answer answer;
@@ -142,8 +154,11 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (r->log_dirs[owned->log_dir].failed)
         return MQD_KAFKA_STORAGE_ERROR;
-    struct mqd_replica_fetch fetch = {.node_id = entry->set->replica_id, .broker_epoch = entry->set->replica_epoch, .current_leader_epoch = entry->current_leader_epoch,
-                                      .last_fetched_epoch = entry->last_fetched_epoch, .fetch_offset = entry->fetch_offset};
+    struct mqd_replica_fetch fetch = {.node_id = entry->set->replica_id,
+                                      .broker_epoch = entry->set->replica_epoch,
+                                      .current_leader_epoch = entry->current_leader_epoch,
+                                      .last_fetched_epoch = entry->last_fetched_epoch,
+                                      .fetch_offset = entry->fetch_offset};
     uint32_t epoch_count;
     const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &epoch_count);
     mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &answer);
@@ -180,9 +195,11 @@ void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set)
 void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_replica_proposal proposal;
-    if (!owned->replica || owned->closing || !mqd_replica_propose(owned->replica, r->now_ms, MQD_IN_SYNC_REPEAT_MS, &proposal))
+    if (!owned->replica || owned->closing ||
+        !mqd_replica_propose(owned->replica, r->now_ms, MQD_IN_SYNC_REPEAT_MS, &proposal))
         return;
-    struct mqd_event event = {.kind = MQD_EVENT_PROPOSE_IN_SYNC, .slot = owned->slot, .proposal = malloc(sizeof proposal)};
+    struct mqd_event event = {
+        .kind = MQD_EVENT_PROPOSE_IN_SYNC, .slot = owned->slot, .proposal = malloc(sizeof proposal)};
     if (!event.proposal)
         return; /* it counts, and is told again */
     *event.proposal = proposal;

@@ -1,11 +1,14 @@
-/* Partitions of several replicas in the reactor: what metadata say of them, and what the replication core (replica/rules.h) makes of it for their logs.
+/* Partitions of several replicas in the reactor: what metadata say of them, and what the
+ * replication core (replica/rules.h) makes of it for their logs.
  *
- * owned->replica is there from the first assignment on and as long as there are other replicas. A partition that was opened as replicated (mqd_partition_replicate) and has no
- * assignment yet is neither leader nor follower: it refuses Produce and is not fetched.
+ * owned->replica is there from the first assignment on and as long as there are other replicas. A
+ * partition that was opened as replicated (mqd_partition_replicate) and has no assignment yet is
+ * neither leader nor follower: it refuses Produce and is not fetched.
  *
- *   assignment -> core -> role:   leader    epoch of new records, high watermark by the positions of followers (mqd_replica_fetch)
- *                                 follower  waiting producers are sent away, server/replication/fetcher.h fetches
- * Every publish of positions passes mqd_replication_log first, so that the core knows the log's end and the log the core's high watermark.
+ *   assignment -> core -> role:   leader    epoch of new records, high watermark by the positions of followers
+ * (mqd_replica_fetch) follower  waiting producers are sent away, server/replication/fetcher.h fetches Every publish of
+ * positions passes mqd_replication_log first, so that the core knows the log's end and the log the core's high
+ * watermark.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +22,8 @@ static int tell_core(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
-    return mqd_replica_log(owned->replica, positions.log_start_offset, positions.log_end_offset, positions.durable_offset, r->now_ms);
+    return mqd_replica_log(owned->replica, positions.log_start_offset, positions.log_end_offset,
+                           positions.durable_offset, r->now_ms);
 }
 
 void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned)
@@ -31,7 +35,8 @@ void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned)
 /* The core's high watermark reaches the log, the slot and whoever waits. */
 void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
-    if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK && mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark))
+    if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK &&
+        mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark))
         mqd_owner_publish(r, owned);
     if (changed & MQD_REPLICA_CHANGED_BELOW_MIN)
         mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_ENOUGH_REPLICAS_AFTER_APPEND);
@@ -45,7 +50,9 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica, 0);
-    uint64_t by_clock = (uint64_t)r->now_ms << 12; /* the clock goes on when the partition is closed and opened again, but for two within a millisecond */
+    /* the clock goes on when the partition is closed and opened again, but for two within a
+     * millisecond */
+    uint64_t by_clock = (uint64_t)r->now_ms << 12;
     r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
     mqd_replica_number_above(owned->replica, r->proposals_from);
     mqd_partition_positions(owned->partition, &positions);
@@ -67,7 +74,8 @@ static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_e
         mqd_flush_want(r, owned);
 }
 
-/* Appends of the epoch that is over may be cut off again by the next leader: their senders must not believe in them. */
+/* Appends of the epoch that is over may be cut off again by the next leader: their senders must not
+ * believe in them. */
 static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     const struct mqd_replica *replica = owned->replica;
@@ -92,23 +100,29 @@ static const struct mqd_replica_follower *member_in(const struct mqd_replica *re
     return NULL;
 }
 
-/* One line and one count for each replica that has joined or left the in-sync set of a partition that is led here, whoever decided it. */
+/* One line and one count for each replica that has joined or left the in-sync set of a partition
+ * that is led here, whoever decided it. */
 static void tell_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
 {
     const struct mqd_replica *replica = owned->replica;
     for (uint32_t i = 0; i < replica->follower_count && replica->role == MQD_REPLICA_LEADER; i++) {
-        const struct mqd_replica_follower *follower = &replica->followers[i], *was = member_in(before, follower->member.node_id);
+        const struct mqd_replica_follower *follower = &replica->followers[i],
+                                          *was = member_in(before, follower->member.node_id);
         if (!was || was->member.in_sync == follower->member.in_sync)
             continue;
         bool joins = follower->member.in_sync;
         mqd_stat(r, joins ? MQD_COUNT_IN_SYNC_EXPANDS : MQD_COUNT_IN_SYNC_SHRINKS, 1);
         char lag[96] = "not heard of in this leader epoch";
         if (follower->position >= 0 && follower->caught_up_ms != INT64_MIN)
-            snprintf(lag, sizeof lag, "%lld records behind, caught up %lld ms ago", (long long)(replica->log_end - follower->position), (long long)(r->now_ms - follower->caught_up_ms));
+            snprintf(lag, sizeof lag, "%lld records behind, caught up %lld ms ago",
+                     (long long)(replica->log_end - follower->position),
+                     (long long)(r->now_ms - follower->caught_up_ms));
         else if (follower->position >= 0)
             snprintf(lag, sizeof lag, "%lld records behind", (long long)(replica->log_end - follower->position));
-        mqd_log(r, joins ? 6 : 4, 0, owned->slot, "%s: node %d, %s; %d of %u replicas are in sync, high watermark %lld, log end %lld",
-                joins ? "a replica joins the in-sync set" : "a replica leaves the in-sync set", follower->member.node_id, lag, replica->in_sync_count, replica->follower_count,
+        mqd_log(r, joins ? 6 : 4, 0, owned->slot,
+                "%s: node %d, %s; %d of %u replicas are in sync, high watermark %lld, log end %lld",
+                joins ? "a replica joins the in-sync set" : "a replica leaves the in-sync set",
+                follower->member.node_id, lag, replica->in_sync_count, replica->follower_count,
                 (long long)replica->high_watermark, (long long)replica->log_end);
     }
 }
@@ -116,9 +130,11 @@ static void tell_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *
 void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     const struct mqd_replica_assignment *assignment = command->assignment;
-    bool alone = assignment->member_count == 1 && assignment->members[0].node_id == assignment->node_id && assignment->leader == assignment->node_id;
+    bool alone = assignment->member_count == 1 && assignment->members[0].node_id == assignment->node_id &&
+                 assignment->leader == assignment->node_id;
     if (!owned->replica && !alone && begin(r, owned) < 0) {
-        mqd_command_done(r, command->token, ENOMEM, command->slot, 0, NULL, "out of memory for another replicated partition");
+        mqd_command_done(r, command->token, ENOMEM, command->slot, 0, NULL,
+                         "out of memory for another replicated partition");
         return;
     }
     mqd_owner_write_all(r); /* what is staged was taken under the old assignment */
@@ -126,7 +142,8 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
         struct mqd_replica before = *owned->replica;
         int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
         if (changed < 0) {
-            mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL, "that is no assignment of a partition's replicas");
+            mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL,
+                             "that is no assignment of a partition's replicas");
             return;
         }
         if (!(changed & MQD_REPLICA_CHANGED_STALE)) {
@@ -146,8 +163,10 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
 void mqd_replication_in_sync_answer(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (owned->replica)
-        mqd_replication_changed(r, owned, mqd_replica_answered(owned->replica, (uint64_t)command->offset, (int32_t)command->last_offset, (int)command->number, r->now_ms,
-                                                               r->now_ms + MQD_IN_SYNC_RETRY_MS));
+        mqd_replication_changed(r, owned,
+                                mqd_replica_answered(owned->replica, (uint64_t)command->offset,
+                                                     (int32_t)command->last_offset, (int)command->number, r->now_ms,
+                                                     r->now_ms + MQD_IN_SYNC_RETRY_MS));
     mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
 }
 
@@ -169,12 +188,16 @@ void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)
 
 static int check_slot(uint32_t slot)
 {
-    return slot < MQD_PARTITION_SLOT_COUNT ? 0 : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+    return slot < MQD_PARTITION_SLOT_COUNT
+               ? 0
+               : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
 }
 
-int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot, const struct mqd_replica_assignment *assignment, int32_t leader_worker)
+int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot,
+                            const struct mqd_replica_assignment *assignment, int32_t leader_worker)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_REPLICA_SET, .token = token, .slot = slot, .number = (uint32_t)leader_worker};
+    struct mqd_command command = {
+        .kind = MQD_COMMAND_REPLICA_SET, .token = token, .slot = slot, .number = (uint32_t)leader_worker};
     if (check_slot(slot) < 0)
         return -1;
     command.assignment = malloc(sizeof *assignment);
@@ -184,9 +207,15 @@ int mqd_reactor_replica_set(struct mqd_reactor *r, uint64_t token, uint32_t slot
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_in_sync_answer(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint64_t sequence, int32_t leader_epoch, int32_t error)
+int mqd_reactor_in_sync_answer(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint64_t sequence,
+                               int32_t leader_epoch, int32_t error)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_IN_SYNC_ANSWER, .token = token, .slot = slot, .number = (uint32_t)error, .offset = (int64_t)sequence, .last_offset = leader_epoch};
+    struct mqd_command command = {.kind = MQD_COMMAND_IN_SYNC_ANSWER,
+                                  .token = token,
+                                  .slot = slot,
+                                  .number = (uint32_t)error,
+                                  .offset = (int64_t)sequence,
+                                  .last_offset = leader_epoch};
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 
@@ -205,9 +234,14 @@ int mqd_reactor_fetcher_put(struct mqd_reactor *r, uint64_t token, int fd, const
     return -1;
 }
 
-int mqd_reactor_fetcher_remove(struct mqd_reactor *r, uint64_t token, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
+int mqd_reactor_fetcher_remove(struct mqd_reactor *r, uint64_t token, int32_t leader_node, uint32_t leader_worker,
+                               uint32_t lane)
 {
-    struct mqd_command command = {.kind = MQD_COMMAND_FETCHER_REMOVE, .token = token, .number = lane, .offset = leader_node, .last_offset = leader_worker};
+    struct mqd_command command = {.kind = MQD_COMMAND_FETCHER_REMOVE,
+                                  .token = token,
+                                  .number = lane,
+                                  .offset = leader_node,
+                                  .last_offset = leader_worker};
     return mqd_command_post(r, &command);
 }
 

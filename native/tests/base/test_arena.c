@@ -64,7 +64,11 @@ TEST(random_use_equals_a_plain_map)
 {
     enum { EXTENTS = 200, RUNS = 300 };
     static int owner[EXTENTS];
-    static struct { int64_t offset; int length; int references; } run[RUNS];
+    static struct {
+        int64_t offset;
+        int length;
+        int references;
+    } run[RUNS];
     uint8_t bytes[1];
     uint64_t rounds = test_long() ? 3000000 : 100000;
     for (uint64_t seed_start = 1; seed_start <= 3; seed_start++) {

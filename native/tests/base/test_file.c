@@ -57,7 +57,8 @@ TEST(replace_is_all_or_nothing)
     fresh();
     CHECK_EQUAL(mqd_file_replace(in_root("a"), (const uint8_t *)"one", 3), 0);
     CHECK_TEXT(text_of(in_root("a")), "one");
-    static const char *const rules[] = {"open:ENOSPC:a.tmp", "write:ENOSPC", "write:ENOSPC::budget=2", "sync:EIO:a.tmp", "rename:EIO"};
+    static const char *const rules[] = {"open:ENOSPC:a.tmp", "write:ENOSPC", "write:ENOSPC::budget=2", "sync:EIO:a.tmp",
+                                        "rename:EIO"};
     for (int i = 0; i < 5; i++) {
         CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
         CHECK_EQUAL(mqd_file_replace(in_root("a"), (const uint8_t *)"two", 3), -1);
@@ -115,7 +116,8 @@ TEST(rules_count_and_select)
     CHECK_EQUAL(errno, EIO);
     mqd_file_sync_begin(b);
     CHECK_EQUAL(mqd_file_synced(b, false, 0), -EIO);
-    static const char *const wrong[] = {"write", "write:WHAT", "fly:EIO", "write:EIO:a:b", "write:EIO:after=x", "write:EIO:after=-1"};
+    static const char *const wrong[] = {"write",         "write:WHAT",        "fly:EIO",
+                                        "write:EIO:a:b", "write:EIO:after=x", "write:EIO:after=-1"};
     for (int i = 0; i < 6; i++)
         CHECK_EQUAL(mqd_file_watch(NULL, wrong[i]), -1);
     close(a);
@@ -165,9 +167,18 @@ TEST(a_delay_holds_up_only_its_own_call)
     clean();
 }
 
-/* ---- journal ------------------------------------------------------------------------------------------------------ */
+/* ---- journal
+ * ------------------------------------------------------------------------------------------------------ */
 
-struct entry { uint32_t magic; uint16_t op, path_bytes; uint64_t sequence, time_ns; int64_t offset; uint64_t length, reference; int32_t result; uint32_t data_bytes; };
+struct entry {
+    uint32_t magic;
+    uint16_t op, path_bytes;
+    uint64_t sequence, time_ns;
+    int64_t offset;
+    uint64_t length, reference;
+    int32_t result;
+    uint32_t data_bytes;
+};
 
 static struct entry entries[20000];
 static char paths[20000][128];
@@ -237,7 +248,9 @@ TEST(the_journal_rebuilds_files)
         uint8_t bytes[64];
         for (int k = 0; k < 64; k++)
             bytes[k] = (uint8_t)test_random(&seed);
-        struct iovec iov[3] = {{bytes, test_random(&seed) % 20}, {bytes + 20, test_random(&seed) % 20}, {bytes + 40, 1 + test_random(&seed) % 20}};
+        struct iovec iov[3] = {{bytes, test_random(&seed) % 20},
+                               {bytes + 20, test_random(&seed) % 20},
+                               {bytes + 40, 1 + test_random(&seed) % 20}};
         if (test_random(&seed) % 10 == 0)
             CHECK_EQUAL(mqd_file_truncate(fd, (int64_t)(test_random(&seed) % 2000)), 0);
         else
@@ -280,9 +293,11 @@ TEST(the_journal_tells_names_and_what_syncs_cover)
     CHECK_EQUAL(entries[0].op, MQD_FILE_CREATE);
     CHECK_EQUAL(entries[0].reference, 1);
     CHECK_TEXT(paths[0], log);
-    const int ops[] = {MQD_FILE_CREATE, MQD_FILE_WRITE, MQD_FILE_SYNC_BEGIN, MQD_FILE_WRITE, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, MQD_FILE_SYNC_DONE, MQD_FILE_SYNC_DONE,
-                       MQD_FILE_RENAME, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE, MQD_FILE_FALLOCATE, MQD_FILE_MKDIR, MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE,
-                       MQD_FILE_UNLINK, MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE};
+    const int ops[] = {MQD_FILE_CREATE,       MQD_FILE_WRITE,      MQD_FILE_SYNC_BEGIN, MQD_FILE_WRITE,
+                       MQD_FILE_SYNC_BEGIN,   MQD_FILE_SYNC_DONE,  MQD_FILE_SYNC_DONE,  MQD_FILE_SYNC_DONE,
+                       MQD_FILE_RENAME,       MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE,  MQD_FILE_FALLOCATE,
+                       MQD_FILE_MKDIR,        MQD_FILE_SYNC_BEGIN, MQD_FILE_SYNC_DONE,  MQD_FILE_UNLINK,
+                       MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE};
     CHECK_EQUAL(entry_count, (int)(sizeof ops / sizeof ops[0]));
     for (int i = 0; i < entry_count; i++)
         CHECK_EQUAL(entries[i].op, ops[i]);
@@ -335,7 +350,10 @@ TEST(threads_share_one_journal)
     clean();
 }
 
-struct writing { int fd; uint32_t stop; };
+struct writing {
+    int fd;
+    uint32_t stop;
+};
 
 static void *write_until_told(void *argument)
 {
@@ -361,7 +379,8 @@ TEST(watching_begins_and_ends_while_others_write)
     clean();
 }
 
-/* The environment is read when the library is loaded; nonsense in it ends the process, it would prove nothing. A forked child writes a journal of its own. */
+/* The environment is read when the library is loaded; nonsense in it ends the process, it would
+ * prove nothing. A forked child writes a journal of its own. */
 TEST(the_environment_and_forks)
 {
     fresh();

@@ -1,8 +1,11 @@
 /* fuzz: -max_len=600 */
-/* A local client over any replies, as a worker may leave them that dies in the middle of anything: nothing is read outside the ring, nothing is told twice, no memory is lost.
+/* A local client over any replies, as a worker may leave them that dies in the middle of anything:
+ * nothing is read outside the ring, nothing is told twice, no memory is lost.
  *
- *   byte 0   bits 0-2 batches that are sent, bit 3 idempotent, bits 4-7 how large the pieces are in which the replies come
- *   rest     what the worker writes into the reply ring; correlation ids of the batches are 0x40100000 + place, of the topic that is looked for 7
+ *   byte 0   bits 0-2 batches that are sent, bit 3 idempotent, bits 4-7 how large the pieces are in
+ *            which the replies come
+ *   rest     what the worker writes into the reply ring; correlation ids of the batches are
+ *            0x40100000 + place, of the topic that is looked for 7
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +21,8 @@ static void require(int condition)
         abort();
 }
 
-/* An attachment without a broker: memory of exactly the sizes it has, so that the sanitizer sees one byte too many. */
+/* An attachment without a broker: memory of exactly the sizes it has, so that the sanitizer sees
+ * one byte too many. */
 static struct mqd_client *attach(void)
 {
     struct mqd_client *client = calloc(1, sizeof *client);
@@ -72,11 +76,13 @@ static void take_outcomes(struct mqd_producer *producer, const uint64_t *numbers
     }
 }
 
-static void feed(struct mqd_client *client, struct mqd_producer *producer, const uint64_t *numbers, uint32_t count, const uint8_t *data, size_t size, size_t piece)
+static void feed(struct mqd_client *client, struct mqd_producer *producer, const uint64_t *numbers, uint32_t count,
+                 const uint8_t *data, size_t size, size_t piece)
 {
     uint64_t tail = 0;
     for (size_t at = 0; at < size;) {
-        size_t room = REPLY_BYTES - (size_t)(tail - client->header->reply_head), n = piece < size - at ? piece : size - at;
+        size_t room = REPLY_BYTES - (size_t)(tail - client->header->reply_head),
+               n = piece < size - at ? piece : size - at;
         n = n < room ? n : room;
         for (size_t i = 0; i < n; i++)
             client->replies[(tail + i) % REPLY_BYTES] = data[at + i];
@@ -97,7 +103,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     struct mqd_client *client = attach();
     bool idempotent = data[0] & 8;
-    struct mqd_producer_options options = {.acks = -1, .producer_id = idempotent ? 1 : -1, .producer_epoch = idempotent ? 0 : -1, .batch_bytes = 200, .inflight_max = 4, .produce_version = 12};
+    struct mqd_producer_options options = {.acks = -1,
+                                           .producer_id = idempotent ? 1 : -1,
+                                           .producer_epoch = idempotent ? 0 : -1,
+                                           .batch_bytes = 200,
+                                           .inflight_max = 4,
+                                           .produce_version = 12};
     struct mqd_producer *producer = mqd_producer_open(client, &options);
     require(producer != NULL);
     uint64_t numbers[8], free_bytes = mqd_client_free_bytes(client);

@@ -1,7 +1,9 @@
 /* fuzz: -max_len=1200 */
-/* Batches in memory, read and copied into Arrow's buffers: whatever the bytes, offsets rise and stay within the data, and small buffers give the same rows as large ones.
+/* Batches in memory, read and copied into Arrow's buffers: whatever the bytes, offsets rise and
+ * stay within the data, and small buffers give the same rows as large ones.
  *
- *   byte 0   bits 0-2 rows of the small buffers - 1, bits 3-5 their headers, bit 6 read_committed with producer 1 aborted, bit 7 no headers are wanted
+ *   byte 0   bits 0-2 rows of the small buffers - 1, bits 3-5 their headers, bit 6 read_committed
+ *            with producer 1 aborted, bit 7 no headers are wanted
  *   byte 1   bytes of the small buffers' data
  *   rest     batches; their checksums are not looked at
  */
@@ -21,7 +23,10 @@ static void require(int condition)
 
 static void blobs_new(struct mqd_arrow_blobs *column, uint32_t count, uint32_t data)
 {
-    *column = (struct mqd_arrow_blobs){.data = malloc(data ? data : 1), .ends = malloc(4 * (count + 1)), .validity = malloc((count + 7) / 8 + 1), .data_capacity = data};
+    *column = (struct mqd_arrow_blobs){.data = malloc(data ? data : 1),
+                                       .ends = malloc(4 * (count + 1)),
+                                       .validity = malloc((count + 7) / 8 + 1),
+                                       .data_capacity = data};
 }
 
 static void blobs_free(struct mqd_arrow_blobs *column)
@@ -33,7 +38,10 @@ static void blobs_free(struct mqd_arrow_blobs *column)
 
 static struct mqd_arrow_rows rows_new(uint32_t count, uint32_t headers, uint32_t data, bool with_headers)
 {
-    struct mqd_arrow_rows rows = {.row_capacity = count, .offsets = malloc(8 * count), .timestamps_us = malloc(8 * count), .timestamp_types = malloc(4 * count)};
+    struct mqd_arrow_rows rows = {.row_capacity = count,
+                                  .offsets = malloc(8 * count),
+                                  .timestamps_us = malloc(8 * count),
+                                  .timestamp_types = malloc(4 * count)};
     blobs_new(&rows.keys, count, data);
     blobs_new(&rows.values, count, data);
     if (with_headers) {
@@ -75,11 +83,13 @@ static uint64_t blob(const struct mqd_arrow_blobs *column, uint32_t i, uint64_t 
     return mix(mix(hash, valid), (uint64_t)(to - from));
 }
 
-/* Every finished row, in order, into one number: what it must not depend on is how rows came into batches. */
+/* Every finished row, in order, into one number: what it must not depend on is how rows came into
+ * batches. */
 static uint64_t digest(const struct mqd_arrow_rows *rows, uint64_t hash)
 {
     for (uint32_t i = 0; i < rows->row_count; i++) {
-        hash = mix(mix(mix(hash, (uint64_t)rows->offsets[i]), (uint64_t)rows->timestamps_us[i]), (uint64_t)rows->timestamp_types[i]);
+        hash = mix(mix(mix(hash, (uint64_t)rows->offsets[i]), (uint64_t)rows->timestamps_us[i]),
+                   (uint64_t)rows->timestamp_types[i]);
         hash = blob(&rows->values, i, blob(&rows->keys, i, hash));
         if (!rows->header_ends)
             continue;
@@ -101,8 +111,15 @@ struct view {
 
 static struct mqd_record_view *prepare(struct view *v)
 {
-    v->view = (struct mqd_record_view){.capacity = VIEW, .offsets = v->offsets, .timestamps_ms = v->timestamps_ms, .key_positions = v->key_positions, .key_bytes = v->key_bytes,
-                                       .value_positions = v->value_positions, .value_bytes = v->value_bytes, .header_positions = v->header_positions, .header_bytes = v->header_bytes};
+    v->view = (struct mqd_record_view){.capacity = VIEW,
+                                       .offsets = v->offsets,
+                                       .timestamps_ms = v->timestamps_ms,
+                                       .key_positions = v->key_positions,
+                                       .key_bytes = v->key_bytes,
+                                       .value_positions = v->value_positions,
+                                       .value_bytes = v->value_bytes,
+                                       .header_positions = v->header_positions,
+                                       .header_bytes = v->header_bytes};
     return &v->view;
 }
 
@@ -164,7 +181,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *bytes = malloc((size_t)extent);
     memcpy(bytes, data + 2, (size_t)extent);
     bool committed = data[0] >> 6 & 1, with_headers = !(data[0] >> 7), whole, small_whole;
-    struct mqd_arrow_rows large = rows_new(4096, 4096, 1 << 16, with_headers), small = rows_new((data[0] & 7u) + 1, (data[0] >> 3 & 7u) + 1, data[1], with_headers);
+    struct mqd_arrow_rows large = rows_new(4096, 4096, 1 << 16, with_headers),
+                          small = rows_new((data[0] & 7u) + 1, (data[0] >> 3 & 7u) + 1, data[1], with_headers);
     uint64_t expected = run(bytes, (uint64_t)extent, &large, committed, &whole);
     uint64_t got = run(bytes, (uint64_t)extent, &small, committed, &small_whole);
     require(!small_whole || !whole || got == expected);

@@ -1,5 +1,6 @@
 /* tsan */
-/* The attachment: being welcomed and refused, requests and responses of all sizes over rings of tiny ones, sleeping and waking, the other end's death, fork. */
+/* The attachment: being welcomed and refused, requests and responses of all sizes over rings of
+ * tiny ones, sleeping and waking, the other end's death, fork. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -9,7 +10,8 @@
 
 static struct mqd_client_options small(void)
 {
-    return (struct mqd_client_options){.client_id = "test", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
+    return (struct mqd_client_options){
+        .client_id = "test", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
 }
 
 static void request_fill(uint8_t *frame, uint32_t size_bytes, uint32_t correlation_id)
@@ -80,7 +82,8 @@ TEST(refusals_name_cause_and_way_out)
     CHECK_EQUAL(mqd_error_code(), MQD_E_INVALID);
 }
 
-/* Requests of every size come over whole and in order, whatever of the ring they meet; responses as well, larger ones than their ring too. */
+/* Requests of every size come over whole and in order, whatever of the ring they meet; responses as
+ * well, larger ones than their ring too. */
 TEST(requests_and_responses_of_all_sizes)
 {
     struct fake fake;
@@ -104,7 +107,8 @@ TEST(requests_and_responses_of_all_sizes)
             if (test_random(&seed) % 3 == 0)
                 mqd_client_flush(client);
         }
-        if (test_random(&seed) % 2 && reply_done == reply_bytes && fake_peek(&fake)) { /* answers with its own bytes, many times */
+        /* answers with its own bytes, many times */
+        if (test_random(&seed) % 2 && reply_done == reply_bytes && fake_peek(&fake)) {
             fake_pass(&fake);
             CHECK_EQUAL(mqd_get_be32(fake.frame + 4), answered);
             request_fill(frame, fake.frame_bytes, (uint32_t)answered);
@@ -117,7 +121,8 @@ TEST(requests_and_responses_of_all_sizes)
         }
         if (reply_done < reply_bytes) {
             uint32_t piece = 1 + (uint32_t)(test_random(&seed) % 3000);
-            reply_done += fake_put(&fake, reply + reply_done, piece < reply_bytes - reply_done ? piece : reply_bytes - reply_done);
+            reply_done += fake_put(&fake, reply + reply_done,
+                                   piece < reply_bytes - reply_done ? piece : reply_bytes - reply_done);
         }
         CHECK_EQUAL(mqd_client_poll(client), 0);
         const uint8_t *bytes;
@@ -158,15 +163,26 @@ TEST(impossible_words_end_the_attachment)
     struct mqd_client_options options = small();
     fake_open(&fake, "words");
     for (int kind = 0; kind < 5; kind++) {
-        static const uint8_t long_reply[] = {0x7f, 0, 0, 0, 0}, short_reply[] = {0, 0, 0, 3, 1, 2, 3}, negative[] = {0xff, 0xff, 0xff, 0xff};
+        static const uint8_t long_reply[] = {0x7f, 0, 0, 0, 0}, short_reply[] = {0, 0, 0, 3, 1, 2, 3},
+                             negative[] = {0xff, 0xff, 0xff, 0xff};
         struct mqd_client *client = fake_attach(&fake, &options);
         CHECK(client);
         switch (kind) {
-        case 0: mqd_store_release(&fake.header->submission_head, 5); break;
-        case 1: mqd_store_release(&fake.header->reply_tail, 4097); break;
-        case 2: fake_put(&fake, long_reply, sizeof long_reply); break;
-        case 3: fake_put(&fake, short_reply, sizeof short_reply); break;
-        case 4: fake_put(&fake, negative, sizeof negative); break;
+        case 0:
+            mqd_store_release(&fake.header->submission_head, 5);
+            break;
+        case 1:
+            mqd_store_release(&fake.header->reply_tail, 4097);
+            break;
+        case 2:
+            fake_put(&fake, long_reply, sizeof long_reply);
+            break;
+        case 3:
+            fake_put(&fake, short_reply, sizeof short_reply);
+            break;
+        case 4:
+            fake_put(&fake, negative, sizeof negative);
+            break;
         }
         CHECK(mqd_client_poll(client) < 0);
         CHECK_EQUAL(mqd_error_code(), MQD_E_CORRUPT);
@@ -351,7 +367,8 @@ TEST(a_sleeping_worker_is_woken)
     fake_close(&fake);
 }
 
-/* The child has nothing, the parent loses nothing, and the worker sees the parent's end while the child lives. */
+/* The child has nothing, the parent loses nothing, and the worker sees the parent's end while the
+ * child lives. */
 TEST(fork_parts_the_child)
 {
     struct fake fake;
@@ -364,7 +381,8 @@ TEST(fork_parts_the_child)
     CHECK(pipe(ready) == 0 && pipe(go) == 0);
     pid_t child = fork();
     if (child == 0) {
-        bool good = mqd_client_submit(client, frame, sizeof frame) < 0 && mqd_error_code() == MQD_E_INVALID && strstr(mqd_error_message(), "fork") && mqd_client_poll(client) < 0 &&
+        bool good = mqd_client_submit(client, frame, sizeof frame) < 0 && mqd_error_code() == MQD_E_INVALID &&
+                    strstr(mqd_error_message(), "fork") && mqd_client_poll(client) < 0 &&
                     mqd_client_wait(client, 1000) < 0;
         mqd_client_flush(client);
         mqd_client_wake(client);
@@ -393,7 +411,8 @@ TEST(fork_parts_the_child)
     fake_close(&fake);
 }
 
-/* A worker thread that answers everything, and a client that works while another thread waits: for ThreadSanitizer. */
+/* A worker thread that answers everything, and a client that works while another thread waits: for
+ * ThreadSanitizer. */
 struct echo {
     struct fake *fake;
     uint64_t total;

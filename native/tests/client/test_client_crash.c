@@ -1,5 +1,6 @@
-/* A producer that is killed at any instruction: what its worker finds submitted then are whole frames, their batches sound, their records the first ones in order, none torn, none
- * twice. Each round kills another process at another moment, by a seed; MQD_TEST_SEED=N begins with that round. */
+/* A producer that is killed at any instruction: what its worker finds submitted then are whole
+ * frames, their batches sound, their records the first ones in order, none torn, none twice. Each
+ * round kills another process at another moment, by a seed; MQD_TEST_SEED=N begins with that round. */
 #include "mqd_test.h"
 
 #include <signal.h>
@@ -15,9 +16,19 @@ enum { PARTITIONS = 2 };
 static void produce_for_ever(const char *path, uint64_t seed)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    struct mqd_client_options options = {.socket_path = path, .client_id = "victim", .data_bytes = 128 << 10, .reply_bytes = 4096, .submission_count = 32, .timeout_ms = 10000};
+    struct mqd_client_options options = {.socket_path = path,
+                                         .client_id = "victim",
+                                         .data_bytes = 128 << 10,
+                                         .reply_bytes = 4096,
+                                         .submission_count = 32,
+                                         .timeout_ms = 10000};
     struct mqd_client *client = mqd_client_open(&options);
-    struct mqd_producer_options producer_options = {.acks = -1, .producer_id = 1, .producer_epoch = 0, .batch_bytes = 1500, .inflight_max = 5, .produce_version = 12};
+    struct mqd_producer_options producer_options = {.acks = -1,
+                                                    .producer_id = 1,
+                                                    .producer_epoch = 0,
+                                                    .batch_bytes = 1500,
+                                                    .inflight_max = 5,
+                                                    .produce_version = 12};
     struct mqd_producer *producer = client ? mqd_producer_open(client, &producer_options) : NULL;
     if (!producer)
         _exit(1);
@@ -47,7 +58,8 @@ static void check_records(struct fake *fake, uint32_t *next, uint32_t *sequence)
     CHECK(partition >= 0 && partition < PARTITIONS);
     CHECK_EQUAL(fake->batch.base_sequence, sequence[partition]);
     sequence[partition] += (uint32_t)fake->batch.record_count;
-    const uint8_t *at = fake->partition.records + MQD_BATCH_HEADER_BYTES, *end = fake->partition.records + fake->partition.size_bytes;
+    const uint8_t *at = fake->partition.records + MQD_BATCH_HEADER_BYTES,
+                  *end = fake->partition.records + fake->partition.size_bytes;
     for (int32_t i = 0; i < fake->batch.record_count; i++) {
         int64_t size, skip, value_bytes;
         at = mqd_varint(at, end, &size);
@@ -94,12 +106,14 @@ static uint64_t crash_round(uint64_t seed)
 
 TEST(killed_at_any_instruction)
 {
-    uint64_t first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 10) : 1, rounds = test_long() ? 400 : 25, records = 0;
+    uint64_t first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 10) : 1,
+             rounds = test_long() ? 400 : 25, records = 0;
     for (uint64_t seed = first; seed < first + rounds && !test_failed; seed++) {
         records += crash_round(seed);
         if (test_failed)
             test_message("MQD_TEST_SEED=%llu", (unsigned long long)seed);
     }
     CHECK(records > 0);
-    test_message("%llu records by %llu processes that were killed", (unsigned long long)records, (unsigned long long)rounds);
+    test_message("%llu records by %llu processes that were killed", (unsigned long long)records,
+                 (unsigned long long)rounds);
 }

@@ -1,7 +1,10 @@
 /* tsan */
-/* A producer through everything at once, from a seed: many partitions, all kinds of records, errors on some answers, retries and drops, workers that die before or after they have
- * written, moves to another attachment. A broker's rules about sequences hold on the other side. In the end each record that was not dropped stands in its partition's log, in order,
- * once if the producer is idempotent, at least once if not; and all memory is free again. MQD_TEST_SEED=N begins with that seed. */
+/* A producer through everything at once, from a seed: many partitions, all kinds of records, errors
+ * on some answers, retries and drops, workers that die before or after they have written, moves to
+ * another attachment. A broker's rules about sequences hold on the other side. In the end each
+ * record that was not dropped stands in its partition's log, in order, once if the producer is
+ * idempotent, at least once if not; and all memory is free again. MQD_TEST_SEED=N begins with that
+ * seed. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -15,7 +18,10 @@ enum { NOT_LEADER_OR_FOLLOWER = 6, REQUEST_TIMED_OUT = 7, OUT_OF_ORDER_SEQUENCE_
 struct log { /* one partition as the broker has it: the values are numbers */
     uint32_t values[LOG_MAX], count;
     int32_t next_sequence;
-    struct { int32_t base_sequence, record_count; int64_t base_offset; } last[5];
+    struct {
+        int32_t base_sequence, record_count;
+        int64_t base_offset;
+    } last[5];
     uint32_t last_count;
 };
 
@@ -31,7 +37,10 @@ struct world {
     uint32_t appended;
     uint64_t batch_of[RECORDS];
     uint8_t partition_of[RECORDS];
-    struct { uint64_t number; bool dropped, done, failed; } batches[BATCHES_MAX];
+    struct {
+        uint64_t number;
+        bool dropped, done, failed;
+    } batches[BATCHES_MAX];
     uint32_t batch_count, failures, drops, deaths, retries;
     bool idempotent, epoch_spoilt;
 };
@@ -41,11 +50,13 @@ static uint32_t random_below(struct world *w, uint32_t end)
     return (uint32_t)(test_random(&w->seed) % end);
 }
 
-/* ---- the broker ------------------------------------------------------------------------------------------------------ */
+/* ---- the broker
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void log_append(struct log *log, const struct fake *fake)
 {
-    const uint8_t *at = fake->partition.records + MQD_BATCH_HEADER_BYTES, *end = fake->partition.records + fake->partition.size_bytes;
+    const uint8_t *at = fake->partition.records + MQD_BATCH_HEADER_BYTES,
+                  *end = fake->partition.records + fake->partition.size_bytes;
     for (int32_t i = 0; i < fake->batch.record_count; i++) {
         int64_t size, skip, value_size;
         at = mqd_varint(at, end, &size);
@@ -62,7 +73,8 @@ static void log_append(struct log *log, const struct fake *fake)
     }
 }
 
-/* Kafka's rules: the next sequence, or one of the last five batches again. Returns the error, *base_offset where the batch stands. */
+/* Kafka's rules: the next sequence, or one of the last five batches again. Returns the error,
+ * *base_offset where the batch stands. */
 static int16_t log_produce(struct world *w, int64_t *base_offset)
 {
     const struct mqd_batch *batch = &w->fake.batch;
@@ -103,7 +115,8 @@ static void serve(struct world *w, uint32_t most)
     }
 }
 
-/* ---- the application ------------------------------------------------------------------------------------------------- */
+/* ---- the application
+ * ------------------------------------------------------------------------------------------------- */
 
 static uint32_t known(struct world *w, uint64_t number)
 {
@@ -130,7 +143,8 @@ static void append(struct world *w)
         partitions[i] = (int32_t)random_below(w, PARTITIONS);
         w->partition_of[number] = (uint8_t)partitions[i];
     }
-    struct mqd_record_columns columns = {.count = count, .values = values, .value_bytes = sizes, .partitions = partitions, .timestamp_ms = 5};
+    struct mqd_record_columns columns = {
+        .count = count, .values = values, .value_bytes = sizes, .partitions = partitions, .timestamp_ms = 5};
     int64_t taken = mqd_producer_append(w->producer, w->topic, &columns, batch_of);
     CHECK(taken >= 0);
     for (int64_t i = 0; i < taken; i++) {
@@ -220,9 +234,18 @@ static void mix(uint64_t seed)
     memset(w, 0, sizeof *w);
     w->seed = seed;
     w->idempotent = random_below(w, 2);
-    w->client_options = (struct mqd_client_options){.client_id = "mix", .data_bytes = (64u + random_below(w, 100)) << 10, .reply_bytes = 4096, .submission_count = 8u << random_below(w, 4), .timeout_ms = 5000};
-    w->options = (struct mqd_producer_options){.acks = -1, .producer_epoch = w->idempotent ? 0 : -1, .producer_id = w->idempotent ? 5 : -1, .batch_bytes = 400 + random_below(w, 4000),
-                                               .batch_records_max = random_below(w, 3) ? 0 : 7, .inflight_max = 1 + random_below(w, 6), .produce_version = (int16_t)(9 + random_below(w, 4))};
+    w->client_options = (struct mqd_client_options){.client_id = "mix",
+                                                    .data_bytes = (64u + random_below(w, 100)) << 10,
+                                                    .reply_bytes = 4096,
+                                                    .submission_count = 8u << random_below(w, 4),
+                                                    .timeout_ms = 5000};
+    w->options = (struct mqd_producer_options){.acks = -1,
+                                               .producer_epoch = w->idempotent ? 0 : -1,
+                                               .producer_id = w->idempotent ? 5 : -1,
+                                               .batch_bytes = 400 + random_below(w, 4000),
+                                               .batch_records_max = random_below(w, 3) ? 0 : 7,
+                                               .inflight_max = 1 + random_below(w, 6),
+                                               .produce_version = (int16_t)(9 + random_below(w, 4))};
     fake_open(&w->fake, "mix");
     w->client = fake_attach(&w->fake, &w->client_options);
     CHECK(w->client);
@@ -236,7 +259,8 @@ static void mix(uint64_t seed)
         if (luck < 30 && w->appended < RECORDS)
             append(w);
         else if (luck < 45)
-            CHECK_EQUAL(mqd_producer_send(w->producer, test_now_ns() / 1000, random_below(w, 2) || w->appended == RECORDS), 0);
+            CHECK_EQUAL(
+                mqd_producer_send(w->producer, test_now_ns() / 1000, random_below(w, 2) || w->appended == RECORDS), 0);
         else if (luck < 65)
             serve(w, 1 + random_below(w, 6));
         else if (luck < 80)
@@ -261,7 +285,8 @@ static void mix(uint64_t seed)
 
 TEST(everything_at_once)
 {
-    uint64_t first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 10) : 1, count = test_long() ? 300 : 12;
+    uint64_t first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 10) : 1,
+             count = test_long() ? 300 : 12;
     for (uint64_t seed = first; seed < first + count && !test_failed; seed++) {
         mix(seed);
         if (test_failed)
@@ -269,9 +294,11 @@ TEST(everything_at_once)
     }
 }
 
-/* ---- two threads ----------------------------------------------------------------------------------------------------- */
+/* ---- two threads
+ * ----------------------------------------------------------------------------------------------------- */
 
-/* A worker that serves in its own thread, sleeping as real ones do, while the client works in another and a third waits. */
+/* A worker that serves in its own thread, sleeping as real ones do, while the client works in
+ * another and a third waits. */
 struct serving {
     struct fake *fake;
     uint64_t records, batches;
@@ -312,8 +339,19 @@ static void *wait_on(void *argument)
 TEST(a_worker_a_client_and_a_waiter)
 {
     struct fake fake;
-    struct mqd_client_options client_options = {.client_id = "threads", .data_bytes = 256 << 10, .reply_bytes = 4096, .submission_count = 64, .timeout_ms = 5000, .spin_us = 20};
-    struct mqd_producer_options options = {.acks = -1, .producer_epoch = -1, .producer_id = -1, .batch_bytes = 3000, .inflight_max = 20, .linger_us = 100, .produce_version = 12};
+    struct mqd_client_options client_options = {.client_id = "threads",
+                                                .data_bytes = 256 << 10,
+                                                .reply_bytes = 4096,
+                                                .submission_count = 64,
+                                                .timeout_ms = 5000,
+                                                .spin_us = 20};
+    struct mqd_producer_options options = {.acks = -1,
+                                           .producer_epoch = -1,
+                                           .producer_id = -1,
+                                           .batch_bytes = 3000,
+                                           .inflight_max = 20,
+                                           .linger_us = 100,
+                                           .produce_version = 12};
     static uint8_t values[100 * 50];
     static struct serving serving;
     pthread_t worker, waiter;
@@ -330,7 +368,11 @@ TEST(a_worker_a_client_and_a_waiter)
     uint64_t total = test_long() ? 2000000 : 100000, sent = 0, told = 0;
     struct mqd_delivery d[64];
     while (told < total && !test_failed) {
-        struct mqd_record_columns columns = {.count = total - sent < 100 ? (uint32_t)(total - sent) : 100, .values = values, .fixed_value_bytes = 50, .partition = -1, .timestamp_ms = 5};
+        struct mqd_record_columns columns = {.count = total - sent < 100 ? (uint32_t)(total - sent) : 100,
+                                             .values = values,
+                                             .fixed_value_bytes = 50,
+                                             .partition = -1,
+                                             .timestamp_ms = 5};
         int64_t taken = mqd_producer_append(producer, topic, &columns, NULL);
         CHECK_OR(taken >= 0, break);
         sent += (uint64_t)taken;

@@ -1,5 +1,6 @@
 /* tsan */
-/* What becomes of batches: answers of all kinds, retries in their place, drops, new identities, a producer's successor. */
+/* What becomes of batches: answers of all kinds, retries in their place, drops, new identities, a
+ * producer's successor. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -34,7 +35,8 @@ TEST(acks_0_is_answered_by_being_taken)
     end(&s);
 }
 
-/* The first fails, those behind it because of it; the caller decides about the first alone, and all are sent again in their order under their sequences. */
+/* The first fails, those behind it because of it; the caller decides about the first alone, and all
+ * are sent again in their order under their sequences. */
 TEST(retry_in_the_old_place)
 {
     struct setup s;
@@ -143,10 +145,18 @@ TEST(impossible_answers_end_the_attachment)
         CHECK(fake_next(&s.fake));
         uint32_t id = (uint32_t)s.fake.request.correlation_id;
         switch (kind) {
-        case 0: fake_answer_to(&s.fake, (int32_t)(id + 1), 11, "t", 0, 0, 0); break;
-        case 1: fake_answer_to(&s.fake, (int32_t)(id | 0xfffff), 11, "t", 0, 0, 0); break;
-        case 2: fake_answer_to(&s.fake, (int32_t)id, 11, "t", 1, 0, 0); break;
-        case 3: fake_answer_to(&s.fake, (int32_t)(id | 1u << 31), 11, "t", 0, 0, 0); break;
+        case 0:
+            fake_answer_to(&s.fake, (int32_t)(id + 1), 11, "t", 0, 0, 0);
+            break;
+        case 1:
+            fake_answer_to(&s.fake, (int32_t)(id | 0xfffff), 11, "t", 0, 0, 0);
+            break;
+        case 2:
+            fake_answer_to(&s.fake, (int32_t)id, 11, "t", 1, 0, 0);
+            break;
+        case 3:
+            fake_answer_to(&s.fake, (int32_t)(id | 1u << 31), 11, "t", 0, 0, 0);
+            break;
         case 4:
             fake_answer(&s.fake, 0, 0);
             fake_answer(&s.fake, 0, 0);
@@ -164,7 +174,8 @@ TEST(impossible_answers_end_the_attachment)
     }
 }
 
-/* A producer that was closed: late answers are nobody's, and its successor does not write over what is still being read. */
+/* A producer that was closed: late answers are nobody's, and its successor does not write over what
+ * is still being read. */
 TEST(a_successor_on_the_same_attachment)
 {
     struct setup s;
@@ -190,7 +201,8 @@ TEST(a_successor_on_the_same_attachment)
     end(&s);
 }
 
-/* An append that takes in answers on its way leaves outcomes: whoever waits in another thread has to look at them. */
+/* An append that takes in answers on its way leaves outcomes: whoever waits in another thread has
+ * to look at them. */
 TEST(what_an_append_takes_in_is_news_to_a_waiter)
 {
     for (int16_t acks = -1; acks <= 0; acks++) {
@@ -206,7 +218,8 @@ TEST(what_an_append_takes_in_is_news_to_a_waiter)
         if (acks)
             fake_answer(&s.fake, 0, 0);
         struct mqd_record_columns records = same("0123456789", 500, 0);
-        CHECK_EQUAL(mqd_producer_append(s.producer, topic, &records, NULL), 500); /* fills batches; takes in what there is */
+        /* fills batches; takes in what there is */
+        CHECK_EQUAL(mqd_producer_append(s.producer, topic, &records, NULL), 500);
         CHECK(mqd_load_acquire(&s.fake.header->reply_tail) == mqd_load_acquire(&s.fake.header->reply_head));
         CHECK_EQUAL(mqd_client_wait(s.client, 0), 1);
         CHECK_EQUAL(mqd_client_wait(s.client, -1), 1);

@@ -1,5 +1,6 @@
 /* tsan */
-/* The producer against a worker that the test drives: what the frames hold, when they go, and how much memory they take. */
+/* The producer against a worker that the test drives: what the frames hold, when they go, and how
+ * much memory they take. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -8,7 +9,8 @@
 #include "client/memory.h"
 #include "mqd_client_producer_test.h"
 
-/* ---- what the frames hold -------------------------------------------------------------------------------------------- */
+/* ---- what the frames hold
+ * -------------------------------------------------------------------------------------------- */
 
 #define RECORDS_MAX 2000
 struct columns {
@@ -51,10 +53,18 @@ static void columns_fill(struct columns *c, uint64_t *seed, uint32_t count, uint
         c->header_bytes[i] = put_headers(headers, seed);
         headers += c->header_bytes[i];
         c->partitions[i] = (int32_t)(test_random(seed) % partitions);
-        c->timestamps[i] = test_random(seed) % 20 ? 1700000000000 + (int64_t)(test_random(seed) % 1000) : (int64_t)test_random(seed) >> 2;
+        c->timestamps[i] = test_random(seed) % 20 ? 1700000000000 + (int64_t)(test_random(seed) % 1000)
+                                                  : (int64_t)test_random(seed) >> 2;
     }
-    c->view = (struct mqd_record_columns){.count = count, .values = c->values, .value_bytes = c->value_bytes, .keys = c->keys, .key_bytes = c->key_bytes, .headers = c->headers,
-                                          .header_bytes = c->header_bytes, .partitions = c->partitions, .timestamps_ms = c->timestamps};
+    c->view = (struct mqd_record_columns){.count = count,
+                                          .values = c->values,
+                                          .value_bytes = c->value_bytes,
+                                          .keys = c->keys,
+                                          .key_bytes = c->key_bytes,
+                                          .headers = c->headers,
+                                          .header_bytes = c->header_bytes,
+                                          .partitions = c->partitions,
+                                          .timestamps_ms = c->timestamps};
 }
 
 static const uint8_t *check_blob(const uint8_t *at, const uint8_t *end, const uint8_t *bytes, int32_t size_bytes)
@@ -66,11 +76,13 @@ static const uint8_t *check_blob(const uint8_t *at, const uint8_t *end, const ui
     return at + (size > 0 ? size : 0);
 }
 
-/* The batch of `fake` holds the next records of its partition, whole and in order. next[p]: the first record of the columns that was not seen in partition p. */
+/* The batch of `fake` holds the next records of its partition, whole and in order. next[p]: the
+ * first record of the columns that was not seen in partition p. */
 static void check_batch(struct fake *fake, const struct columns *c, uint32_t *next)
 {
     int32_t partition = fake->partition.partition_index;
-    const uint8_t *at = fake->partition.records + MQD_BATCH_HEADER_BYTES, *end = fake->partition.records + fake->partition.size_bytes;
+    const uint8_t *at = fake->partition.records + MQD_BATCH_HEADER_BYTES,
+                  *end = fake->partition.records + fake->partition.size_bytes;
     int64_t most = INT64_MIN;
     for (int32_t i = 0; i < fake->batch.record_count; i++) {
         uint32_t record = next[partition];
@@ -126,7 +138,8 @@ TEST(batches_hold_what_was_appended)
         columns_fill(&c, &seed, 300, 3);
         uint32_t next[3] = {0}, taken = 0, batches = 0, told = 0;
         int32_t sequence[3] = {0};
-        for (int step = 0; step < 1000 && (taken < c.view.count || mqd_producer_outstanding_records(s.producer)); step++) {
+        for (int step = 0; step < 1000 && (taken < c.view.count || mqd_producer_outstanding_records(s.producer));
+             step++) {
             struct mqd_record_columns rest = c.view;
             uint32_t value = 0, key = 0, header = 0;
             for (uint32_t i = 0; i < taken; i++) {
@@ -209,7 +222,8 @@ TEST(columns_that_are_the_same_for_all)
     end(&s);
 }
 
-/* Offset deltas of one, two and three bytes, values shorter and longer than what is written at once; the first record of another time, so that deltas of time are not 0. */
+/* Offset deltas of one, two and three bytes, values shorter and longer than what is written at
+ * once; the first record of another time, so that deltas of time are not 0. */
 TEST(alike_records_across_all_sizes_of_their_deltas)
 {
     static const int32_t sizes[] = {1, 4, 7, 8, 15, 16, 63, 64, 100};
@@ -232,7 +246,11 @@ TEST(alike_records_across_all_sizes_of_their_deltas)
         for (uint32_t done = 1; done < 20000;) {
             uint32_t count = 1 + (uint32_t)(test_random(&seed) % 3000);
             count = count < 20000 - done ? count : 20000 - done;
-            struct mqd_record_columns columns = {.count = count, .values = values + (size_t)done * (size_t)size, .fixed_value_bytes = size, .partition = k % 2 ? -1 : 0, .timestamp_ms = 4321};
+            struct mqd_record_columns columns = {.count = count,
+                                                 .values = values + (size_t)done * (size_t)size,
+                                                 .fixed_value_bytes = size,
+                                                 .partition = k % 2 ? -1 : 0,
+                                                 .timestamp_ms = 4321};
             CHECK_EQUAL(mqd_producer_append(s.producer, topic, &columns, NULL), count);
             done += count;
         }
@@ -240,7 +258,8 @@ TEST(alike_records_across_all_sizes_of_their_deltas)
         CHECK(fake_next(&s.fake));
         CHECK_EQUAL(s.fake.batch.record_count, 20000);
         CHECK_EQUAL(s.fake.batch.max_timestamp_ms, 5000);
-        const uint8_t *at = s.fake.partition.records + MQD_BATCH_HEADER_BYTES, *last = s.fake.partition.records + s.fake.partition.size_bytes;
+        const uint8_t *at = s.fake.partition.records + MQD_BATCH_HEADER_BYTES,
+                      *last = s.fake.partition.records + s.fake.partition.size_bytes;
         for (int32_t i = 0; i < 20000; i++) {
             int64_t bytes, timestamp_delta, offset_delta, key;
             at = mqd_varint(at, last, &bytes);
@@ -287,7 +306,8 @@ TEST(linger_closes_the_oldest_first)
     end(&s);
 }
 
-/* ---- bounds ---------------------------------------------------------------------------------------------------------- */
+/* ---- bounds
+ * ---------------------------------------------------------------------------------------------------------- */
 
 TEST(inflight_is_bounded_and_order_kept)
 {
@@ -329,7 +349,8 @@ TEST(full_is_full_and_goes_on)
     uint64_t appended = 0, got = 0;
     for (int round = 0; round < 50; round++) {
         int64_t result;
-        while ((result = mqd_producer_put(s.producer, topic, (int32_t)(appended % 4), value, (int32_t)(appended * 37 % 900), NULL, -1, NULL, 0, 1)) > 0)
+        while ((result = mqd_producer_put(s.producer, topic, (int32_t)(appended % 4), value,
+                                          (int32_t)(appended * 37 % 900), NULL, -1, NULL, 0, 1)) > 0)
             appended++;
         CHECK_EQUAL(result, 0);
         CHECK(mqd_client_free_bytes(s.client) < 4096);
@@ -345,7 +366,8 @@ TEST(full_is_full_and_goes_on)
         mqd_client_poll(s.client);
         mqd_producer_deliveries(s.producer, d, 100);
     }
-    /* a record larger than a batch has one of its own; one that can never fit is refused, not "full" */
+    /* a record larger than a batch has one of its own; one that can never fit is refused, not
+     * "full" */
     while (mqd_producer_put(s.producer, topic, 0, value, 60000, NULL, -1, NULL, 0, 1) == 0) {
         mqd_producer_send(s.producer, 0, 1);
         CHECK(fake_next(&s.fake));
@@ -371,7 +393,8 @@ TEST(full_is_full_and_goes_on)
     end(&s);
 }
 
-/* A worker that is slower than the producer: what is freed is enough for a whole batch each time, and no more is made of it. */
+/* A worker that is slower than the producer: what is freed is enough for a whole batch each time,
+ * and no more is made of it. */
 TEST(back_pressure_does_not_make_batches_small)
 {
     for (int32_t partitions = 1; partitions <= 4; partitions += 3) {
@@ -385,7 +408,8 @@ TEST(back_pressure_does_not_make_batches_small)
         uint64_t records = 0, batches = 0;
         static uint8_t value[90];
         for (uint32_t n = 0; batches < 400;) {
-            while (mqd_producer_put(s.producer, topic, (int32_t)(n % (uint32_t)partitions), value, sizeof value, NULL, -1, NULL, 0, 1) > 0)
+            while (mqd_producer_put(s.producer, topic, (int32_t)(n % (uint32_t)partitions), value, sizeof value, NULL,
+                                    -1, NULL, 0, 1) > 0)
                 n++;
             CHECK_EQUAL(mqd_producer_send(s.producer, test_now_ns() / 1000, 0), 0);
             CHECK(fake_next(&s.fake));
@@ -455,7 +479,8 @@ TEST(wrong_calls_are_refused)
     end(&s);
 }
 
-/* ---- encoded batches ------------------------------------------------------------------------------------------------- */
+/* ---- encoded batches
+ * ------------------------------------------------------------------------------------------------- */
 
 TEST(encoded_batches_keep_their_place)
 {
@@ -490,9 +515,11 @@ TEST(encoded_batches_keep_their_place)
     end(&s);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * ---------------------------------------------------------------------------------------------------------- */
 
-/* Random takes and gives against a map of bytes: runs never overlap, the longest is found when the wanted one is not there, and all comes back. */
+/* Random takes and gives against a map of bytes: runs never overlap, the longest is found when the
+ * wanted one is not there, and all comes back. */
 TEST(memory_against_a_model)
 {
     struct mqd_client_memory memory;
@@ -507,7 +534,8 @@ TEST(memory_against_a_model)
     memset(owner, 0, sizeof owner);
     for (int step = 0; step < 20000; step++) {
         if (test_random(&seed) % 2) {
-            uint32_t wanted = 1 + (uint32_t)(test_random(&seed) % 80), needed = 1 + (uint32_t)(test_random(&seed) % wanted), longest = 0, exact = 0, got = 0;
+            uint32_t wanted = 1 + (uint32_t)(test_random(&seed) % 80),
+                     needed = 1 + (uint32_t)(test_random(&seed) % wanted), longest = 0, exact = 0, got = 0;
             for (uint32_t i = 0, length = 0; i < 300; i++) {
                 length = owner[i] ? 0 : length + 1;
                 longest = length > longest ? length : longest;

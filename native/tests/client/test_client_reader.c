@@ -1,14 +1,17 @@
-/* The segment reader of a local client, over a log in memory files: follows what grows and rolls, leaves out what must be, keeps what is held, believes no byte. */
+/* The segment reader of a local client, over a log in memory files: follows what grows and rolls,
+ * leaves out what must be, keeps what is held, believes no byte. */
 #include "mqd_client_reader_test.h"
 
-static uint32_t next(struct mqd_segment_reader *reader, struct test_view *v, uint32_t capacity, struct mqd_read_state *state)
+static uint32_t next(struct mqd_segment_reader *reader, struct test_view *v, uint32_t capacity,
+                     struct mqd_read_state *state)
 {
     if (mqd_segment_reader_next(reader, 1u << 30, 1, test_view(v, capacity), state) < 0)
         return UINT32_MAX;
     return v->view.count;
 }
 
-/* Everything up to the first stop that is not for the caller's sake; checks each record. Returns the count. */
+/* Everything up to the first stop that is not for the caller's sake; checks each record. Returns
+ * the count. */
 static int64_t drain(struct mqd_segment_reader *reader, uint32_t capacity, struct mqd_read_state *state)
 {
     static struct test_view v;
@@ -152,11 +155,14 @@ TEST(control_and_compressed_batches)
     CHECK_EQUAL(mqd_segment_reader_position(reader), 3);
     static struct test_view inside;
     const uint8_t *batch = v.view.base + state.compressed_position;
-    CHECK_EQUAL(mqd_segment_records(batch, batch + MQD_BATCH_HEADER_BYTES, state.compressed_bytes - MQD_BATCH_HEADER_BYTES, 4, test_view(&inside, 10)), 0);
+    CHECK_EQUAL(mqd_segment_records(batch, batch + MQD_BATCH_HEADER_BYTES,
+                                    state.compressed_bytes - MQD_BATCH_HEADER_BYTES, 4, test_view(&inside, 10)),
+                0);
     CHECK_EQUAL(inside.view.count, 2);
     CHECK_EQUAL(inside.offsets[0], 4);
     CHECK(view_is_right(&inside.view, 0));
-    CHECK(mqd_segment_records(batch, batch + MQD_BATCH_HEADER_BYTES, state.compressed_bytes - MQD_BATCH_HEADER_BYTES - 1, 0, test_view(&inside, 10)) < 0);
+    CHECK(mqd_segment_records(batch, batch + MQD_BATCH_HEADER_BYTES,
+                              state.compressed_bytes - MQD_BATCH_HEADER_BYTES - 1, 0, test_view(&inside, 10)) < 0);
     CHECK_EQUAL(inside.view.count, 2);
     CHECK_EQUAL(mqd_segment_reader_skip(reader), 0);
     CHECK(mqd_segment_reader_skip(reader) < 0); /* nothing is in the way any more */
@@ -224,7 +230,7 @@ TEST(compacted)
     struct mqd_read_state state;
     log_open(&log);
     log_append(&log, 10, 0, -1, 0, 0x2aa);
-    log.end_offset += 5; /* batches that are gone */
+    log.end_offset += 5;                /* batches that are gone */
     log_append(&log, 4, 0, -1, 0, 0xf); /* an empty one: it keeps the producer's sequence */
     log_append(&log, 4, 0, -1, 0, 0x8);
     log.end_offset += 7; /* the rest of the segment */
@@ -237,7 +243,9 @@ TEST(compacted)
         struct mqd_segment_reader *reader = log_reader(&log, from, 0);
         int64_t wanted = 0;
         for (int64_t offset = from; offset < log.end_offset; offset++)
-            wanted += offset < 10 ? !(0x2aa >> offset & 1) : offset >= 19 && offset < 22 ? 1 : offset >= log.end_offset - 2;
+            wanted += offset < 10                   ? !(0x2aa >> offset & 1)
+                      : offset >= 19 && offset < 22 ? 1
+                                                    : offset >= log.end_offset - 2;
         CHECK_EQUAL(drain(reader, 3, &state), wanted);
         CHECK_EQUAL(state.stop, MQD_READ_END);
         CHECK_EQUAL(mqd_segment_reader_position(reader), log.end_offset);
@@ -288,7 +296,8 @@ TEST(out_of_range_gone_and_moved)
     CHECK_EQUAL(drain(reader, 100, &state), 12);
     static const uint8_t another[16] = "another topic";
     mqd_slot_clear(other.control, LOG_SLOT);
-    mqd_slot_assign(other.control, LOG_SLOT, another, 3, 0, 0, 0); /* the slot belongs to somebody else now, and the broker does not know it yet */
+    /* the slot belongs to somebody else now, and the broker does not know it yet */
+    mqd_slot_assign(other.control, LOG_SLOT, another, 3, 0, 0, 0);
     mqd_slot_set_state(other.control, LOG_SLOT, MQD_SLOT_ONLINE);
     mqd_segment_reader_seek(reader, 0);
     CHECK_EQUAL(next(reader, &v, 100, &state), 0);
@@ -323,7 +332,8 @@ TEST(damage_is_told_and_can_be_left_out)
     CHECK_EQUAL(next(reader, &v, 100, &state), 3);
     CHECK_EQUAL(v.offsets[0], 6);
     mqd_segment_reader_seek(reader, 3);
-    CHECK_EQUAL(mqd_segment_reader_next(reader, 1u << 30, 0, test_view(&v, 100), &state), 0); /* unchecked: the record itself is impossible */
+    /* unchecked: the record itself is impossible */
+    CHECK_EQUAL(mqd_segment_reader_next(reader, 1u << 30, 0, test_view(&v, 100), &state), 0);
     CHECK_EQUAL(state.stop, MQD_READ_CORRUPT);
     CHECK_EQUAL(mqd_segment_reader_next(reader, 1u << 30, 0, test_view(&v, 100), &state), 0);
     CHECK_EQUAL(state.stop, MQD_READ_CORRUPT);
@@ -369,7 +379,8 @@ TEST(bytes_max_and_a_file_alone)
     log_close(&log);
 }
 
-/* Cut off under the reader: what lies behind the file's end cannot be read, and says so instead of killing the process. */
+/* Cut off under the reader: what lies behind the file's end cannot be read, and says so instead of
+ * killing the process. */
 TEST(a_file_that_was_cut_off)
 {
     static struct test_view v;
@@ -436,7 +447,9 @@ static void history(uint64_t seed)
             log_expose(&log);
         for (uint64_t reads = test_random(&seed) % 6; reads; reads--) {
             uint32_t bytes_max = (uint32_t)(test_random(&seed) % 5000);
-            CHECK_EQUAL(mqd_segment_reader_next(reader, bytes_max, 1, test_view(&v, 1 + (uint32_t)(test_random(&seed) % 300)), &state), 0);
+            CHECK_EQUAL(mqd_segment_reader_next(reader, bytes_max, 1,
+                                                test_view(&v, 1 + (uint32_t)(test_random(&seed) % 300)), &state),
+                        0);
             for (uint32_t i = 0; i < v.view.count; i++) {
                 while (!wanted[expected])
                     expected++;
@@ -466,7 +479,8 @@ TEST(histories)
     }
 }
 
-/* Bytes are changed under right checksums; whatever is read must lie within the segment (the sanitizer watches), and the reader must come to an end. */
+/* Bytes are changed under right checksums; whatever is read must lie within the segment (the
+ * sanitizer watches), and the reader must come to an end. */
 static void damage(uint64_t seed)
 {
     struct log log;
@@ -476,7 +490,8 @@ static void damage(uint64_t seed)
     log_open(&log);
     log.heap = true;
     for (int i = 0; i < 5; i++)
-        log_append(&log, 1 + (int32_t)(test_random(&seed) % 20), i % 2 ? MQD_ATTRIBUTE_TRANSACTIONAL : 0, i % 2 ? 5 : -1, 0, 0);
+        log_append(&log, 1 + (int32_t)(test_random(&seed) % 20), i % 2 ? MQD_ATTRIBUTE_TRANSACTIONAL : 0,
+                   i % 2 ? 5 : -1, 0, 0);
     log_append_marker(&log, 5, false);
     uint32_t size = log.segments[0].size_bytes;
     CHECK(pread(log.segments[0].fd, bytes, size, 0) == (ssize_t)size);

@@ -1,5 +1,6 @@
 /* tsan */
-/* The readers' questions on an attachment's socket, against a worker that answers late, wrongly, or not at all; attachments that end under their readers. */
+/* The readers' questions on an attachment's socket, against a worker that answers late, wrongly, or
+ * not at all; attachments that end under their readers. */
 #include "mqd_client_reader_test.h"
 
 #include <sys/wait.h>
@@ -18,13 +19,17 @@ struct worker {
 
 static void send_answer(int socket_fd, const struct mqd_local_segment *answer, int fd)
 {
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control = {0};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
     struct iovec part = {(void *)answer, sizeof *answer};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (fd >= 0) {
         message.msg_control = &control;
         message.msg_controllen = sizeof control;
-        control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        control.header =
+            (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
         memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
     }
     sendmsg(socket_fd, &message, MSG_NOSIGNAL);
@@ -38,9 +43,14 @@ static void answer_one(struct worker *worker, const struct mqd_local_ask *ask)
         number--;
     const struct log_segment *segment = &log->segments[number];
     bool active = number == log->segment_count - 1;
-    struct mqd_local_segment answer = {
-        .kind = ask->kind, .number = ask->number, .slot = LOG_SLOT, .base_offset = segment->base_offset, .next_base_offset = active ? INT64_MAX : log->segments[number + 1].base_offset,
-        .position = log_position(segment, segment->size_bytes, ask->offset), .size_bytes = segment->size_bytes, .map_bytes = active ? 1u << 31 : segment->size_bytes};
+    struct mqd_local_segment answer = {.kind = ask->kind,
+                                       .number = ask->number,
+                                       .slot = LOG_SLOT,
+                                       .base_offset = segment->base_offset,
+                                       .next_base_offset = active ? INT64_MAX : log->segments[number + 1].base_offset,
+                                       .position = log_position(segment, segment->size_bytes, ask->offset),
+                                       .size_bytes = segment->size_bytes,
+                                       .map_bytes = active ? 1u << 31 : segment->size_bytes};
     switch (worker->mood) {
     case LATE_FIRST: /* of a question that nobody waits for any more, and of a kind that nobody knows */
         answer.number--;
@@ -264,7 +274,8 @@ TEST(a_child_has_no_readers)
     uint64_t held = mqd_segment_reader_hold(reader);
     pid_t child = fork();
     if (child == 0) {
-        bool good = mqd_segment_reader_next(reader, 1, 1, test_view(&v, 5), &state) < 0 && mqd_error_code() == MQD_E_INVALID && !open_reader(&worker);
+        bool good = mqd_segment_reader_next(reader, 1, 1, test_view(&v, 5), &state) < 0 &&
+                    mqd_error_code() == MQD_E_INVALID && !open_reader(&worker);
         mqd_segment_reader_close(reader);
         mqd_client_mapping_release(worker.client, held);
         mqd_client_close(worker.client);

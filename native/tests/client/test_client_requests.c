@@ -1,5 +1,6 @@
 /* tsan */
-/* Partitioners by the numbers that other clients publish; finding a topic and parking, against well-formed, cut off and foreign answers. */
+/* Partitioners by the numbers that other clients publish; finding a topic and parking, against
+ * well-formed, cut off and foreign answers. */
 #include "mqd_test.h"
 
 #include <errno.h>
@@ -19,8 +20,12 @@ TEST(murmur2_is_javas)
     static const struct {
         const char *key;
         int32_t hash;
-    } known[] = {{"21", -973932308}, {"foobar", -790332482}, {"a-little-bit-long-string", -985981536}, {"a-little-bit-longer-string", -1486304829},
-                 {"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971}, {"abc", 479470107}};
+    } known[] = {{"21", -973932308},
+                 {"foobar", -790332482},
+                 {"a-little-bit-long-string", -985981536},
+                 {"a-little-bit-longer-string", -1486304829},
+                 {"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971},
+                 {"abc", 479470107}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         CHECK_EQUAL(hash(MQD_PARTITIONER_MURMUR2, known[i].key), known[i].hash & INT32_MAX);
         CHECK_EQUAL(hash(MQD_PARTITIONER_MURMUR2_RANDOM, known[i].key), known[i].hash & INT32_MAX);
@@ -40,7 +45,8 @@ TEST(consistent_is_crc32_and_fnv1a_is_absolute)
 
 TEST(no_key_goes_anywhere_evenly)
 {
-    static const uint32_t anywhere[] = {MQD_PARTITIONER_RANDOM, MQD_PARTITIONER_CONSISTENT_RANDOM, MQD_PARTITIONER_MURMUR2_RANDOM, MQD_PARTITIONER_FNV1A_RANDOM};
+    static const uint32_t anywhere[] = {MQD_PARTITIONER_RANDOM, MQD_PARTITIONER_CONSISTENT_RANDOM,
+                                        MQD_PARTITIONER_MURMUR2_RANDOM, MQD_PARTITIONER_FNV1A_RANDOM};
     for (size_t i = 0; i < sizeof anywhere / sizeof anywhere[0]; i++) {
         uint64_t state = 5;
         uint32_t found[7] = {0};
@@ -51,14 +57,17 @@ TEST(no_key_goes_anywhere_evenly)
     }
     uint64_t state = 5, same = 0;
     for (int j = 0; j < 100; j++) { /* an empty key is a key to all but consistent_random */
-        same += mqd_partition_for(MQD_PARTITIONER_MURMUR2_RANDOM, (const uint8_t *)"", 0, 7, &state) == hash(MQD_PARTITIONER_MURMUR2, "") % 7;
-        same += mqd_partition_for(MQD_PARTITIONER_FNV1A_RANDOM, (const uint8_t *)"", 0, 7, &state) == hash(MQD_PARTITIONER_FNV1A, "") % 7;
+        same += mqd_partition_for(MQD_PARTITIONER_MURMUR2_RANDOM, (const uint8_t *)"", 0, 7, &state) ==
+                hash(MQD_PARTITIONER_MURMUR2, "") % 7;
+        same += mqd_partition_for(MQD_PARTITIONER_FNV1A_RANDOM, (const uint8_t *)"", 0, 7, &state) ==
+                hash(MQD_PARTITIONER_FNV1A, "") % 7;
     }
     CHECK_EQUAL(same, 200);
     CHECK_EQUAL(mqd_partition_for(MQD_PARTITIONER_RANDOM, NULL, -1, 0, &state), -1);
 }
 
-/* ---- requests -------------------------------------------------------------------------------------------------------- */
+/* ---- requests
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void put_string(struct mqd_buffer *out, const char *text)
 {
@@ -127,7 +136,8 @@ static void *answer(void *argument)
 TEST(a_topic_is_found)
 {
     struct fake fake;
-    struct mqd_client_options options = {.client_id = "find", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
+    struct mqd_client_options options = {
+        .client_id = "find", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
     struct mqd_buffer reply = {0};
     struct mqd_client_topic topic;
     pthread_t thread;
@@ -162,7 +172,8 @@ TEST(a_topic_is_found)
 TEST(answers_that_are_cut_off_or_foreign)
 {
     struct fake fake;
-    struct mqd_client_options options = {.client_id = "find", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
+    struct mqd_client_options options = {
+        .client_id = "find", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
     struct mqd_buffer reply = {0};
     struct mqd_client_topic topic;
     pthread_t thread;
@@ -191,7 +202,8 @@ TEST(answers_that_are_cut_off_or_foreign)
 TEST(parking_asks_for_positions_alone)
 {
     struct fake fake;
-    struct mqd_client_options options = {.client_id = "park", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
+    struct mqd_client_options options = {
+        .client_id = "park", .data_bytes = 64 << 10, .reply_bytes = 4096, .submission_count = 16, .timeout_ms = 5000};
     struct mqd_client_wish wishes[5];
     struct mqd_fetch_request request;
     struct mqd_fetch_topic topic;
@@ -210,7 +222,9 @@ TEST(parking_asks_for_positions_alone)
     CHECK(fake_next(&fake));
     CHECK_EQUAL(fake.request.api_key, 1);
     CHECK_EQUAL(fake.request.correlation_id, 5);
-    CHECK_EQUAL(mqd_fetch_parse(fake.frame + fake.request.header_bytes, fake.frame_bytes - fake.request.header_bytes, fake.request.api_version, &request), 0);
+    CHECK_EQUAL(mqd_fetch_parse(fake.frame + fake.request.header_bytes, fake.frame_bytes - fake.request.header_bytes,
+                                fake.request.api_version, &request),
+                0);
     CHECK_EQUAL(request.bytes_max, 0);
     CHECK_EQUAL(request.bytes_min, 1);
     CHECK_EQUAL(request.wait_ms_max, 1000);

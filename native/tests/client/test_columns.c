@@ -1,4 +1,5 @@
-/* Records into Arrow's buffers, and readers over memory: buffers of exactly the size that is stated, so that the sanitizer sees every byte too many. */
+/* Records into Arrow's buffers, and readers over memory: buffers of exactly the size that is
+ * stated, so that the sanitizer sees every byte too many. */
 #include "client/columns.h"
 #include "mqd_test.h"
 #include "wire/record_scan.h"
@@ -14,7 +15,8 @@ static void *room(size_t bytes)
 
 static void blobs_new(struct mqd_arrow_blobs *column, uint32_t count, uint32_t data)
 {
-    *column = (struct mqd_arrow_blobs){.data = room(data), .ends = room(4 * (count + 1)), .validity = room((count + 7) / 8), .data_capacity = data};
+    *column = (struct mqd_arrow_blobs){
+        .data = room(data), .ends = room(4 * (count + 1)), .validity = room((count + 7) / 8), .data_capacity = data};
 }
 
 static void blobs_free(struct mqd_arrow_blobs *column)
@@ -26,8 +28,13 @@ static void blobs_free(struct mqd_arrow_blobs *column)
 
 static struct mqd_arrow_rows rows_new(uint32_t count, uint32_t data, uint32_t headers)
 {
-    struct mqd_arrow_rows rows = {.row_capacity = count, .offsets = room(8 * count), .timestamps_us = room(8 * count), .timestamp_types = room(4 * count), .header_capacity = headers,
-                                  .header_ends = room(4 * (count + 1)), .header_validity = room((count + 7) / 8)};
+    struct mqd_arrow_rows rows = {.row_capacity = count,
+                                  .offsets = room(8 * count),
+                                  .timestamps_us = room(8 * count),
+                                  .timestamp_types = room(4 * count),
+                                  .header_capacity = headers,
+                                  .header_ends = room(4 * (count + 1)),
+                                  .header_validity = room((count + 7) / 8)};
     blobs_new(&rows.keys, count, data);
     blobs_new(&rows.values, count, data);
     blobs_new(&rows.header_keys, headers, data);
@@ -61,8 +68,16 @@ struct source {
 static void source_begin(struct source *s)
 {
     memset(s, 0, sizeof *s);
-    s->view = (struct mqd_record_view){.capacity = ROWS, .base = s->bytes, .offsets = s->offsets, .timestamps_ms = s->timestamps, .key_positions = s->key_positions, .key_bytes = s->key_bytes,
-                                       .value_positions = s->value_positions, .value_bytes = s->value_bytes, .header_positions = s->header_positions, .header_bytes = s->header_bytes};
+    s->view = (struct mqd_record_view){.capacity = ROWS,
+                                       .base = s->bytes,
+                                       .offsets = s->offsets,
+                                       .timestamps_ms = s->timestamps,
+                                       .key_positions = s->key_positions,
+                                       .key_bytes = s->key_bytes,
+                                       .value_positions = s->value_positions,
+                                       .value_bytes = s->value_bytes,
+                                       .header_positions = s->header_positions,
+                                       .header_bytes = s->header_bytes};
 }
 
 static int32_t lay(struct source *s, const void *bytes, int32_t size, uint64_t *position)
@@ -97,7 +112,7 @@ TEST(rows_with_nulls)
     for (int i = 0; i < 9; i++)
         source_add(&s, "k", "vv", "\0", 1);
     source_add(&s, NULL, "", "\0", 1);
-    source_add(&s, "", NULL, "\2\2a\1", 4); /* one header, "a" without value */
+    source_add(&s, "", NULL, "\2\2a\1", 4);         /* one header, "a" without value */
     source_add(&s, "z", "end", "\4\2b\4xy\0\0", 8); /* "b": "xy", and "" : "" */
     s.view.timestamp_type = 1;
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 12), 12);
@@ -124,7 +139,8 @@ TEST(rows_with_nulls)
     CHECK_EQUAL(rows.header_ends[12], 3);
     CHECK(memcmp(rows.header_keys.data, "ab", 2) == 0 && memcmp(rows.header_values.data, "xy", 2) == 0);
     CHECK_EQUAL(rows.header_values.nulls, 1);
-    CHECK(!bit(rows.header_values.validity, 0) && bit(rows.header_values.validity, 1) && bit(rows.header_values.validity, 2));
+    CHECK(!bit(rows.header_values.validity, 0) && bit(rows.header_values.validity, 1) &&
+          bit(rows.header_values.validity, 2));
     CHECK_EQUAL(rows.damaged_keys, 0);
     rows_free(&rows);
 }
@@ -166,7 +182,8 @@ TEST(columns_that_nobody_wants)
     source_add(&s, "key", "value", "\2\2h\4ii", 6);
     int32_t ends[2];
     uint8_t data[5], validity[1];
-    struct mqd_arrow_rows rows = {.row_capacity = 1, .values = {.data = data, .ends = ends, .validity = validity, .data_capacity = 5}};
+    struct mqd_arrow_rows rows = {.row_capacity = 1,
+                                  .values = {.data = data, .ends = ends, .validity = validity, .data_capacity = 5}};
     mqd_arrow_begin(&rows);
     CHECK_EQUAL(mqd_arrow_append(&rows, &s.view, 0, 1), 1);
     CHECK(memcmp(data, "value", 5) == 0);
@@ -198,8 +215,13 @@ TEST(times_that_do_not_fit)
 
 TEST(damaged_headers_and_positions)
 {
-    static const struct { const char *section; int32_t bytes; } damaged[] = {
-        {"\1", 1}, {"\2", 1}, {"\2\2", 2}, {"\2\1\0", 3}, {"\2\2a\3", 4}, {"\2\2a\4x", 5}, {"\2\2a\0z", 5}, {"\x80", 1}, {"\xfe\xff\xff\xff\x0f\0", 6}, {"\0\0", 2}, {"", 0}};
+    static const struct {
+        const char *section;
+        int32_t bytes;
+    } damaged[] = {{"\1", 1},       {"\2", 1},      {"\2\2", 2},
+                   {"\2\1\0", 3},   {"\2\2a\3", 4}, {"\2\2a\4x", 5},
+                   {"\2\2a\0z", 5}, {"\x80", 1},    {"\xfe\xff\xff\xff\x0f\0", 6},
+                   {"\0\0", 2},     {"", 0}};
     for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
         struct source s;
         struct mqd_arrow_rows rows = rows_new(ROWS, DATA, HEADERS);
@@ -225,8 +247,12 @@ TEST(damaged_headers_and_positions)
 
 TEST(header_keys_that_are_no_text)
 {
-    static const struct { const char *key; int damaged; } keys[] = {{"ok", 0}, {"\xc3\xa9", 0}, {"\xe2\x82\xac", 0}, {"\xf0\x9f\x98\x80", 0}, {"\xff", 1}, {"\xc3", 1}, {"\xc0\x80", 1},
-                                                                    {"\xed\xa0\x80", 1}, {"\xe0\x80\x80", 1}, {"\xf4\x90\x80\x80", 1}, {"\xe2\x82", 1}, {"a\x80", 1}};
+    static const struct {
+        const char *key;
+        int damaged;
+    } keys[] = {{"ok", 0},       {"\xc3\xa9", 0}, {"\xe2\x82\xac", 0}, {"\xf0\x9f\x98\x80", 0}, {"\xff", 1},
+                {"\xc3", 1},     {"\xc0\x80", 1}, {"\xed\xa0\x80", 1}, {"\xe0\x80\x80", 1},     {"\xf4\x90\x80\x80", 1},
+                {"\xe2\x82", 1}, {"a\x80", 1}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         struct source s;
         struct mqd_arrow_rows rows = rows_new(ROWS, DATA, HEADERS);
@@ -247,7 +273,8 @@ static uint8_t *batches_new(int count, size_t *size)
     size_t one = MQD_BATCH_HEADER_BYTES + sizeof record;
     uint8_t *bytes = malloc(one * (size_t)count);
     for (int i = 0; i < count; i++) {
-        struct mqd_batch batch = {.record_count = 1, .base_offset = 5 + 2 * i, .producer_id = -1, .producer_epoch = -1, .base_sequence = -1};
+        struct mqd_batch batch = {
+            .record_count = 1, .base_offset = 5 + 2 * i, .producer_id = -1, .producer_epoch = -1, .base_sequence = -1};
         uint8_t *at = bytes + one * (size_t)i;
         memcpy(at + MQD_BATCH_HEADER_BYTES, record, sizeof record);
         mqd_batch_seal(at, &batch, at + MQD_BATCH_HEADER_BYTES, sizeof record);

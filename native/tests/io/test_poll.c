@@ -1,5 +1,6 @@
 /* tsan */
-/* Every test runs for both bodies. Waits have a generous limit: what is lost shows as a failure, not as a hang. */
+/* Every test runs for both bodies. Waits have a generous limit: what is lost shows as a failure,
+ * not as a hang. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -75,18 +76,24 @@ static struct mqd_poll *poll_open(int backend)
     return poll;
 }
 
-#define BOTH(name)                                  \
-    static void name(struct mqd_poll *poll);        \
-    static void name##_on(int backend)              \
-    {                                               \
-        struct mqd_poll *poll = poll_open(backend); \
-        if (poll) {                                 \
-            name(poll);                             \
-            mqd_poll_destroy(poll);                 \
-        }                                           \
-    }                                               \
-    TEST(epoll_##name) { name##_on(MQD_BACKEND_EPOLL); } \
-    TEST(uring_##name) { name##_on(MQD_BACKEND_IO_URING); } \
+#define BOTH(name)                                                                                                     \
+    static void name(struct mqd_poll *poll);                                                                           \
+    static void name##_on(int backend)                                                                                 \
+    {                                                                                                                  \
+        struct mqd_poll *poll = poll_open(backend);                                                                    \
+        if (poll) {                                                                                                    \
+            name(poll);                                                                                                \
+            mqd_poll_destroy(poll);                                                                                    \
+        }                                                                                                              \
+    }                                                                                                                  \
+    TEST(epoll_##name)                                                                                                 \
+    {                                                                                                                  \
+        name##_on(MQD_BACKEND_EPOLL);                                                                                  \
+    }                                                                                                                  \
+    TEST(uring_##name)                                                                                                 \
+    {                                                                                                                  \
+        name##_on(MQD_BACKEND_IO_URING);                                                                               \
+    }                                                                                                                  \
     static void name(struct mqd_poll *poll)
 
 static void pair_make(int pair[2])
@@ -95,7 +102,8 @@ static void pair_make(int pair[2])
         abort();
 }
 
-/* Collects events until `flags` of `token` were all seen or the limit has passed; returns what was seen of that token. */
+/* Collects events until `flags` of `token` were all seen or the limit has passed; returns what was
+ * seen of that token. */
 static uint32_t wait_flags(struct mqd_poll *poll, uint64_t token, uint32_t flags)
 {
     uint32_t seen = 0;
@@ -174,9 +182,11 @@ BOTH(write_space)
     pair_make(pair);
     CHECK_EQUAL(mqd_poll_add(poll, pair[0], 3), 0);
     wait_flags(poll, 3, MQD_POLL_WRITABLE);
-    while (write(pair[0], bytes, sizeof bytes) > 0) {}
+    while (write(pair[0], bytes, sizeof bytes) > 0) {
+    }
     CHECK(quiet(poll));
-    while (read(pair[1], bytes, sizeof bytes) > 0) {}
+    while (read(pair[1], bytes, sizeof bytes) > 0) {
+    }
     CHECK(wait_flags(poll, 3, MQD_POLL_WRITABLE) & MQD_POLL_WRITABLE);
     mqd_poll_remove(poll, pair[0], 3);
     close(pair[0]);
@@ -273,7 +283,11 @@ static void crowd(struct mqd_poll *poll, int count_max)
     CHECK(quiet(poll));
 }
 
-BOTH(small_event_array) { crowd(poll, 1); crowd(poll, 3); }
+BOTH(small_event_array)
+{
+    crowd(poll, 1);
+    crowd(poll, 3);
+}
 
 TEST(uring_tiny_queues_lose_nothing)
 {
@@ -361,8 +375,18 @@ BOTH(read_ahead)
 {
     enum { SIZE = 2500000 };
     int fd = file_make(SIZE);
-    static const struct { uint64_t offset; uint32_t size; int32_t result; } cases[] = {
-        {0, 1, 1}, {0, 65536, 65536}, {100, 65537, 65537}, {0, SIZE, SIZE}, {1, UINT32_MAX, SIZE - 1}, {SIZE - 5, 100, 5}, {SIZE, 100, 0}, {0, 0, 0}};
+    static const struct {
+        uint64_t offset;
+        uint32_t size;
+        int32_t result;
+    } cases[] = {{0, 1, 1},
+                 {0, 65536, 65536},
+                 {100, 65537, 65537},
+                 {0, SIZE, SIZE},
+                 {1, UINT32_MAX, SIZE - 1},
+                 {SIZE - 5, 100, 5},
+                 {SIZE, 100, 0},
+                 {0, 0, 0}};
     for (uint64_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int32_t result = -1;
         CHECK_EQUAL(mqd_poll_read_ahead(poll, fd, cases[i].offset, cases[i].size, i), 0);
@@ -402,7 +426,8 @@ static sem_t gate;
 static int blocked(void *unused)
 {
     (void)unused;
-    while (sem_wait(&gate) != 0) {}
+    while (sem_wait(&gate) != 0) {
+    }
     return 0;
 }
 
@@ -484,7 +509,8 @@ BOTH(interrupt)
     }
 }
 
-/* As the reactor does it: created and first filled by one thread, used by another, destroyed by the first. */
+/* As the reactor does it: created and first filled by one thread, used by another, destroyed by the
+ * first. */
 struct user {
     struct mqd_poll *poll;
     int pair[2];
@@ -496,8 +522,8 @@ static void *use(void *argument)
 {
     struct user *user = argument;
     int32_t result = -1;
-    user->good = (wait_flags(user->poll, 5, MQD_POLL_READABLE) & MQD_POLL_READABLE) && mqd_poll_sync(user->poll, user->fd, false, 6) == 0 &&
-                 wait_done(user->poll, 6, &result) && result == 0;
+    user->good = (wait_flags(user->poll, 5, MQD_POLL_READABLE) & MQD_POLL_READABLE) &&
+                 mqd_poll_sync(user->poll, user->fd, false, 6) == 0 && wait_done(user->poll, 6, &result) && result == 0;
     mqd_poll_sync(user->poll, user->fd, false, 7); /* left behind */
     mqd_poll_wait(user->poll, &(struct mqd_poll_event){0}, 1, 0);
     return NULL;

@@ -1,5 +1,5 @@
-/* Compaction of what a real partition has written: records, files, the owner's list; bytes that are damaged; disks that are full. Codecs, transactions and lives by chance
- * are in tests/property. */
+/* Compaction of what a real partition has written: records, files, the owner's list; bytes that are
+ * damaged; disks that are full. Codecs, transactions and lives by chance are in tests/property. */
 #include "mqd_log_test.h"
 
 #include "log/compaction/compact.h"
@@ -38,14 +38,23 @@ static uint32_t put_record(uint8_t *out, int32_t delta, uint32_t key, uint64_t m
     return head + at;
 }
 
-struct model { uint64_t last[KEY_COUNT]; int64_t end, clean_to; uint64_t random, mark; };
+struct model {
+    uint64_t last[KEY_COUNT];
+    int64_t end, clean_to;
+    uint64_t random, mark;
+};
 
 /* One batch of up to 8 records through the partition's own write. */
 static void append(struct mqd_partition *partition, struct model *model, bool tombstones)
 {
     uint8_t records[512], *bytes = malloc(1024);
-    struct mqd_batch batch = {.record_count = 1 + (int32_t)(test_random(&model->random) % 8), .base_timestamp_ms = NOW, .max_timestamp_ms = NOW, .producer_id = -1,
-                              .producer_epoch = -1, .base_sequence = -1, .partition_leader_epoch = -1};
+    struct mqd_batch batch = {.record_count = 1 + (int32_t)(test_random(&model->random) % 8),
+                              .base_timestamp_ms = NOW,
+                              .max_timestamp_ms = NOW,
+                              .producer_id = -1,
+                              .producer_epoch = -1,
+                              .base_sequence = -1,
+                              .partition_leader_epoch = -1};
     uint32_t size_bytes = 0;
     batch.last_offset_delta = batch.record_count - 1;
     for (int32_t i = 0; i < batch.record_count; i++) {
@@ -71,7 +80,11 @@ static void check_files(struct mqd_partition *partition, const struct model *mod
 {
     uint64_t found[KEY_COUNT] = {0};
     int64_t next = 0;
-    struct mqd_compact_input input = {.directory = log_path, .bases = partition->segments, .segment_count = partition->segment_count, .end_position = -1, .fd = -1};
+    struct mqd_compact_input input = {.directory = log_path,
+                                      .bases = partition->segments,
+                                      .segment_count = partition->segment_count,
+                                      .end_position = -1,
+                                      .fd = -1};
     struct mqd_batch batch;
     CHECK(mqd_compact_input_begin(&input, 0, partition->segment_count) == 0);
     while (mqd_compact_input_next(&input, &batch) == 1) {
@@ -80,7 +93,8 @@ static void check_files(struct mqd_partition *partition, const struct model *mod
         const uint8_t *bytes = mqd_compact_input_bytes(&input, &batch);
         CHECK_OR(bytes && batch.base_offset >= next, break);
         next = mqd_batch_end_offset(&batch);
-        mqd_records_begin(&records, &batch, bytes + MQD_BATCH_HEADER_BYTES, (uint64_t)batch.size_bytes - MQD_BATCH_HEADER_BYTES);
+        mqd_records_begin(&records, &batch, bytes + MQD_BATCH_HEADER_BYTES,
+                          (uint64_t)batch.size_bytes - MQD_BATCH_HEADER_BYTES);
         while (mqd_records_next(&records, &record) == 1) {
             uint32_t key;
             uint64_t mark = 0;
@@ -110,13 +124,20 @@ static int compact_all(struct mqd_partition *partition, struct model *model, str
 {
     uint32_t sealed = partition->segment_count - 1;
     int64_t first = partition->segments[0], last = partition->segments[sealed - 1];
-    struct mqd_compact_options options = {.first_dirty_offset = model->clean_to, .snapshot_offset = -1, .now_ms = NOW, .delete_retention_ms = 1000, .end_position = -1,
-                                          .map_bytes = 1 << 16, .map_load_percent = 90, .clean_count = sealed, .segment_count = partition->segment_count,
+    struct mqd_compact_options options = {.first_dirty_offset = model->clean_to,
+                                          .snapshot_offset = -1,
+                                          .now_ms = NOW,
+                                          .delete_retention_ms = 1000,
+                                          .end_position = -1,
+                                          .map_bytes = 1 << 16,
+                                          .map_load_percent = 90,
+                                          .clean_count = sealed,
+                                          .segment_count = partition->segment_count,
                                           .index_interval_bytes = 512};
     struct mqd_compact *compact = mqd_compact_open(log_path, partition->segments, &options);
     struct mqd_compact_group group;
-    if (!compact || run(compact) != MQD_COMPACT_DONE || mqd_compact_group_begin(compact, 0, sealed) < 0 || run(compact) != MQD_COMPACT_DONE ||
-        mqd_compact_group_end(compact, &group) < 0) {
+    if (!compact || run(compact) != MQD_COMPACT_DONE || mqd_compact_group_begin(compact, 0, sealed) < 0 ||
+        run(compact) != MQD_COMPACT_DONE || mqd_compact_group_end(compact, &group) < 0) {
         mqd_compact_close(compact);
         return -1;
     }
@@ -125,8 +146,8 @@ static int compact_all(struct mqd_partition *partition, struct model *model, str
     if (!group.changed)
         return 0;
     if (mqd_compact_swap_prepare(log_path, first, partition->segments + 1, sealed - 1, group.has_transactions) < 0 ||
-        mqd_partition_replace_segments(partition, first, last) != (int)sealed - 1 || mqd_compact_swap_install(log_path, first) < 0 ||
-        mqd_compact_swap_finish(log_path, first) < 0)
+        mqd_partition_replace_segments(partition, first, last) != (int)sealed - 1 ||
+        mqd_compact_swap_install(log_path, first) < 0 || mqd_compact_swap_finish(log_path, first) < 0)
         return -1;
     model->clean_to = figures->mapped_end;
     return 0;
@@ -194,10 +215,12 @@ TEST(segments_that_may_not_go_are_refused)
         append(partition, &model, false);
     uint32_t count = partition->segment_count;
     CHECK(count > 4);
-    CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[0], partition->segments[1]), -1); /* nothing is flushed */
+    /* nothing is flushed */
+    CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[0], partition->segments[1]), -1);
     CHECK_EQUAL(mqd_error_code(), MQD_E_STALE);
     CHECK_EQUAL(log_sync(partition), 0);
-    CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[0], partition->segments[count - 1]), -1); /* the active one */
+    /* the active one */
+    CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[0], partition->segments[count - 1]), -1);
     CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[0], partition->segments[1] + 1), -1);
     CHECK_EQUAL(mqd_partition_replace_segments(partition, partition->segments[2], partition->segments[1]), -1);
     int64_t third = partition->segments[2];
@@ -209,7 +232,8 @@ TEST(segments_that_may_not_go_are_refused)
     mqd_partition_close(partition, 0);
 }
 
-/* Whatever a disk makes of the bytes: an error or a log that can be read, and no .cleaned file is left. */
+/* Whatever a disk makes of the bytes: an error or a log that can be read, and no .cleaned file is
+ * left. */
 TEST(damaged_bytes_are_an_error_and_change_nothing)
 {
     uint64_t random = 8;
@@ -252,7 +276,8 @@ TEST(a_full_disk_is_an_error_and_changes_nothing)
     mqd_partition_close(partition, 0);
 }
 
-/* Whoever lists the directory in between must not find records of aborted transactions without being told that they are. */
+/* Whoever lists the directory in between must not find records of aborted transactions without
+ * being told that they are. */
 TEST(a_segment_that_goes_is_never_there_without_its_aborted_transactions)
 {
     log_fresh();

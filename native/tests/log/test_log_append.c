@@ -1,4 +1,5 @@
-/* Appending: offsets, bytes on disk, rolling, positions, flushing, preallocation. A disk that refuses: test_log_refused.c. */
+/* Appending: offsets, bytes on disk, rolling, positions, flushing, preallocation. A disk that
+ * refuses: test_log_refused.c. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
@@ -43,7 +44,9 @@ TEST(log_append_time_sets_timestamp_and_crc)
         uint8_t bytes[4096];
         struct mqd_stage_result result;
         bool rolled;
-        CHECK_EQUAL(log_stage(partition, bytes, (struct log_batch){.timestamp_ms = 5, .mark = mark, .body_bytes = 1000}, &result), 0);
+        CHECK_EQUAL(log_stage(partition, bytes, (struct log_batch){.timestamp_ms = 5, .mark = mark, .body_bytes = 1000},
+                              &result),
+                    0);
         CHECK_EQUAL(result.log_append_time_ms, NOW);
         CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     }
@@ -78,7 +81,9 @@ TEST(refuses_what_it_must)
     mqd_batch_decode(bytes, sizeof bytes, &batch);
     CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, 0, 0, NOW, &result), 87);
     CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, MQD_STAGE_COORDINATOR, 0, NOW, &result), 0);
-    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, MQD_STAGE_COORDINATOR, 0, NOW - 100000000, &result), 0); /* its clock may be another host's */
+    /* its clock may be another host's */
+    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, MQD_STAGE_COORDINATOR, 0, NOW - 100000000, &result),
+                0);
     bool rolled;
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     options.readonly = 1;
@@ -147,7 +152,8 @@ TEST(rolls_by_age_and_on_demand)
     CHECK_EQUAL(partition->segment_count, 1);
     CHECK_EQUAL(log_append(partition, (struct log_batch){.timestamp_ms = NOW + 1001}), 0);
     CHECK_EQUAL(partition->segment_count, 2);
-    CHECK_EQUAL(log_append(partition, (struct log_batch){.timestamp_ms = NOW - 5000}), 0); /* older: not by record time */
+    /* older: not by record time */
+    CHECK_EQUAL(log_append(partition, (struct log_batch){.timestamp_ms = NOW - 5000}), 0);
     CHECK_EQUAL(partition->segment_count, 2);
     uint8_t bytes[256];
     bool rolled;
@@ -190,7 +196,8 @@ TEST(high_watermark_is_exact_in_both_flush_modes)
     int count = mqd_partition_sync_begin(partition, fds); /* the log, the epoch checkpoint, the directory */
     CHECK_EQUAL(count, 3);
     CHECK(fds[2].directory);
-    CHECK_EQUAL(log_append(partition, (struct log_batch){.record_count = 1}), 0); /* after the begin: not covered (P4) */
+    /* after the begin: not covered (P4) */
+    CHECK_EQUAL(log_append(partition, (struct log_batch){.record_count = 1}), 0);
     CHECK_EQUAL(mqd_partition_sync_begin(partition, fds), 0);
     mqd_partition_sync_done(partition, 0);
     at = log_positions(partition);
@@ -233,7 +240,8 @@ TEST(a_failed_sync_fences)
     CHECK_CONTAINS(mqd_error_message(), "fenced");
 }
 
-/* More segments sealed than the queue of waiting files holds: the write blocks in a flush, durable stays behind what was covered, nothing leaks. */
+/* More segments sealed than the queue of waiting files holds: the write blocks in a flush, durable
+ * stays behind what was covered, nothing leaks. */
 TEST(sealed_segments_wait_bounded)
 {
     log_fresh();

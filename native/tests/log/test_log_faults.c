@@ -1,5 +1,7 @@
-/* Seeded lives of one partition on a disk that refuses any call; every second one is slow to flush, so that many files wait. As long as it is not fenced a refused write has left nothing: the log verifies, it has no segments
- * but its own, and a flush under way covers the files that it began with. However it ends: no descriptor is left, and the next start finds all that was written.
+/* Seeded lives of one partition on a disk that refuses any call; every second one is slow to flush,
+ * so that many files wait. As long as it is not fenced a refused write has left nothing: the log
+ * verifies, it has no segments but its own, and a flush under way covers the files that it began
+ * with. However it ends: no descriptor is left, and the next start finds all that was written.
  * MQD_TEST_SEED=n runs that seed alone. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
@@ -18,7 +20,10 @@ struct life {
     int sync_count;  /* 0: no flush is under way */
 };
 
-static uint64_t pick(struct life *life, uint64_t below) { return test_random(&life->random) % below; }
+static uint64_t pick(struct life *life, uint64_t below)
+{
+    return test_random(&life->random) % below;
+}
 
 static uint32_t entries(const char *path, const char *suffix)
 {
@@ -35,13 +40,15 @@ static uint32_t entries(const char *path, const char *suffix)
 /* For one call in two: some of the next calls are refused. */
 static void refuse(struct life *life)
 {
-    static const char *const calls[] = {"write", "write", "write", "open", "truncate", "rename", "unlink", "any", "sync"};
+    static const char *const calls[] = {"write",  "write",  "write", "open", "truncate",
+                                        "rename", "unlink", "any",   "sync"};
     static const char *const errors[] = {"ENOSPC", "ENOSPC", "EDQUOT", "EMFILE", "ENOMEM", "EIO"};
     static const char *const files[] = {"", ".log", "index", ".timeindex", ".txnindex", "leader-epoch"};
     char rule[96];
     if (pick(life, 2))
         return;
-    snprintf(rule, sizeof rule, "%s:%s:%s:after=%d:count=%d", calls[pick(life, 9)], errors[pick(life, 6)], files[pick(life, 6)], (int)pick(life, 8), 1 + (int)pick(life, 6));
+    snprintf(rule, sizeof rule, "%s:%s:%s:after=%d:count=%d", calls[pick(life, 9)], errors[pick(life, 6)],
+             files[pick(life, 6)], (int)pick(life, 8), 1 + (int)pick(life, 6));
     CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
 }
 
@@ -115,7 +122,8 @@ static void step(struct life *life, bool slow)
         refuse(life);
         mqd_partition_roll(life->partition, NOW);
         break;
-    case 2: case 3:
+    case 2:
+    case 3:
         flush_begins(life);
         break;
     case 4:

@@ -1,4 +1,5 @@
-/* A follower's log: batches as received, and cuts from which no interruption leaves anything but a prefix. */
+/* A follower's log: batches as received, and cuts from which no interruption leaves anything but a
+ * prefix. */
 #define LOG_TEST_IN_MEMORY
 #include <dirent.h>
 
@@ -16,7 +17,8 @@ static struct mqd_log_options small_options(void)
     return options;
 }
 
-/* ---- a leader's log, in memory -------------------------------------------------------------------------------------- */
+/* ---- a leader's log, in memory
+ * -------------------------------------------------------------------------------------- */
 
 struct leader { /* the bytes that it would send, and where which batch lies */
     uint8_t *bytes;
@@ -51,7 +53,8 @@ static void leader_add(struct leader *leader, struct log_batch want, int64_t bas
     leader->end[leader->count++] = base_offset + (want.record_count ? want.record_count : 1);
 }
 
-/* Batches of idempotent and transactional producers, markers, rising epochs: everything that leaves state behind. */
+/* Batches of idempotent and transactional producers, markers, rising epochs: everything that leaves
+ * state behind. */
 static void leader_fill(struct leader *leader, uint64_t seed, int count, int64_t begin)
 {
     int32_t sequences[4] = {0}, epoch = 0;
@@ -59,7 +62,10 @@ static void leader_fill(struct leader *leader, uint64_t seed, int count, int64_t
     int64_t end = begin;
     for (int i = 0; i < count; i++) {
         uint64_t word = test_random(&seed);
-        struct log_batch want = {.mark = word >> 8, .record_count = 1 + (int32_t)(word % 3), .body_bytes = 40 + (int32_t)((word >> 16) % 400), .timestamp_ms = NOW + i};
+        struct log_batch want = {.mark = word >> 8,
+                                 .record_count = 1 + (int32_t)(word % 3),
+                                 .body_bytes = 40 + (int32_t)((word >> 16) % 400),
+                                 .timestamp_ms = NOW + i};
         int who = (int)((word >> 40) % 4);
         if (word % 17 == 0)
             epoch += 1 + (int32_t)((word >> 50) % 2);
@@ -83,7 +89,8 @@ static void leader_fill(struct leader *leader, uint64_t seed, int count, int64_t
 }
 
 /* The first `count` batches into `partition`, in pieces of any size. */
-static void follow_up_to(struct mqd_partition *partition, const struct leader *leader, uint32_t first, uint32_t count, uint64_t seed)
+static void follow_up_to(struct mqd_partition *partition, const struct leader *leader, uint32_t first, uint32_t count,
+                         uint64_t seed)
 {
     uint32_t at = leader->position[first], end = count == leader->count ? leader->size_bytes : leader->position[count];
     while (at < end) {
@@ -94,13 +101,15 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
         uint8_t *copy = malloc(size_bytes); /* exactly as long: nothing behind it is looked at */
         memcpy(copy, leader->bytes + at, size_bytes);
         int error = mqd_partition_follow(partition, copy, size_bytes, 1 << 20, -1, NOW, &follow);
-        CHECK_OR(error == MQD_FOLLOW_OK || error == MQD_FOLLOW_FULL, fprintf(stderr, "%s\n", follow.reason); free(copy); return);
+        CHECK_OR(error == MQD_FOLLOW_OK || error == MQD_FOLLOW_FULL, fprintf(stderr, "%s\n", follow.reason); free(copy);
+                 return);
         CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
         free(copy);
         at += (uint32_t)follow.taken_bytes;
         size_t snapshot_bytes;
         int64_t offset;
-        uint8_t *snapshot = rolled && test_random(&seed) % 2 ? mqd_partition_snapshot(partition, &snapshot_bytes, &offset) : NULL;
+        uint8_t *snapshot =
+            rolled && test_random(&seed) % 2 ? mqd_partition_snapshot(partition, &snapshot_bytes, &offset) : NULL;
         if (snapshot)
             CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), snapshot, snapshot_bytes), 0);
         free(snapshot);
@@ -109,7 +118,8 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
     }
 }
 
-/* ---- what a log says of itself -------------------------------------------------------------------------------------- */
+/* ---- what a log says of itself
+ * -------------------------------------------------------------------------------------- */
 
 static int by_id(const void *left, const void *right)
 {
@@ -128,8 +138,10 @@ static char *describe(struct mqd_partition *partition)
     size_t at = 0;
     qsort(views, count, sizeof *views, by_id);
     for (uint32_t i = 0; i < count; i++)
-        at += (size_t)snprintf(out + at, 8192 - at, "p%lld:%d e%d t%lld c%d o%lld ", (long long)views[i].producer_id, views[i].last_sequence, views[i].producer_epoch,
-                               (long long)views[i].transaction_first_offset, views[i].coordinator_epoch, (long long)views[i].last_offset);
+        at += (size_t)snprintf(out + at, 8192 - at, "p%lld:%d e%d t%lld c%d o%lld ", (long long)views[i].producer_id,
+                               views[i].last_sequence, views[i].producer_epoch,
+                               (long long)views[i].transaction_first_offset, views[i].coordinator_epoch,
+                               (long long)views[i].last_offset);
     const struct mqd_epoch *epochs = mqd_partition_epochs(partition, &epoch_count);
     for (uint32_t i = 0; i < epoch_count; i++)
         at += (size_t)snprintf(out + at, 8192 - at, "[%d@%lld]", epochs[i].epoch, (long long)epochs[i].start_offset);
@@ -137,8 +149,9 @@ static char *describe(struct mqd_partition *partition)
         struct mqd_aborted_list aborted = {0};
         CHECK_OR(mqd_txn_index_load(log_path, partition->segments[i], INT64_MAX, &aborted) == 0, break);
         for (uint32_t j = 0; j < aborted.count; j++)
-            at += (size_t)snprintf(out + at, 8192 - at, " a%lld:%lld-%lld", (long long)aborted.entries[j].producer_id, (long long)aborted.entries[j].first_offset,
-                                   (long long)aborted.entries[j].last_offset);
+            at +=
+                (size_t)snprintf(out + at, 8192 - at, " a%lld:%lld-%lld", (long long)aborted.entries[j].producer_id,
+                                 (long long)aborted.entries[j].first_offset, (long long)aborted.entries[j].last_offset);
         free(aborted.entries);
     }
     snprintf(out + at, 8192 - at, " end %lld", (long long)partition->log_end_offset);
@@ -153,7 +166,9 @@ static void check_bytes(struct mqd_partition *partition, const struct leader *le
         int64_t size_bytes = log_file_bytes(partition->segments[i], ".log");
         uint8_t *bytes = malloc((size_t)size_bytes + 1);
         int fd = open(log_file(partition->segments[i], ".log"), O_RDONLY);
-        CHECK_OR(fd >= 0 && read(fd, bytes, (size_t)size_bytes) == size_bytes && at + (uint32_t)size_bytes <= end, close(fd); free(bytes); return);
+        CHECK_OR(fd >= 0 && read(fd, bytes, (size_t)size_bytes) == size_bytes && at + (uint32_t)size_bytes <= end,
+                 close(fd);
+                 free(bytes); return);
         close(fd);
         CHECK_OR(memcmp(bytes, leader->bytes + at, (size_t)size_bytes) == 0, (void)0);
         at += (uint32_t)size_bytes;
@@ -180,7 +195,8 @@ static const char *described_prefix(const struct mqd_log_options *options, const
     return text;
 }
 
-/* ---- appending ------------------------------------------------------------------------------------------------------ */
+/* ---- appending
+ * ------------------------------------------------------------------------------------------------------ */
 
 TEST(batches_are_kept_as_they_were_sent)
 {
@@ -203,7 +219,8 @@ TEST(batches_are_kept_as_they_were_sent)
     leader_free(&leader);
 }
 
-static int follow_error(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t epoch, bool gaps, struct mqd_follow *out)
+static int follow_error(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t epoch,
+                        bool gaps, struct mqd_follow *out)
 {
     int error = mqd_partition_follow(partition, bytes, size_bytes, epoch, gaps ? INT64_MAX : -1, NOW, out);
     mqd_partition_unstage(partition);
@@ -227,13 +244,18 @@ TEST(what_is_not_the_next_batch_is_refused)
     for (uint32_t at = 0; at < size_bytes; at++) { /* any flipped bit; but in the epoch, which no CRC covers */
         next[at] ^= 0x10;
         int error = follow_error(partition, next, size_bytes, 0xfffff, false, &follow);
-        bool in_epoch = at >= 12 && at < 16, cut = error == MQD_FOLLOW_OK && follow.taken_bytes == 0; /* a length that says more is only the beginning */
-        CHECK(error == MQD_FOLLOW_CORRUPT || error == MQD_FOLLOW_OFFSET || (in_epoch && (error == MQD_FOLLOW_OK || error == MQD_FOLLOW_EPOCH)) || (at >= 8 && at < 12 && cut));
+        /* a length that says more is only the beginning */
+        bool in_epoch = at >= 12 && at < 16, cut = error == MQD_FOLLOW_OK && follow.taken_bytes == 0;
+        CHECK(error == MQD_FOLLOW_CORRUPT || error == MQD_FOLLOW_OFFSET ||
+              (in_epoch && (error == MQD_FOLLOW_OK || error == MQD_FOLLOW_EPOCH)) || (at >= 8 && at < 12 && cut));
         CHECK(in_epoch || follow.batch_count == 0);
         next[at] ^= 0x10;
     }
-    CHECK_EQUAL(follow_error(partition, leader.bytes + leader.position[9], size_bytes, 99, false, &follow), MQD_FOLLOW_OFFSET);
-    CHECK_EQUAL(follow_error(partition, leader.bytes + leader.position[11], leader.position[12] - leader.position[11], 99, false, &follow), MQD_FOLLOW_OFFSET);
+    CHECK_EQUAL(follow_error(partition, leader.bytes + leader.position[9], size_bytes, 99, false, &follow),
+                MQD_FOLLOW_OFFSET);
+    CHECK_EQUAL(follow_error(partition, leader.bytes + leader.position[11], leader.position[12] - leader.position[11],
+                             99, false, &follow),
+                MQD_FOLLOW_OFFSET);
     put_header(next, end, 8);
     CHECK_EQUAL(follow_error(partition, next, size_bytes, 7, false, &follow), MQD_FOLLOW_EPOCH);
     put_header(next, end, -1);
@@ -260,10 +282,13 @@ TEST(gaps_are_noted_before_they_are_written)
     struct mqd_partition *partition = log_open(&options, NULL);
     CHECK_EQUAL(follow_error(partition, leader.bytes, leader.size_bytes, 2, false, &follow), MQD_FOLLOW_OFFSET);
     CHECK_EQUAL(follow.batch_count, 1);
-    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 6, NOW, &follow), MQD_FOLLOW_OFFSET); /* the second batch begins at 7: above the leader's high watermark */
+    /* the second batch begins at 7: above the leader's high watermark */
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 6, NOW, &follow),
+                MQD_FOLLOW_OFFSET);
     CHECK_EQUAL(follow.batch_count, 1);
     mqd_partition_unstage(partition);
-    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 7, NOW, &follow), MQD_FOLLOW_OK); /* from the first gap on the log is one that has them */
+    /* from the first gap on the log is one that has them */
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 7, NOW, &follow), MQD_FOLLOW_OK);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     CHECK_EQUAL(partition->log_end_offset, 21);
     mqd_partition_close(partition, 0);
@@ -273,7 +298,9 @@ TEST(gaps_are_noted_before_they_are_written)
     struct mqd_truncation cut;
     CHECK_EQUAL(mqd_partition_truncate(partition, 15, NOW, &cut), 0); /* into the gap */
     CHECK_EQUAL(cut.log_end_offset, 8);
-    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes + leader.position[2], leader.size_bytes - leader.position[2], 2, -1, NOW, &follow), MQD_FOLLOW_OK);
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes + leader.position[2],
+                                     leader.size_bytes - leader.position[2], 2, -1, NOW, &follow),
+                MQD_FOLLOW_OK);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     CHECK_EQUAL(partition->log_end_offset, 21);
     mqd_partition_close(partition, 1);
@@ -315,7 +342,8 @@ TEST(an_empty_log_begins_where_the_batch_begins)
     leader_free(&leader);
 }
 
-/* ---- cutting -------------------------------------------------------------------------------------------------------- */
+/* ---- cutting
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* How many batches reach no further than offset. */
 static uint32_t count_below(const struct leader *leader, int64_t offset)
@@ -338,17 +366,21 @@ TEST(a_cut_log_is_as_if_it_had_never_had_more)
         mqd_partition_set_replicated(partition, true);
         follow_up_to(partition, &leader, 0, leader.count, seed);
         for (int round = 0; round < 3; round++) {
-            int64_t end = partition->log_end_offset, offset = (int64_t)(test_random(&random) % (uint64_t)(end + 2)), high_watermark = (int64_t)(test_random(&random) % (uint64_t)(offset + 1));
+            int64_t end = partition->log_end_offset, offset = (int64_t)(test_random(&random) % (uint64_t)(end + 2)),
+                    high_watermark = (int64_t)(test_random(&random) % (uint64_t)(offset + 1));
             struct mqd_truncation cut;
             mqd_partition_raise_high_watermark(partition, high_watermark);
             high_watermark = log_positions(partition).high_watermark;
             if (round < 2 && partition->preallocate_fd < 0 && test_random(&random) % 3 == 0)
                 CHECK_EQUAL(mqd_partition_roll(partition, NOW), 0);
-            CHECK_OR(mqd_partition_truncate(partition, offset, NOW, &cut) == 0, fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, mqd_error_message()); return);
+            CHECK_OR(mqd_partition_truncate(partition, offset, NOW, &cut) == 0,
+                     fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, mqd_error_message());
+                     return);
             uint32_t count = count_below(&leader, offset < end ? offset : end);
             CHECK_EQUAL(cut.log_end_offset, count ? leader.end[count - 1] : 0);
             CHECK_EQUAL(cut.below_high_watermark, high_watermark > cut.log_end_offset);
-            CHECK_EQUAL(log_positions(partition).high_watermark, high_watermark < cut.log_end_offset ? high_watermark : cut.log_end_offset);
+            CHECK_EQUAL(log_positions(partition).high_watermark,
+                        high_watermark < cut.log_end_offset ? high_watermark : cut.log_end_offset);
             CHECK(offset >= end || !mqd_partition_dirty(partition));
             const char *expected = described_prefix(&options, &leader, count);
             CHECK_TEXT(describe(partition), expected);
@@ -382,7 +414,8 @@ static bool mark_exists(const char *prefix)
     return found;
 }
 
-/* The disk stops taking anything at the n-th call, for every n: the process dies there, and its successor opens what is left, trusting what it is told. */
+/* The disk stops taking anything at the n-th call, for every n: the process dies there, and its
+ * successor opens what is left, trusting what it is told. */
 static void interrupted(uint64_t seed, bool restart, int trust)
 {
     struct mqd_log_options options = small_options();
@@ -403,7 +436,8 @@ static void interrupted(uint64_t seed, bool restart, int trust)
         snprintf(faults, sizeof faults, "any:EIO:after=%d", n);
         CHECK_EQUAL(mqd_file_watch(NULL, faults), 0);
         struct mqd_truncation cut;
-        through = (restart ? mqd_partition_restart_at(partition, offset, offset, NOW, &cut) : mqd_partition_truncate(partition, offset, NOW, &cut)) == 0;
+        through = (restart ? mqd_partition_restart_at(partition, offset, offset, NOW, &cut)
+                           : mqd_partition_truncate(partition, offset, NOW, &cut)) == 0;
         CHECK(through || mqd_partition_fenced(partition));
         CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
         mqd_partition_close(partition, 0);
@@ -412,9 +446,9 @@ static void interrupted(uint64_t seed, bool restart, int trust)
         if (trust >= 1)
             recovery.recovery_point_offset = end; /* all of it was flushed */
         if (trust == 2)
-            recovery.trusted_end_offset = end;    /* ... and the page cache is intact: as published before */
+            recovery.trusted_end_offset = end; /* ... and the page cache is intact: as published before */
         if (trust == 3)
-            recovery.clean_shutdown = 1;          /* a marker that lies */
+            recovery.clean_shutdown = 1; /* a marker that lies */
         partition = log_open(&options, &recovery);
         CHECK(partition);
         CHECK_EQUAL(recovery.log_end_offset, begun || done ? target : end);
@@ -444,7 +478,8 @@ TEST(an_interrupted_new_beginning_is_carried_out)
         interrupted(9, true, trust);
 }
 
-/* The disk, or the system, refuses one call for the moment: before the mark is there nothing has happened, and the next try cuts. */
+/* The disk, or the system, refuses one call for the moment: before the mark is there nothing has
+ * happened, and the next try cuts. */
 static void refused_once(const char *call, const char *error, bool restart)
 {
     struct mqd_log_options options = small_options();
@@ -462,7 +497,8 @@ static void refused_once(const char *call, const char *error, bool restart)
         char faults[64];
         snprintf(faults, sizeof faults, "%s:%s:after=%d:count=1", call, error, n);
         CHECK_EQUAL(mqd_file_watch(NULL, faults), 0);
-        through = (restart ? mqd_partition_restart_at(partition, offset, offset, NOW, &cut) : mqd_partition_truncate(partition, offset, NOW, &cut)) == 0;
+        through = (restart ? mqd_partition_restart_at(partition, offset, offset, NOW, &cut)
+                           : mqd_partition_truncate(partition, offset, NOW, &cut)) == 0;
         CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
         if (!through && !mqd_partition_fenced(partition)) {
             whole_count++;
@@ -521,7 +557,8 @@ TEST(an_old_recovery_point_is_not_believed_above_a_cut)
     leader_free(&new);
 }
 
-/* ---- the high watermark of a replica -------------------------------------------------------------------------------- */
+/* ---- the high watermark of a replica
+ * -------------------------------------------------------------------------------- */
 
 TEST(a_replica_opens_with_what_is_known_to_be_committed)
 {
@@ -537,14 +574,17 @@ TEST(a_replica_opens_with_what_is_known_to_be_committed)
         int64_t known = i ? leader.end[i - 1] : 0;
         recovery.clean_shutdown = 1;
         recovery.replicated = 1;
-        recovery.high_watermark = known + (i % 2 && i < leader.count && leader.end[i] > known + 1); /* inside of a batch: its beginning */
+        /* inside of a batch: its beginning */
+        recovery.high_watermark = known + (i % 2 && i < leader.count && leader.end[i] > known + 1);
         partition = log_open(&options, &recovery);
         struct mqd_positions positions = log_positions(partition);
         CHECK_EQUAL(positions.high_watermark, known);
         CHECK(mqd_partition_replicated(partition));
         int64_t position = 0;
         for (uint32_t j = 0; j < i; j++) /* the place is the batch's */
-            position = leader.end[j] > positions.high_watermark_segment ? position + (leader.position[j + 1 < leader.count ? j + 1 : j] - leader.position[j]) : 0;
+            position = leader.end[j] > positions.high_watermark_segment
+                           ? position + (leader.position[j + 1 < leader.count ? j + 1 : j] - leader.position[j])
+                           : 0;
         if (i < leader.count)
             CHECK_EQUAL(positions.high_watermark_position, position);
         CHECK(positions.last_stable_offset <= known);
@@ -566,7 +606,11 @@ TEST(epochs_end_where_the_next_begins)
     for (int i = 0; i < 10; i++)
         leader_add(&leader, (struct log_batch){.mark = 3}, i, i < 4 ? 2 : i < 7 ? 5 : 9);
     follow_up_to(partition, &leader, 0, 10, 1);
-    const struct { int32_t epoch, found; int64_t end; } wanted[] = {{-1, -1, -1}, {0, 0, 0}, {1, 1, 0}, {2, 2, 4}, {3, 2, 4}, {4, 2, 4}, {5, 5, 7}, {8, 5, 7}, {9, 9, 10}, {10, -1, -1}};
+    const struct {
+        int32_t epoch, found;
+        int64_t end;
+    } wanted[] = {{-1, -1, -1}, {0, 0, 0}, {1, 1, 0}, {2, 2, 4},  {3, 2, 4},
+                  {4, 2, 4},    {5, 5, 7}, {8, 5, 7}, {9, 9, 10}, {10, -1, -1}};
     for (uint32_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         mqd_partition_epoch_end(partition, wanted[i].epoch, &found, &end);
         CHECK_EQUAL(found, wanted[i].found);

@@ -1,11 +1,15 @@
-/* The high watermark of a replicated partition as a place in the log: against a list of every place that there ever was. */
+/* The high watermark of a replicated partition as a place in the log: against a list of every place
+ * that there ever was. */
 #include "mqd_log_test.h"
 
 #include "log/partition_follow.h"
 
 #define WRITES 3000
 
-static struct log_batch one(uint64_t mark) { return (struct log_batch){.mark = mark, .record_count = 1 + (int32_t)(mark % 3)}; }
+static struct log_batch one(uint64_t mark)
+{
+    return (struct log_batch){.mark = mark, .record_count = 1 + (int32_t)(mark % 3)};
+}
 
 TEST(it_moves_by_whole_writes)
 {
@@ -19,7 +23,7 @@ TEST(it_moves_by_whole_writes)
     CHECK_EQUAL(log_append(partition, one(5)), 0);           /* 3 records */
     CHECK_EQUAL(log_append(partition, one(3)), 0);
     CHECK_EQUAL(log_sync(partition), 0);
-    CHECK_EQUAL(log_positions(partition).high_watermark, 1); /* flushed, which is nothing to it */
+    CHECK_EQUAL(log_positions(partition).high_watermark, 1);  /* flushed, which is nothing to it */
     CHECK(!mqd_partition_raise_high_watermark(partition, 3)); /* inside of a batch */
     CHECK(mqd_partition_raise_high_watermark(partition, 4));
     CHECK_EQUAL(log_positions(partition).high_watermark, 4);
@@ -35,7 +39,8 @@ TEST(it_moves_by_whole_writes)
     log_clean();
 }
 
-/* Followers far behind and close by, rolls between: the place is always exact, below what was asked for, and reaches the end. */
+/* Followers far behind and close by, rolls between: the place is always exact, below what was asked
+ * for, and reaches the end. */
 TEST(places_are_exact)
 {
     uint64_t random = 77;
@@ -54,7 +59,8 @@ TEST(places_are_exact)
         bool near = i / 500 % 2; /* for 500 writes nobody keeps up: more places than are kept */
         if (test_random(&random) % (near ? 3 : 400))
             continue;
-        int64_t end = places[i].log_end_offset, asked = near ? end - (int64_t)(test_random(&random) % 20) : (int64_t)(test_random(&random) % (uint64_t)end);
+        int64_t end = places[i].log_end_offset, asked = near ? end - (int64_t)(test_random(&random) % 20)
+                                                             : (int64_t)(test_random(&random) % (uint64_t)end);
         mqd_partition_raise_high_watermark(partition, asked);
         struct mqd_positions now = log_positions(partition);
         CHECK(now.high_watermark >= previous && (now.high_watermark <= asked || now.high_watermark == previous));
@@ -63,8 +69,11 @@ TEST(places_are_exact)
         while (at < i && places[at].log_end_offset < now.high_watermark)
             at++;
         CHECK_EQUAL(places[at].log_end_offset, now.high_watermark);
-        bool next_segment = now.high_watermark_segment == now.high_watermark && now.high_watermark_position == 0; /* the same place by its other name */
-        CHECK(at == 0 || next_segment || (now.high_watermark_segment == places[at].log_end_segment && now.high_watermark_position == places[at].log_end_position));
+        /* the same place by its other name */
+        bool next_segment = now.high_watermark_segment == now.high_watermark && now.high_watermark_position == 0;
+        CHECK(at == 0 || next_segment ||
+              (now.high_watermark_segment == places[at].log_end_segment &&
+               now.high_watermark_position == places[at].log_end_position));
     }
     CHECK(mqd_partition_raise_high_watermark(partition, INT64_MAX) || previous == places[WRITES].log_end_offset);
     CHECK_EQUAL(log_positions(partition).high_watermark, places[WRITES].log_end_offset);

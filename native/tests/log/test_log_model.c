@@ -1,8 +1,11 @@
-/* A seeded life of one partition against a model that a child could check: stages, writes, transactions, syncs, rolls, refusals of the disk, and crashes of three
- * kinds, the worst of which keeps of each file only what a completed sync that began after the write covered, and of the rest any prefix, zeros or noise.
+/* A seeded life of one partition against a model that a child could check: stages, writes,
+ * transactions, syncs, rolls, refusals of the disk, and crashes of three kinds, the worst of which
+ * keeps of each file only what a completed sync that began after the write covered, and of the rest
+ * any prefix, zeros or noise.
  *
- * Checked at every restart: what was durable is there, nothing is there that was not written, offsets are contiguous, retries of durable batches are duplicates.
- * Checked all the time: the last stable offset, and that the .txnindex files tell the aborted transactions of any range below it.
+ * Checked at every restart: what was durable is there, nothing is there that was not written,
+ * offsets are contiguous, retries of durable batches are duplicates. Checked all the time: the last
+ * stable offset, and that the .txnindex files tell the aborted transactions of any range below it.
  * MQD_TEST_SEED=n runs that seed alone. */
 #define LOG_TEST_IN_MEMORY /* thousands of flushes: what the disk keeps is the model's business */
 #include "mqd_log_test.h"
@@ -13,22 +16,29 @@
 #define STAGED_BYTES 1400
 
 /* What stands in the log at a base offset, for transactions. */
-struct event { uint8_t kind; int8_t producer; };
+struct event {
+    uint8_t kind;
+    int8_t producer;
+};
 enum { EVENT_NONE, EVENT_DATA, EVENT_ABORT, EVENT_COMMIT };
 
 struct model {
     struct event events[OFFSETS_MAX];
-    int64_t begun[TXN_COUNT];    /* first offset of the ongoing transaction, -1 = none; as the partition may know it after a restart without a snapshot */
+    /* first offset of the ongoing transaction, -1 = none; as the partition may know it after a
+     * restart without a snapshot */
+    int64_t begun[TXN_COUNT];
     int32_t next_txn_sequence[TXN_COUNT];
     struct mqd_aborted aborted[OFFSETS_MAX / 4]; /* by marker */
-    struct { int64_t first, last; } ended[OFFSETS_MAX / 4];
+    struct {
+        int64_t first, last;
+    } ended[OFFSETS_MAX / 4];
     uint32_t aborted_count, ended_count;
     uint64_t random, seed;
     struct mqd_log_options options;
     struct mqd_partition *partition;
     uint64_t marks[OFFSETS_MAX]; /* by base offset, of what is written; 0 = inside a batch or nothing */
     int64_t end, durable, start;
-    int64_t sync_end;            /* what the sync under way covers at most */
+    int64_t sync_end; /* what the sync under way covers at most */
     uint64_t next_mark;
     int32_t next_sequence[PRODUCER_COUNT];
     bool synced_once;
@@ -41,9 +51,11 @@ static uint64_t pick(struct model *model, uint64_t below)
 
 static uint8_t staged_bytes[64][STAGED_BYTES + 64];
 
-/* ---- transactions ------------------------------------------------------------------------------------------------- */
+/* ---- transactions
+ * ------------------------------------------------------------------------------------------------- */
 
-static void want_transactional(struct model *model, int t, struct log_batch *want, bool open[TXN_COUNT], struct event *event)
+static void want_transactional(struct model *model, int t, struct log_batch *want, bool open[TXN_COUNT],
+                               struct event *event)
 {
     want->producer_id = 200 + t;
     if (pick(model, open[t] ? 4 : 12) == 0) { /* now and then a marker without a transaction */
@@ -104,10 +116,12 @@ static int64_t expected_stable(const struct model *model, const struct mqd_posit
     return stable < at->log_start_offset ? at->log_start_offset : stable;
 }
 
-/* A transaction whose first batches are gone with their segments may be known from its first one that is left, when no snapshot was. */
+/* A transaction whose first batches are gone with their segments may be known from its first one
+ * that is left, when no snapshot was. */
 static int64_t first_left(const struct model *model, int producer, int64_t first, int64_t end)
 {
-    for (int64_t offset = first < model->partition->segments[0] ? model->partition->segments[0] : first; offset < end; offset++)
+    for (int64_t offset = first < model->partition->segments[0] ? model->partition->segments[0] : first; offset < end;
+         offset++)
         if (model->events[offset].kind == EVENT_DATA && model->events[offset].producer == producer)
             return offset;
     return -1;
@@ -122,7 +136,8 @@ static void adopt_begun(struct model *model)
             if (known->entries[link - 1].producer_id == 200 + i && known->entries[link - 1].last_offset < 0)
                 first = known->entries[link - 1].first_offset;
         if (first != model->begun[i])
-            CHECK(model->begun[i] >= 0 && model->begun[i] < model->partition->segments[0] && first == first_left(model, i, model->begun[i], model->end));
+            CHECK(model->begun[i] >= 0 && model->begun[i] < model->partition->segments[0] &&
+                  first == first_left(model, i, model->begun[i], model->end));
         for (int64_t offset = model->begun[i]; offset >= 0 && offset < (first < 0 ? model->end : first); offset++)
             if (model->events[offset].producer == i) /* forgotten for good */
                 model->events[offset] = (struct event){EVENT_NONE, -1};
@@ -137,7 +152,8 @@ static void collect(struct model *model, int64_t from, int64_t to, struct mqd_ab
     for (uint32_t i = 0; i < model->partition->segment_count; i++) {
         if (i + 1 < model->partition->segment_count && model->partition->segments[i + 1] <= from)
             continue;
-        int complete = mqd_txn_index_collect(log_path, model->partition->segments[i], from, to, model->partition->log_end_offset, out);
+        int complete = mqd_txn_index_collect(log_path, model->partition->segments[i], from, to,
+                                             model->partition->log_end_offset, out);
         CHECK(complete >= 0);
         if (complete == 1)
             return;
@@ -165,11 +181,15 @@ static void check_transactions(struct model *model, bool ranges)
         int64_t left = first_left(model, (int)wanted->producer_id - 200, wanted->first_offset, wanted->last_offset);
         const struct mqd_aborted *got = next < found.count ? &found.entries[next] : NULL;
         bool same = got && got->producer_id == wanted->producer_id && got->last_offset == wanted->last_offset &&
-                    (got->first_offset == wanted->first_offset || (wanted->first_offset < model->partition->segments[0] && got->first_offset > wanted->first_offset && (left < 0 || got->first_offset <= left)));
+                    (got->first_offset == wanted->first_offset ||
+                     (wanted->first_offset < model->partition->segments[0] &&
+                      got->first_offset > wanted->first_offset && (left < 0 || got->first_offset <= left)));
         if (!same && wanted->first_offset < model->partition->segments[0] && (left < 0 || left >= to))
             continue; /* nothing of it is left in this range */
-        CHECK_OR(same, test_message("[%lld, %lld): transaction %lld..%lld of %lld is not told", (long long)from, (long long)to, (long long)wanted->first_offset,
-                                    (long long)wanted->last_offset, (long long)wanted->producer_id); return);
+        CHECK_OR(same, test_message("[%lld, %lld): transaction %lld..%lld of %lld is not told", (long long)from,
+                                    (long long)to, (long long)wanted->first_offset, (long long)wanted->last_offset,
+                                    (long long)wanted->producer_id);
+                 return);
         next++;
     }
     CHECK_EQUAL(next, found.count);
@@ -178,7 +198,12 @@ static void check_transactions(struct model *model, bool ranges)
 /* Stages some batches, writes them, with or without a disk that refuses. */
 static void do_write(struct model *model)
 {
-    struct { uint64_t mark; int64_t base; int32_t count; struct event event; } staged[64];
+    struct {
+        uint64_t mark;
+        int64_t base;
+        int32_t count;
+        struct event event;
+    } staged[64];
     uint32_t count = 1 + (uint32_t)pick(model, pick(model, 4) ? 6 : 60);
     int32_t before[PRODUCER_COUNT], before_txn[TXN_COUNT];
     bool open[TXN_COUNT];
@@ -188,7 +213,9 @@ static void do_write(struct model *model)
         open[i] = model->begun[i] >= 0;
     int64_t expected = model->end;
     for (uint32_t i = 0; i < count; i++) {
-        struct log_batch want = {.record_count = 1 + (int32_t)pick(model, 5), .body_bytes = 16 + (int32_t)pick(model, STAGED_BYTES - 100), .mark = ++model->next_mark,
+        struct log_batch want = {.record_count = 1 + (int32_t)pick(model, 5),
+                                 .body_bytes = 16 + (int32_t)pick(model, STAGED_BYTES - 100),
+                                 .mark = ++model->next_mark,
                                  .timestamp_ms = NOW + (int64_t)pick(model, 100000)};
         int producer = (int)pick(model, PRODUCER_COUNT * 2 + TXN_COUNT);
         staged[i].event = (struct event){EVENT_NONE, -1};
@@ -209,7 +236,8 @@ static void do_write(struct model *model)
     bool rolled, refuse = pick(model, 6) == 0;
     if (refuse) {
         char rule[100];
-        snprintf(rule, sizeof rule, "%s:ENOSPC::after=%d:count=1,write:SHORT:.log:bytes=%d:count=3", pick(model, 3) ? "write" : "open", (int)pick(model, 6), 1 + (int)pick(model, 500));
+        snprintf(rule, sizeof rule, "%s:ENOSPC::after=%d:count=1,write:SHORT:.log:bytes=%d:count=3",
+                 pick(model, 3) ? "write" : "open", (int)pick(model, 6), 1 + (int)pick(model, 500));
         CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
     }
     int result = mqd_partition_write(model->partition, NOW, &rolled), error = errno;
@@ -230,10 +258,15 @@ static void do_write(struct model *model)
     CHECK_EQUAL(mqd_partition_log_end_offset(model->partition), model->end);
 }
 
-/* ---- what a disk holds -------------------------------------------------------------------------------------------- */
+/* ---- what a disk holds
+ * -------------------------------------------------------------------------------------------- */
 
-/* Bytes of each file that a completed sync covered; the file layer's journal would say the same, this is the model's own account. */
-struct durable_file { int64_t base, bytes; enum mqd_file_kind kind; };
+/* Bytes of each file that a completed sync covered; the file layer's journal would say the same,
+ * this is the model's own account. */
+struct durable_file {
+    int64_t base, bytes;
+    enum mqd_file_kind kind;
+};
 static struct durable_file durable_files[4096];
 static int durable_count;
 
@@ -263,10 +296,12 @@ static int64_t base_of_fd(int fd, enum mqd_file_kind kind)
     return mqd_segment_offset_of(strrchr(path, '/') + 1, kind);
 }
 
-/* With a full queue the roll itself flushes, which the model does not see: what was sealed meanwhile counts as flushed. */
+/* With a full queue the roll itself flushes, which the model does not see: what was sealed
+ * meanwhile counts as flushed. */
 static void note_flushed_by_rolls(struct model *model)
 {
-    for (uint32_t i = 0; i + 1 < model->partition->segment_count && model->partition->sync_queue_count >= MQD_SYNC_QUEUE_MAX - 1; i++) {
+    for (uint32_t i = 0;
+         i + 1 < model->partition->segment_count && model->partition->sync_queue_count >= MQD_SYNC_QUEUE_MAX - 1; i++) {
         int64_t size_bytes = log_file_bytes(model->partition->segments[i], ".txnindex");
         *durable_bytes_of(model->partition->segments[i], MQD_FILE_TXN_INDEX) = size_bytes < 0 ? 0 : size_bytes;
     }
@@ -312,10 +347,12 @@ static void do_sync_done(struct model *model)
 static void lose_aborted(struct model *model)
 {
     for (uint32_t i = 0; i < model->partition->segment_count; i++) {
-        int64_t base = model->partition->segments[i], size_bytes = log_file_bytes(base, ".txnindex"), kept = *durable_bytes_of(base, MQD_FILE_TXN_INDEX);
+        int64_t base = model->partition->segments[i], size_bytes = log_file_bytes(base, ".txnindex"),
+                kept = *durable_bytes_of(base, MQD_FILE_TXN_INDEX);
         if (size_bytes <= kept)
             continue;
-        int64_t length = kept + (int64_t)pick(model, (uint64_t)(size_bytes - kept) + 1), from = kept + (int64_t)pick(model, (uint64_t)(length - kept) + 1);
+        int64_t length = kept + (int64_t)pick(model, (uint64_t)(size_bytes - kept) + 1),
+                from = kept + (int64_t)pick(model, (uint64_t)(length - kept) + 1);
         CHECK_EQUAL(truncate(log_file(base, ".txnindex"), length), 0);
         int fd = open(log_file(base, ".txnindex"), O_RDWR), kind = (int)pick(model, 3);
         for (int64_t at = from; at < length && kind > 0; at++) {
@@ -328,7 +365,8 @@ static void lose_aborted(struct model *model)
     }
 }
 
-/* Bytes of sealed segments were all flushed inline when the queue was full: then durable covers them. */
+/* Bytes of sealed segments were all flushed inline when the queue was full: then durable covers
+ * them. */
 static void lose_power(struct model *model)
 {
     for (uint32_t i = 0; i < model->partition->segment_count; i++) {
@@ -337,7 +375,8 @@ static void lose_power(struct model *model)
         int64_t size_bytes = log_file_bytes(base, ".log"), kept = *durable_bytes(base);
         if (end <= model->durable || size_bytes <= kept)
             continue;
-        int64_t length = kept + (int64_t)pick(model, (uint64_t)(size_bytes - kept) + 1), from = kept + (int64_t)pick(model, (uint64_t)(length - kept) + 1);
+        int64_t length = kept + (int64_t)pick(model, (uint64_t)(size_bytes - kept) + 1),
+                from = kept + (int64_t)pick(model, (uint64_t)(length - kept) + 1);
         CHECK_EQUAL(truncate(log_file(base, ".log"), length), 0);
         int fd = open(log_file(base, ".log"), O_RDWR), kind = (int)pick(model, 3);
         static uint8_t lost[2 << 20]; /* blocks that never reached the disk */
@@ -356,7 +395,8 @@ static void lose_power(struct model *model)
     }
 }
 
-/* ---- restart ------------------------------------------------------------------------------------------------------ */
+/* ---- restart
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void check_contents(struct model *model, int64_t end)
 {
@@ -397,8 +437,10 @@ static void restart(struct model *model)
     if (recovery.trusted_end_offset >= 0)
         CHECK_EQUAL(recovery.log_end_offset, published);
     CHECK(recovery.log_end_offset >= model->durable && recovery.log_end_offset <= model->end);
-    memset(model->marks + recovery.log_end_offset, 0, (size_t)(model->end - recovery.log_end_offset) * sizeof model->marks[0]);
-    memset(model->events + recovery.log_end_offset, 0, (size_t)(model->end - recovery.log_end_offset) * sizeof model->events[0]);
+    memset(model->marks + recovery.log_end_offset, 0,
+           (size_t)(model->end - recovery.log_end_offset) * sizeof model->marks[0]);
+    memset(model->events + recovery.log_end_offset, 0,
+           (size_t)(model->end - recovery.log_end_offset) * sizeof model->events[0]);
     model->end = model->durable = recovery.log_end_offset;
     recount(model);
     adopt_begun(model);
@@ -412,12 +454,14 @@ static void restart(struct model *model)
     check_contents(model, model->end);
 }
 
-/* The sequences that the log ended with after a crash: each producer's last surviving batch is a duplicate, or behind its marker one that was given twice; the one after it fits. */
+/* The sequences that the log ended with after a crash: each producer's last surviving batch is a
+ * duplicate, or behind its marker one that was given twice; the one after it fits. */
 static void check_producers(struct model *model)
 {
     for (int i = 0; i < PRODUCER_COUNT + TXN_COUNT; i++) {
         int64_t id = i < PRODUCER_COUNT ? 100 + i : 200 + i - PRODUCER_COUNT;
-        int32_t *next_sequence = i < PRODUCER_COUNT ? &model->next_sequence[i] : &model->next_txn_sequence[i - PRODUCER_COUNT];
+        int32_t *next_sequence =
+            i < PRODUCER_COUNT ? &model->next_sequence[i] : &model->next_txn_sequence[i - PRODUCER_COUNT];
         int32_t last_end = 0;
         bool ended = false;
         struct mqd_batch last = {.producer_id = -1};
@@ -426,7 +470,9 @@ static void check_producers(struct model *model)
             struct mqd_batch batch;
             int64_t position;
             int fd = open(log_file(model->partition->segments[s], ".log"), O_RDONLY);
-            CHECK_EQUAL(mqd_walk_begin(&walk, fd, model->partition->segments[s], 0, model->partition->segments[s], log_file_bytes(model->partition->segments[s], ".log"), INT64_MAX), 0);
+            CHECK_EQUAL(mqd_walk_begin(&walk, fd, model->partition->segments[s], 0, model->partition->segments[s],
+                                       log_file_bytes(model->partition->segments[s], ".log"), INT64_MAX),
+                        0);
             while (mqd_walk_next(&walk, &batch, &position) == 1)
                 if (batch.producer_id == id && batch.attributes & 0x20) {
                     ended = true;
@@ -448,12 +494,16 @@ static void check_producers(struct model *model)
                 *next_sequence = known->entries[index].batches[(known->entries[index].head + 4) % 5].last_sequence + 1;
             continue;
         }
-        CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, (struct mqd_producer_batch_kind){0}, &duplicate, &base_offset), ended ? 59 : 0);
+        CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, (struct mqd_producer_batch_kind){0},
+                                        &duplicate, &base_offset),
+                    ended ? 59 : 0);
         CHECK(duplicate == !ended);
         if (duplicate)
             CHECK_EQUAL(base_offset, last.base_offset);
         last.base_sequence = last_end + 1;
-        CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, (struct mqd_producer_batch_kind){0}, &duplicate, &base_offset), 45);
+        CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, (struct mqd_producer_batch_kind){0},
+                                        &duplicate, &base_offset),
+                    45);
     }
 }
 
@@ -469,7 +519,8 @@ static void do_snapshot(struct model *model)
 
 static void do_advance_start(struct model *model)
 {
-    int64_t high_watermark = log_positions(model->partition).high_watermark, *old = malloc(model->partition->segment_count * sizeof *old);
+    int64_t high_watermark = log_positions(model->partition).high_watermark,
+            *old = malloc(model->partition->segment_count * sizeof *old);
     memcpy(old, model->partition->segments, model->partition->segment_count * sizeof *old);
     int64_t offset = model->start + (int64_t)pick(model, (uint64_t)(high_watermark - model->start) + 1);
     mqd_partition_advance_start(model->partition, offset);
@@ -484,11 +535,15 @@ static void step(struct model *model)
 {
     struct mqd_preallocation job;
     switch (pick(model, 20)) {
-    case 0: case 1: case 2:
+    case 0:
+    case 1:
+    case 2:
         if (!mqd_partition_syncing(model->partition))
             do_sync_begin(model);
         break;
-    case 3: case 4: case 5:
+    case 3:
+    case 4:
+    case 5:
         if (mqd_partition_syncing(model->partition))
             do_sync_done(model);
         break;
@@ -498,7 +553,9 @@ static void step(struct model *model)
         break;
     case 7:
         if (mqd_partition_preallocate_begin(model->partition, &job))
-            mqd_partition_preallocate_done(model->partition, mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes) < 0 ? errno : 0);
+            mqd_partition_preallocate_done(
+                model->partition,
+                mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes) < 0 ? errno : 0);
         break;
     case 8:
         do_snapshot(model);

@@ -3,7 +3,11 @@
 
 static struct mqd_batch numbered(int64_t producer_id, int16_t epoch, int32_t base_sequence, int32_t count)
 {
-    return (struct mqd_batch){.producer_id = producer_id, .producer_epoch = epoch, .base_sequence = base_sequence, .last_offset_delta = count - 1, .record_count = count};
+    return (struct mqd_batch){.producer_id = producer_id,
+                              .producer_epoch = epoch,
+                              .base_sequence = base_sequence,
+                              .last_offset_delta = count - 1,
+                              .record_count = count};
 }
 
 static bool duplicate;
@@ -15,7 +19,8 @@ static int16_t offer(struct mqd_producers *producers, struct mqd_batch batch, in
     struct mqd_producer_undo undo;
     original = -1;
     const struct mqd_marker marker = {.commit = true, .coordinator_epoch = 0};
-    struct mqd_producer_batch_kind kind = {.marker = batch.attributes & 0x20 ? &marker : NULL, .coordinator = (batch.attributes & 0x20) != 0};
+    struct mqd_producer_batch_kind kind = {.marker = batch.attributes & 0x20 ? &marker : NULL,
+                                           .coordinator = (batch.attributes & 0x20) != 0};
     int16_t error = mqd_producers_check(producers, &batch, kind, &duplicate, &original);
     if (error == 0 && !duplicate && mqd_producers_add(producers, &batch, kind.marker, base_offset, NOW, &undo) < 0)
         return -1;
@@ -52,7 +57,8 @@ TEST(the_last_five_are_remembered)
     mqd_producers_free(&producers);
 }
 
-/* Two are in flight, the first is refused (the partition was not ready), the second taken: the first one was never written. */
+/* Two are in flight, the first is refused (the partition was not ready), the second taken: the
+ * first one was never written. */
 TEST(what_was_never_written_is_not_called_written)
 {
     struct mqd_producers producers = {0};
@@ -79,7 +85,8 @@ static struct mqd_batch the_marker(void)
     return batch;
 }
 
-/* A client that gave up records which it had sent (librdkafka, when it aborts) gives their sequences to the next ones. */
+/* A client that gave up records which it had sent (librdkafka, when it aborts) gives their
+ * sequences to the next ones. */
 TEST(sequences_of_an_ended_transaction_are_no_repetition)
 {
     struct mqd_producers producers = {0};
@@ -95,7 +102,8 @@ TEST(sequences_of_an_ended_transaction_are_no_repetition)
         CHECK_EQUAL(offer(&producers, of_a_transaction(0, 1), 999), 59);
         CHECK_EQUAL(offer(&producers, of_a_transaction(6, 3), 999), 59);
         CHECK_EQUAL(offer(&producers, of_a_transaction(8, 1), 999), 45); /* a gap is a gap */
-        CHECK_EQUAL(offer(&producers, numbered(1, 0, 3, 4), 999), 45);   /* a producer that only counts has no transaction to abort */
+        /* a producer that only counts has no transaction to abort */
+        CHECK_EQUAL(offer(&producers, numbered(1, 0, 3, 4), 999), 45);
         CHECK_EQUAL(offer(&producers, the_marker(), 108), 0);
         struct mqd_producers copy = {0};
         size_t size_bytes;
@@ -132,7 +140,8 @@ TEST(epochs_fence)
     mqd_producers_free(&producers);
 }
 
-/* A marker bumps the epoch without a sequence; what follows may begin anywhere it likes in an epoch that has no batches. */
+/* A marker bumps the epoch without a sequence; what follows may begin anywhere it likes in an epoch
+ * that has no batches. */
 TEST(control_batches_carry_no_sequence)
 {
     struct mqd_producers producers = {0};
@@ -175,9 +184,9 @@ TEST(count_is_bounded_least_recently_used_first)
         CHECK(producers.count <= 10);
     }
     CHECK(producers.capacity <= 16);
-    CHECK_EQUAL(offer(&producers, numbered(0, 0, 5000, 1), 0), 45);  /* still known */
+    CHECK_EQUAL(offer(&producers, numbered(0, 0, 5000, 1), 0), 45); /* still known */
     CHECK_EQUAL(offer(&producers, numbered(999, 0, 7, 1), 0), 45);
-    CHECK_EQUAL(offer(&producers, numbered(500, 0, 7, 1), 0), 0);    /* forgotten */
+    CHECK_EQUAL(offer(&producers, numbered(500, 0, 7, 1), 0), 0); /* forgotten */
     mqd_producers_expire(&producers, NOW + 1);
     CHECK_EQUAL(producers.count, 0);
     mqd_producers_free(&producers);
@@ -188,7 +197,8 @@ static bool same(const struct mqd_producers *left, const struct mqd_producers *r
     size_t left_bytes, right_bytes;
     uint8_t *a = mqd_producers_encode(left, 5, &left_bytes), *b = mqd_producers_encode(right, 5, &right_bytes);
     bool equal = left_bytes == right_bytes;
-    /* order of use may differ after undo: compare as sets, by sorting the text of each producer through decode */
+    /* order of use may differ after undo: compare as sets, by sorting the text of each producer
+     * through decode */
     struct mqd_producers copy = {0};
     int64_t offset;
     equal = equal && mqd_producers_decode(&copy, b, right_bytes, &offset) == 0;
@@ -198,9 +208,12 @@ static bool same(const struct mqd_producers *left, const struct mqd_producers *r
                 struct mqd_batch probe = numbered(id, epoch, sequence, 1);
                 bool duplicate_left, duplicate_right;
                 int64_t offset_left = -1, offset_right = -1;
-                int16_t error_left = mqd_producers_check(left, &probe, (struct mqd_producer_batch_kind){0}, &duplicate_left, &offset_left);
-                int16_t error_right = mqd_producers_check(&copy, &probe, (struct mqd_producer_batch_kind){0}, &duplicate_right, &offset_right);
-                equal = equal && error_left == error_right && duplicate_left == duplicate_right && (!duplicate_left || offset_left == offset_right);
+                int16_t error_left = mqd_producers_check(left, &probe, (struct mqd_producer_batch_kind){0},
+                                                         &duplicate_left, &offset_left);
+                int16_t error_right = mqd_producers_check(&copy, &probe, (struct mqd_producer_batch_kind){0},
+                                                          &duplicate_right, &offset_right);
+                equal = equal && error_left == error_right && duplicate_left == duplicate_right &&
+                        (!duplicate_left || offset_left == offset_right);
             }
     mqd_producers_free(&copy);
     free(a);
@@ -234,7 +247,9 @@ TEST(undo_is_the_inverse_of_add)
             bool ends = test_random(&random) % 5 == 0;
             struct mqd_batch batch = ends ? numbered(id, epochs[id], -1, 1) : numbered(id, epochs[id], next[id]++, 1);
             struct mqd_producer_undo one;
-            CHECK_EQUAL(mqd_producers_add(&producers, &batch, ends ? &marker : NULL, step, NOW, step < 40 ? &one : &undo[count]), 0);
+            CHECK_EQUAL(mqd_producers_add(&producers, &batch, ends ? &marker : NULL, step, NOW,
+                                          step < 40 ? &one : &undo[count]),
+                        0);
             count += step >= 40;
         }
         CHECK(!same(&producers, &before));
@@ -273,11 +288,13 @@ TEST(a_damaged_snapshot_is_refused)
     mqd_producers_free(&producers);
 }
 
-/* ---- in a partition ----------------------------------------------------------------------------------------------- */
+/* ---- in a partition
+ * ----------------------------------------------------------------------------------------------- */
 
 static struct log_batch sent(int64_t producer_id, int16_t epoch, int32_t sequence)
 {
-    return (struct log_batch){.mark = (uint64_t)sequence, .producer_id = producer_id, .producer_epoch = epoch, .base_sequence = sequence};
+    return (struct log_batch){
+        .mark = (uint64_t)sequence, .producer_id = producer_id, .producer_epoch = epoch, .base_sequence = sequence};
 }
 
 TEST(a_retry_in_the_same_turn_is_a_duplicate)

@@ -115,13 +115,17 @@ TEST(damage_cuts_and_deletes_what_follows)
     mqd_partition_close(partition, 0);
 }
 
-/* C5: whole batches behind the damage, in its segment or in the next, may have counted: a log of several replicas says so, and goes on saying so. One that is torn at its very end says nothing. */
+/* C5: whole batches behind the damage, in its segment or in the next, may have counted: a log of
+ * several replicas says so, and goes on saying so. One that is torn at its very end says nothing. */
 TEST(a_cut_before_whole_batches_is_noted)
 {
     struct mqd_log_options options = log_options();
     options.segment_bytes = 1000;
-    const struct { int64_t segment; int batch; bool replicated, noted; } cases[] = {
-        {16, 1, true, true}, {16, 3, true, false}, {8, 7, true, true}, {16, 1, false, false}};
+    const struct {
+        int64_t segment;
+        int batch;
+        bool replicated, noted;
+    } cases[] = {{16, 1, true, true}, {16, 3, true, false}, {8, 7, true, true}, {16, 1, false, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         make_log(&options, 20);
         log_flip(log_file(cases[i].segment, ".log"), cases[i].batch * 125 + 100);
@@ -269,9 +273,11 @@ TEST(a_lying_marker_is_found_out)
 static void check_time_index(struct mqd_partition *partition, int count)
 {
     for (uint32_t i = 0; i < partition->segment_count; i++) {
-        int64_t base = partition->segments[i], end = i + 1 < partition->segment_count ? partition->segments[i + 1] : count;
+        int64_t base = partition->segments[i],
+                end = i + 1 < partition->segment_count ? partition->segments[i + 1] : count;
         struct mqd_time_index_entry entry;
-        for (int64_t offset = base; offset < end; offset += 7) { /* timestamps equal offsets here: the entry may not lie behind */
+        /* timestamps equal offsets here: the entry may not lie behind */
+        for (int64_t offset = base; offset < end; offset += 7) {
             int found = mqd_time_index_lookup(log_path, base, NOW + offset, &entry);
             CHECK(found >= 0);
             if (found == 1)
@@ -284,7 +290,8 @@ static void check_time_index(struct mqd_partition *partition, int count)
     }
 }
 
-/* Index files missing, cut anywhere, zeroed, filled with noise, stale: made anew in every mode but clean. */
+/* Index files missing, cut anywhere, zeroed, filled with noise, stale: made anew in every mode but
+ * clean. */
 TEST(index_files_are_rebuilt)
 {
     static const char *const suffixes[] = {".index", ".timeindex"};
@@ -327,7 +334,8 @@ TEST(index_files_are_rebuilt)
                 }
 }
 
-/* A loss of power may take more of the .timeindex than of the .index; the largest timestamp lies in what is lost. */
+/* A loss of power may take more of the .timeindex than of the .index; the largest timestamp lies in
+ * what is lost. */
 TEST(the_largest_timestamp_is_found_behind_a_short_time_index)
 {
     struct mqd_log_options options = log_options();
@@ -336,7 +344,9 @@ TEST(the_largest_timestamp_is_found_behind_a_short_time_index)
         log_fresh();
         struct mqd_partition *partition = log_open(&options, NULL);
         for (int i = 0; i < 400; i++)
-            CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = (uint64_t)i, .timestamp_ms = NOW + (i < 280 ? i : 400 - i)}), 0);
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = (uint64_t)i,
+                                                                 .timestamp_ms = NOW + (i < 280 ? i : 400 - i)}),
+                        0);
         CHECK_EQUAL(mqd_partition_close(partition, 1), 0);
         CHECK(log_file_bytes(0, ".timeindex") > 12 * 90);
         CHECK_EQUAL(truncate(log_file(0, ".timeindex"), 12 * kept), 0);
@@ -499,10 +509,12 @@ TEST(a_full_disk_does_not_keep_a_log_from_opening)
     mqd_partition_close(partition, 0);
 }
 
-/* The disk fails in the middle of an open, at any call: an error or a good log, never a wrong one; the next open is good. */
+/* The disk fails in the middle of an open, at any call: an error or a good log, never a wrong one;
+ * the next open is good. */
 TEST(an_open_that_fails_harms_nothing)
 {
-    static const char *const calls[] = {"write:EIO", "truncate:EIO", "sync:EIO", "open:EMFILE", "unlink:EIO", "rename:EIO"};
+    static const char *const calls[] = {"write:EIO",   "truncate:EIO", "sync:EIO",
+                                        "open:EMFILE", "unlink:EIO",   "rename:EIO"};
     struct mqd_log_options options = log_options();
     options.segment_bytes = 3000;
     options.index_interval_bytes = 300;

@@ -67,7 +67,8 @@ TEST(short_writes_are_completed)
     mqd_partition_close(partition, 0);
 }
 
-/* A write over several segments that fails at its nth system call, for every n, whatever the call: all or nothing. */
+/* A write over several segments that fails at its nth system call, for every n, whatever the call:
+ * all or nothing. */
 TEST(a_write_over_segments_is_undone_at_every_step)
 {
     static const char *const calls[] = {"write", "open"};
@@ -95,7 +96,8 @@ TEST(a_write_over_segments_is_undone_at_every_step)
                 CHECK_EQUAL(log_file_bytes(0, ".log"), 4 * 261);
                 CHECK_EQUAL(log_verify(partition, NULL), 4);
                 for (int64_t base = 1; base < 40; base++)
-                    CHECK(log_file_bytes(base, ".log") == -1 && log_file_bytes(base, ".index") == -1 && log_file_bytes(base, ".timeindex") == -1);
+                    CHECK(log_file_bytes(base, ".log") == -1 && log_file_bytes(base, ".index") == -1 &&
+                          log_file_bytes(base, ".timeindex") == -1);
                 stage_numbered(partition, 30, 4);
                 CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
             }
@@ -108,10 +110,12 @@ TEST(a_write_over_segments_is_undone_at_every_step)
         }
 }
 
-/* A segment that was begun and cannot be deleted again, as where that needs space too: the log does not go on beside it, for a clean start would take it for the last one. */
+/* A segment that was begun and cannot be deleted again, as where that needs space too: the log does
+ * not go on beside it, for a clean start would take it for the last one. */
 TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
 {
-    static const char *const rules[] = {"write:ENOSPC:001.log", "write:ENOSPC:001.log,unlink:ENOSPC:001.log", "write:ENOSPC:002.log,unlink:ENOSPC:001.log"};
+    static const char *const rules[] = {"write:ENOSPC:001.log", "write:ENOSPC:001.log,unlink:ENOSPC:001.log",
+                                        "write:ENOSPC:002.log,unlink:ENOSPC:001.log"};
     for (int i = 0; i < 3; i++) {
         log_fresh();
         struct mqd_log_options options = log_options();
@@ -142,7 +146,8 @@ TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
     }
 }
 
-/* The same while the queue of files that wait for a sync is full: its last mark must not tell of what was undone. */
+/* The same while the queue of files that wait for a sync is full: its last mark must not tell of
+ * what was undone. */
 TEST(an_undone_write_leaves_no_mark_behind)
 {
     for (int after = 0; after < 30; after++) {
@@ -184,7 +189,8 @@ static uint32_t descriptors(void)
     return count;
 }
 
-/* More sealed segments than wait for a flush: the next one is flushed by its roll, which fails at its index, its .timeindex or its .log. Its .txnindex is open, too. */
+/* More sealed segments than wait for a flush: the next one is flushed by its roll, which fails at
+ * its index, its .timeindex or its .log. Its .txnindex is open, too. */
 TEST(a_roll_that_fails_to_flush_leaves_no_descriptor_behind)
 {
     static const char *const rules[] = {"sync:EIO:.index", "sync:EIO:.timeindex", "sync:EIO:.log"};
@@ -198,7 +204,8 @@ TEST(a_roll_that_fails_to_flush_leaves_no_descriptor_behind)
             CHECK_EQUAL(log_append(partition, numbered(0, k)), 0);
             CHECK_EQUAL(mqd_partition_roll(partition, NOW), 0);
         }
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = 7, .attributes = 0x10, .body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = 7, .attributes = 0x10, .body_bytes = 200}),
+                    0);
         CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = 7, .marker = 1}), 0);
         CHECK(partition->active.txn_index.fd >= 0);
         CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
@@ -210,7 +217,8 @@ TEST(a_roll_that_fails_to_flush_leaves_no_descriptor_behind)
     }
 }
 
-/* The .log whose flush is under way is sealed by a write that then finds the disk full. Numbers below its own are free, and one below them is taken: the flush still covers it, no other file. */
+/* The .log whose flush is under way is sealed by a write that then finds the disk full. Numbers
+ * below its own are free, and one below them is taken: the flush still covers it, no other file. */
 TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
 {
     for (int round = 0; round < 4; round++) {
@@ -229,14 +237,20 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
         CHECK_EQUAL(fd, partition->active.fd);
         CHECK(fstat(fd, &before) == 0);
         close(low);
-        CHECK_EQUAL(mqd_file_watch(NULL, round % 2 ? "write:ENOSPC:001.log,open:EMFILE:000.log,open:EMFILE:timeindex:after=1" : "write:ENOSPC:001.log"), 0);
+        CHECK_EQUAL(mqd_file_watch(NULL, round % 2
+                                             ? "write:ENOSPC:001.log,open:EMFILE:000.log,open:EMFILE:timeindex:after=1"
+                                             : "write:ENOSPC:001.log"),
+                    0);
         CHECK_EQUAL(log_append(partition, plain), -2);
         CHECK_EQUAL(errno, ENOSPC);
         int other = open(log_root, O_RDONLY | O_DIRECTORY); /* takes any number that was let go */
         CHECK_EQUAL(partition->active.fd, fd);
-        CHECK_OR(fstat(fd, &after) == 0 && after.st_ino == before.st_ino, fprintf(stderr, "another file has its number\n"));
+        CHECK_OR(fstat(fd, &after) == 0 && after.st_ino == before.st_ino,
+                 fprintf(stderr, "another file has its number\n"));
         mqd_file_watch(NULL, NULL);
-        if (round >= 2) /* the next roll succeeds while that flush is still under way, and retention takes the segment */
+        /* the next roll succeeds while that flush is still under way, and retention takes the
+         * segment */
+        if (round >= 2)
             CHECK_EQUAL(log_append(partition, plain), 0);
         CHECK_EQUAL(mqd_partition_advance_start(partition, round >= 2 ? 1 : 0), round >= 2);
         CHECK(fstat(fd, &after) == 0 && after.st_ino == before.st_ino);
@@ -253,10 +267,12 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
     }
 }
 
-/* Of a leader epoch whose first batch was refused there is nothing: a follower that names it to a leader which does not know it would never agree with that one. */
+/* Of a leader epoch whose first batch was refused there is nothing: a follower that names it to a
+ * leader which does not know it would never agree with that one. */
 TEST(a_refused_batch_leaves_no_leader_epoch)
 {
-    static const char *const rules[] = {"write:ENOSPC:.log", "write:ENOSPC", "write:ENOSPC:leader-epoch", "write:ENOSPC:001.log", "rename:ENOSPC"};
+    static const char *const rules[] = {"write:ENOSPC:.log", "write:ENOSPC", "write:ENOSPC:leader-epoch",
+                                        "write:ENOSPC:001.log", "rename:ENOSPC"};
     for (uint32_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         log_fresh();
         struct mqd_log_options options = log_options();
@@ -276,12 +292,14 @@ TEST(a_refused_batch_leaves_no_leader_epoch)
         mqd_partition_close(partition, 1);
         struct mqd_epochs stored = {0};
         CHECK_EQUAL(mqd_epochs_load(&stored, log_path), 1);
-        CHECK(stored.count == 2 && stored.entries[0].epoch == 4 && stored.entries[1].epoch == 6 && stored.entries[1].start_offset == 1);
+        CHECK(stored.count == 2 && stored.entries[0].epoch == 4 && stored.entries[1].epoch == 6 &&
+              stored.entries[1].start_offset == 1);
         mqd_epochs_free(&stored);
     }
 }
 
-/* ... however often it is tried, and whatever flush is under way: nothing more waits for a flush, and the write itself never flushes. */
+/* ... however often it is tried, and whatever flush is under way: nothing more waits for a flush,
+ * and the write itself never flushes. */
 TEST(a_batch_that_is_refused_again_and_again_fills_no_queue)
 {
     for (int syncing = 0; syncing < 2; syncing++) {

@@ -1,15 +1,23 @@
-/* Transactions in one partition: markers, verification guards, the last stable offset, aborted transactions and what is left of them after failures and restarts.
- * What any sequence of these does: test_log_model.c. */
+/* Transactions in one partition: markers, verification guards, the last stable offset, aborted
+ * transactions and what is left of them after failures and restarts. What any sequence of these
+ * does: test_log_model.c. */
 #include "mqd_log_test.h"
 
 static struct log_batch data(int64_t producer_id, int16_t epoch, int32_t sequence)
 {
-    return (struct log_batch){.attributes = 0x10, .producer_id = producer_id, .producer_epoch = epoch, .base_sequence = sequence, .mark = (uint64_t)sequence};
+    return (struct log_batch){.attributes = 0x10,
+                              .producer_id = producer_id,
+                              .producer_epoch = epoch,
+                              .base_sequence = sequence,
+                              .mark = (uint64_t)sequence};
 }
 
 static struct log_batch marker(int64_t producer_id, int16_t epoch, bool commit, int32_t coordinator_epoch)
 {
-    return (struct log_batch){.marker = commit ? 2 : 1, .producer_id = producer_id, .producer_epoch = epoch, .coordinator_epoch = coordinator_epoch};
+    return (struct log_batch){.marker = commit ? 2 : 1,
+                              .producer_id = producer_id,
+                              .producer_epoch = epoch,
+                              .coordinator_epoch = coordinator_epoch};
 }
 
 static struct mqd_log_options options_verified(void)
@@ -21,7 +29,8 @@ static struct mqd_log_options options_verified(void)
 }
 
 /* As a worker does: with flags and guard. */
-static int16_t stage(struct mqd_partition *partition, struct log_batch want, uint32_t flags, int64_t guard, struct mqd_stage_result *result)
+static int16_t stage(struct mqd_partition *partition, struct log_batch want, uint32_t flags, int64_t guard,
+                     struct mqd_stage_result *result)
 {
     static uint8_t bytes[64][256];
     static uint32_t turn;
@@ -53,7 +62,8 @@ TEST(a_transaction_begins_with_the_guard_that_was_verified)
     CHECK_EQUAL(stage(partition, data(8, 0, 0), 0, result.guard, &again), 19); /* another's */
     CHECK_EQUAL(stage(partition, data(7, 0, 1), 0, result.guard, &again), 45); /* not before the lower one */
     CHECK_EQUAL(stage(partition, data(7, 0, 0), 0, result.guard, &again), 0);
-    CHECK_EQUAL(stage(partition, data(7, 0, 1), 0, result.guard, &again), 0); /* the transaction is ongoing: no guard is asked for */
+    /* the transaction is ongoing: no guard is asked for */
+    CHECK_EQUAL(stage(partition, data(7, 0, 1), 0, result.guard, &again), 0);
     CHECK_EQUAL(stage(partition, data(7, 0, 2), 0, 0, &again), 0);
     write_staged(partition);
     CHECK_EQUAL(stage(partition, data(7, 0, 1), 0, 0, &again), 0);
@@ -68,7 +78,8 @@ TEST(what_was_verified_before_the_end_does_not_begin_another)
     struct mqd_partition *partition = log_open(&options, NULL);
     struct mqd_stage_result result, end;
     CHECK_EQUAL(stage(partition, data(7, 0, 0), 0, 0, &result), MQD_STAGE_VERIFY);
-    CHECK_EQUAL(stage(partition, marker(7, 0, false, 3), MQD_STAGE_COORDINATOR, 0, &end), 0); /* the coordinator aborts meanwhile */
+    /* the coordinator aborts meanwhile */
+    CHECK_EQUAL(stage(partition, marker(7, 0, false, 3), MQD_STAGE_COORDINATOR, 0, &end), 0);
     CHECK_EQUAL(stage(partition, data(7, 0, 0), 0, result.guard, &end), 19);
     CHECK_EQUAL(stage(partition, data(7, 0, 0), 0, 0, &end), MQD_STAGE_VERIFY);
     CHECK(end.guard != result.guard);
@@ -128,8 +139,11 @@ TEST(markers_are_fenced_by_both_epochs)
     CHECK_EQUAL(log_append(partition, marker(7, 3, true, 5)), 0);
     CHECK_EQUAL(log_append(partition, marker(7, 3, true, 4)), 52);
     CHECK_EQUAL(log_append(partition, data(7, 3, 1)), 0);
-    CHECK_EQUAL(stage(partition, marker(7, 3, false, 5), MQD_STAGE_COORDINATOR | MQD_STAGE_MARKER_BUMPED, 0, &result), 47); /* one of version 2 that comes twice */
-    CHECK_EQUAL(stage(partition, marker(7, 4, false, 5), MQD_STAGE_COORDINATOR | MQD_STAGE_MARKER_BUMPED, 0, &result), 0);
+    /* one of version 2 that comes twice */
+    CHECK_EQUAL(stage(partition, marker(7, 3, false, 5), MQD_STAGE_COORDINATOR | MQD_STAGE_MARKER_BUMPED, 0, &result),
+                47);
+    CHECK_EQUAL(stage(partition, marker(7, 4, false, 5), MQD_STAGE_COORDINATOR | MQD_STAGE_MARKER_BUMPED, 0, &result),
+                0);
     write_staged(partition);
     CHECK_EQUAL(log_append(partition, data(7, 3, 2)), 47);
     CHECK_EQUAL(log_append(partition, data(7, 4, 2)), 45); /* the new epoch begins at 0 */
@@ -171,7 +185,8 @@ TEST(damaged_markers_are_none)
         uint8_t *bytes = malloc(size_bytes);
         memcpy(bytes, whole, size_bytes);
         for (int flips = 0; flips < 3; flips++)
-            bytes[MQD_BATCH_HEADER_BYTES + test_random(&random) % (size_bytes - MQD_BATCH_HEADER_BYTES)] = (uint8_t)test_random(&random);
+            bytes[MQD_BATCH_HEADER_BYTES + test_random(&random) % (size_bytes - MQD_BATCH_HEADER_BYTES)] =
+                (uint8_t)test_random(&random);
         batch.size_bytes = (int32_t)size_bytes;
         mqd_marker_parse(bytes, &batch, &out);
         free(bytes);
@@ -227,7 +242,8 @@ TEST(a_failed_write_takes_everything_back)
             CHECK_EQUAL(log_positions(partition).log_end_offset, 2);
             CHECK_EQUAL(log_positions(partition).last_stable_offset, 0);
             CHECK(log_file_bytes(partition->active.base_offset, ".txnindex") <= 0);
-            CHECK_EQUAL(log_append(partition, data(8, 0, 1)), 0); /* its epoch was not bumped, and it is still in its transaction */
+            /* its epoch was not bumped, and it is still in its transaction */
+            CHECK_EQUAL(log_append(partition, data(8, 0, 1)), 0);
             CHECK_EQUAL(log_append(partition, marker(7, 0, true, 0)), 0);
             CHECK_EQUAL(log_append(partition, marker(8, 0, true, 0)), 0);
             for (uint32_t i = 0; i < partition->segment_count; i++)
@@ -235,7 +251,9 @@ TEST(a_failed_write_takes_everything_back)
         } else {
             int64_t bytes = 0;
             for (uint32_t i = 0; i < partition->segment_count; i++)
-                bytes += log_file_bytes(partition->segments[i], ".txnindex") > 0 ? log_file_bytes(partition->segments[i], ".txnindex") : 0;
+                bytes += log_file_bytes(partition->segments[i], ".txnindex") > 0
+                             ? log_file_bytes(partition->segments[i], ".txnindex")
+                             : 0;
             CHECK_EQUAL(bytes, 3 * MQD_TXN_INDEX_ENTRY_BYTES);
         }
         CHECK_EQUAL(log_positions(partition).last_stable_offset, log_positions(partition).log_end_offset);
@@ -291,7 +309,8 @@ TEST(ongoing_transactions_outlive_idle_producers_and_restarts)
         struct mqd_aborted_list aborted = {NULL, 0, 0};
         CHECK_EQUAL(mqd_txn_index_load(log_path, 0, INT64_MAX, &aborted), 0);
         CHECK_OR(aborted.count == 1, test_message("way %d: %u entries", way, aborted.count); return);
-        CHECK(aborted.entries[0].producer_id == 6 && aborted.entries[0].first_offset == 1 && aborted.entries[0].last_offset == 2);
+        CHECK(aborted.entries[0].producer_id == 6 && aborted.entries[0].first_offset == 1 &&
+              aborted.entries[0].last_offset == 2);
         CHECK(aborted.entries[0].last_stable_offset == 0);
         free(aborted.entries);
         CHECK_EQUAL(log_append(partition, data(7, 4, 1)), 0);
@@ -339,7 +358,8 @@ TEST(snapshots_of_version_1_are_read)
     CHECK_EQUAL(offset, 42);
     struct mqd_producer_view view;
     CHECK_EQUAL(mqd_producers_view(&producers, &view, 1), 1);
-    CHECK(view.producer_id == 9 && view.producer_epoch == 3 && view.last_sequence == 12 && view.last_offset == 35 && view.transaction_first_offset == -1 && view.coordinator_epoch == -1);
+    CHECK(view.producer_id == 9 && view.producer_epoch == 3 && view.last_sequence == 12 && view.last_offset == 35 &&
+          view.transaction_first_offset == -1 && view.coordinator_epoch == -1);
     mqd_producers_free(&producers);
 }
 
@@ -349,7 +369,10 @@ TEST(transactions_in_any_order)
     for (uint64_t seed = 1; seed <= 50; seed++) {
         uint64_t random = seed;
         struct mqd_transactions transactions = {0};
-        struct { uint32_t link; int64_t first, last; } account[400];
+        struct {
+            uint32_t link;
+            int64_t first, last;
+        } account[400];
         uint32_t count = 0;
         int64_t offset = 0, high_watermark = 0;
         for (int step = 0; step < 400; step++) {
@@ -392,7 +415,8 @@ TEST(transactions_in_any_order)
     }
 }
 
-/* Compaction leaves the last batch of a producer for its sequence, and in the end without its marker. */
+/* Compaction leaves the last batch of a producer for its sequence, and in the end without its
+ * marker. */
 TEST(a_batch_without_records_begins_no_transaction)
 {
     for (int unclean = 0; unclean < 2; unclean++) {
@@ -413,10 +437,12 @@ TEST(a_batch_without_records_begins_no_transaction)
         memset(header + 57, 0, 4); /* no records */
         word = htobe32(mqd_crc32c(0, header + 21, sizeof header - 21));
         memcpy(header + 17, &word, 4);
-        CHECK(pwrite(fd, header, sizeof header, 0) == (ssize_t)sizeof header && pwrite(fd, rest, (size_t)rest_bytes, sizeof header) == rest_bytes);
+        CHECK(pwrite(fd, header, sizeof header, 0) == (ssize_t)sizeof header &&
+              pwrite(fd, rest, (size_t)rest_bytes, sizeof header) == rest_bytes);
         CHECK(ftruncate(fd, (off_t)sizeof header + rest_bytes) == 0);
         close(fd);
-        struct mqd_recovery recovery = {.recovery_point_offset = unclean ? 2 : -1, .trusted_end_offset = unclean ? 2 : -1};
+        struct mqd_recovery recovery = {.recovery_point_offset = unclean ? 2 : -1,
+                                        .trusted_end_offset = unclean ? 2 : -1};
         partition = log_open(&options, &recovery);
         CHECK_EQUAL(log_positions(partition).high_watermark, 2);
         CHECK_EQUAL(log_positions(partition).last_stable_offset, 1); /* where the other's begins */
@@ -426,7 +452,8 @@ TEST(a_batch_without_records_begins_no_transaction)
     }
 }
 
-/* What is longer than any marker, or not of a transaction, would be one now and none after a restart. */
+/* What is longer than any marker, or not of a transaction, would be one now and none after a
+ * restart. */
 TEST(a_marker_that_recovery_would_not_take_is_none)
 {
     log_fresh();

@@ -1,4 +1,5 @@
-/* A .txnindex that is lost or damaged: .txnsum says so, readers refuse it, and recovery makes it from the log. */
+/* A .txnindex that is lost or damaged: .txnsum says so, readers refuse it, and recovery makes it
+ * from the log. */
 #include "mqd_log_test.h"
 
 #include <fcntl.h>
@@ -7,16 +8,24 @@
 
 static struct log_batch data(int64_t producer_id, int16_t epoch, int32_t sequence)
 {
-    return (struct log_batch){.attributes = 0x10, .producer_id = producer_id, .producer_epoch = epoch, .base_sequence = sequence, .mark = (uint64_t)sequence};
+    return (struct log_batch){.attributes = 0x10,
+                              .producer_id = producer_id,
+                              .producer_epoch = epoch,
+                              .base_sequence = sequence,
+                              .mark = (uint64_t)sequence};
 }
 
 static struct log_batch marker(int64_t producer_id, int16_t epoch, bool commit, int32_t coordinator_epoch)
 {
-    return (struct log_batch){.marker = commit ? 2 : 1, .producer_id = producer_id, .producer_epoch = epoch, .coordinator_epoch = coordinator_epoch};
+    return (struct log_batch){.marker = commit ? 2 : 1,
+                              .producer_id = producer_id,
+                              .producer_epoch = epoch,
+                              .coordinator_epoch = coordinator_epoch};
 }
 
 /* As a worker does: with flags and guard. */
-static int16_t stage(struct mqd_partition *partition, struct log_batch want, uint32_t flags, int64_t guard, struct mqd_stage_result *result)
+static int16_t stage(struct mqd_partition *partition, struct log_batch want, uint32_t flags, int64_t guard,
+                     struct mqd_stage_result *result)
 {
     static uint8_t bytes[64][256];
     static uint32_t turn;
@@ -27,7 +36,19 @@ static int16_t stage(struct mqd_partition *partition, struct log_batch want, uin
     return mqd_partition_stage(partition, &batch, at, true, flags, guard, NOW, result);
 }
 
-enum damage { DELETED, SUM_DELETED, CUT_BY_ONE, CUT_MID_ENTRY, EMPTIED, SUM_CUT, INDEX_OF_ANOTHER, BOTH_OF_ANOTHER, SUM_FLIPPED, FLIPPED /* + position */, DAMAGES = FLIPPED + MQD_TXN_INDEX_ENTRY_BYTES / 2 };
+enum damage {
+    DELETED,
+    SUM_DELETED,
+    CUT_BY_ONE,
+    CUT_MID_ENTRY,
+    EMPTIED,
+    SUM_CUT,
+    INDEX_OF_ANOTHER,
+    BOTH_OF_ANOTHER,
+    SUM_FLIPPED,
+    FLIPPED /* + position */,
+    DAMAGES = FLIPPED + MQD_TXN_INDEX_ENTRY_BYTES / 2
+};
 
 static void flip(const char *path, long position)
 {
@@ -56,19 +77,36 @@ static void do_damage(int damage, int64_t base, int64_t other)
     snprintf(sum, sizeof sum, "%s", log_file(base, ".txnsum"));
     snprintf(from, sizeof from, "%s", log_file(other, ".txnindex"));
     switch (damage) {
-    case DELETED: CHECK_EQUAL(unlink(index), 0); break;
-    case SUM_DELETED: CHECK_EQUAL(unlink(sum), 0); break;
-    case CUT_BY_ONE: CHECK_EQUAL(truncate(index, log_file_bytes(base, ".txnindex") - MQD_TXN_INDEX_ENTRY_BYTES), 0); break;
-    case CUT_MID_ENTRY: CHECK_EQUAL(truncate(index, 40), 0); break;
-    case EMPTIED: CHECK_EQUAL(truncate(index, 0), 0); break;
-    case SUM_CUT: CHECK_EQUAL(truncate(sum, 4), 0); break;
-    case INDEX_OF_ANOTHER: copy(from, index); break;
+    case DELETED:
+        CHECK_EQUAL(unlink(index), 0);
+        break;
+    case SUM_DELETED:
+        CHECK_EQUAL(unlink(sum), 0);
+        break;
+    case CUT_BY_ONE:
+        CHECK_EQUAL(truncate(index, log_file_bytes(base, ".txnindex") - MQD_TXN_INDEX_ENTRY_BYTES), 0);
+        break;
+    case CUT_MID_ENTRY:
+        CHECK_EQUAL(truncate(index, 40), 0);
+        break;
+    case EMPTIED:
+        CHECK_EQUAL(truncate(index, 0), 0);
+        break;
+    case SUM_CUT:
+        CHECK_EQUAL(truncate(sum, 4), 0);
+        break;
+    case INDEX_OF_ANOTHER:
+        copy(from, index);
+        break;
     case BOTH_OF_ANOTHER:
         copy(from, index);
         copy(log_file(other, ".txnsum"), sum);
         break;
-    case SUM_FLIPPED: flip(sum, 5); break;
-    default: flip(index, (damage - FLIPPED) * 4 + 1);
+    case SUM_FLIPPED:
+        flip(sum, 5);
+        break;
+    default:
+        flip(index, (damage - FLIPPED) * 4 + 1);
     }
 }
 
@@ -109,20 +147,25 @@ TEST(a_txnindex_that_is_lost_or_damaged_is_noticed_by_readers_and_made_from_the_
             struct mqd_partition *partition = open_with_aborted(&options, COUNT);
             uint32_t number = way % 2 ? partition->segment_count - 1 : 1;
             int64_t base = partition->segments[number], end = log_positions(partition).log_end_offset;
-            CHECK_OR(partition->segment_count > 3 && log_file_bytes(base, ".txnindex") >= 2 * MQD_TXN_INDEX_ENTRY_BYTES, test_message("%u segments, way %d", partition->segment_count, way); return);
+            CHECK_OR(partition->segment_count > 3 && log_file_bytes(base, ".txnindex") >= 2 * MQD_TXN_INDEX_ENTRY_BYTES,
+                     test_message("%u segments, way %d", partition->segment_count, way);
+                     return);
             CHECK_EQUAL(count_aborted(partition, end), COUNT);
             do_damage(damage, base, partition->segments[0]);
             CHECK_OR(count_aborted(partition, end) == -1, test_message("damage %d is not noticed by a reader", damage));
             CHECK_EQUAL(mqd_partition_close(partition, way < 2), 0);
             if (way < 2) /* closing has not touched it */
-                CHECK_OR(mqd_txn_index_proves(log_path, base, INT64_MAX) == 0, test_message("damage %d way %d", damage, way));
+                CHECK_OR(mqd_txn_index_proves(log_path, base, INT64_MAX) == 0,
+                         test_message("damage %d way %d", damage, way));
             struct mqd_recovery recovery = log_untrusted();
             recovery.clean_shutdown = way < 2;
             recovery.recovery_point_offset = end;
             if (way == 2 || way == 3)
                 recovery.trusted_end_offset = end;
             partition = log_open(&options, &recovery);
-            CHECK_OR(count_aborted(partition, end) == COUNT, test_message("damage %d way %d: %d", damage, way, count_aborted(partition, end)); return);
+            CHECK_OR(count_aborted(partition, end) == COUNT,
+                     test_message("damage %d way %d: %d", damage, way, count_aborted(partition, end));
+                     return);
             CHECK_EQUAL(log_append(partition, data(7, 0, COUNT)), 0); /* its sequences are known as before */
             CHECK_EQUAL(log_append(partition, marker(7, 0, false, 0)), 0);
             CHECK_EQUAL(log_sync(partition), 0);
@@ -136,7 +179,8 @@ TEST(an_entry_whose_number_was_not_written_yet_is_not_counted_on)
     struct mqd_log_options options;
     struct mqd_partition *partition = open_with_aborted(&options, 2);
     int64_t end = log_positions(partition).log_end_offset;
-    CHECK_EQUAL(truncate(log_file(0, ".txnsum"), MQD_TXN_SUM_BYTES), 0); /* between the two writes of the second marker, offset 3 */
+    /* between the two writes of the second marker, offset 3 */
+    CHECK_EQUAL(truncate(log_file(0, ".txnsum"), MQD_TXN_SUM_BYTES), 0);
     CHECK_EQUAL(count_aborted(partition, 3), 1);
     CHECK_EQUAL(count_aborted(partition, 4), -1);
     CHECK_EQUAL(mqd_partition_close(partition, 0), 0);

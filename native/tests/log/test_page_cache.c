@@ -1,4 +1,5 @@
-/* What the page cache has, and what a reactor does where the kernel does not tell: kernels before 6.5, and containers that refuse cachestat or mincore. */
+/* What the page cache has, and what a reactor does where the kernel does not tell: kernels before
+ * 6.5, and containers that refuse cachestat or mincore. */
 #include "mqd_reader_test.h"
 #include "mqd_seccomp_test.h"
 
@@ -11,7 +12,9 @@ static int cached(int64_t offset)
     struct mqd_cursor cursor = {0};
     struct mqd_range range;
     mqd_reader_set_path(reader, 3, shared.path);
-    CHECK_OR(mqd_reader_find(reader, 3, &shared.positions, 1, offset, 20000, true, &cursor, &range) == 0 && range.size_bytes > 4096, return -1);
+    CHECK_OR(mqd_reader_find(reader, 3, &shared.positions, 1, offset, 20000, true, &cursor, &range) == 0 &&
+                 range.size_bytes > 4096,
+             return -1);
     int found = mqd_range_cached(&range);
     mqd_range_release(reader, &range);
     CHECK_OR(mqd_range_cached(&range) == 1, return -1); /* an empty range needs nothing */
@@ -19,7 +22,10 @@ static int cached(int64_t offset)
     return found;
 }
 
-static void is(int expected) { CHECK_EQUAL(cached(30), expected); }
+static void is(int expected)
+{
+    CHECK_EQUAL(cached(30), expected);
+}
 
 TEST(what_was_just_written_is_in_the_page_cache)
 {

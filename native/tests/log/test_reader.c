@@ -1,4 +1,5 @@
-/* Where a reader finds what is asked for: against a model, in sequence, at the ends, and at what cost. */
+/* Where a reader finds what is asked for: against a model, in sequence, at the ends, and at what
+ * cost. */
 #include "mqd_reader_test.h"
 
 TEST(random_offsets_agree_with_the_model)
@@ -12,13 +13,16 @@ TEST(random_offsets_agree_with_the_model)
         mqd_reader_set_path(reader, 7, m->path);
         for (int i = 0; i < 400 && m->batch_count && !test_failed; i++) {
             struct mqd_positions positions = positions_at(m, (uint32_t)(test_random(&seed) % (m->batch_count + 1)));
-            int64_t offset = positions.log_start_offset + (int64_t)(test_random(&seed) % (uint64_t)(positions.log_end_offset - positions.log_start_offset + 1));
+            int64_t offset =
+                positions.log_start_offset +
+                (int64_t)(test_random(&seed) % (uint64_t)(positions.log_end_offset - positions.log_start_offset + 1));
             uint32_t size_max = (uint32_t)(test_random(&seed) % (i % 3 ? 100000 : 3000000));
             bool whole_first = test_random(&seed) % 2;
             struct mqd_range range;
             if (mqd_reader_find(reader, 7, &positions, 1, offset, size_max, whole_first, &cursor, &range) != 0)
                 TEST_FAIL("seed %" PRIu64 ": %s", begin, mqd_error_message());
-            else if (check_range(m, &positions, offset, size_max, whole_first, &range) == UINT32_MAX || !cursor_good(m, &positions, &range, &cursor))
+            else if (check_range(m, &positions, offset, size_max, whole_first, &range) == UINT32_MAX ||
+                     !cursor_good(m, &positions, &range, &cursor))
                 TEST_FAIL("seed %" PRIu64 " look-up %d", begin, i);
             mqd_range_release(reader, &range);
         }
@@ -72,21 +76,25 @@ TEST(a_sequential_look_up_costs_one_pread_at_most)
         mqd_range_release(reader, &range);
     }
     CHECK_EQUAL(cursor.segment, 100);
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 100, 5000, false, &cursor, &range), 0); /* opens the second segment */
+    /* opens the second segment */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 100, 5000, false, &cursor, &range), 0);
     CHECK_EQUAL(range.size_bytes, 5000);
     mqd_range_release(reader, &range);
     pread_count = open_count = 0;
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 110, 1000000, false, &cursor, &range), 0); /* the high watermark is within the limit */
+    /* the high watermark is within the limit */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 110, 1000000, false, &cursor, &range), 0);
     CHECK_EQUAL(range.size_bytes, 45000);
     CHECK_EQUAL(pread_count + open_count, 0);
     mqd_range_release(reader, &range);
     struct mqd_cursor other = {0};
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 100, 50000, false, &other, &range), 0); /* ... also when it is the limit */
+    /* ... also when it is the limit */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 100, 50000, false, &other, &range), 0);
     CHECK_EQUAL(range.size_bytes, 50000);
     mqd_range_release(reader, &range);
     model_append(&shared, 0, 9, 3000, false);
     pread_count = open_count = 0;
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 200, 1000000, false, &cursor, &range), 0); /* it grew: still nothing to look up */
+    /* it grew: still nothing to look up */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 200, 1000000, false, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 50000);
     CHECK_EQUAL(range.size_bytes, 3000);
     CHECK_EQUAL(pread_count + open_count, 0);
@@ -101,7 +109,8 @@ TEST(two_readers_do_not_see_each_other_s_bytes)
     struct mqd_range range;
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 1000, false, &second, &range), 0);
     mqd_range_release(reader, &range);
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 50, 1000, false, &first, &range), 0); /* walks over the same positions of the other file */
+    /* walks over the same positions of the other file */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 50, 1000, false, &first, &range), 0);
     mqd_range_release(reader, &range);
     for (int64_t offset = 152; offset < 160; offset += 2) {
         CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, offset, 1000, false, &second, &range), 0);
@@ -132,7 +141,8 @@ TEST(the_ends_of_the_log)
         CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, empty[i], 1000, true, &cursor, &range), 0);
         CHECK(range.size_bytes == 0 && !range.segment);
     }
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, 11, 1000, true, &cursor, &range), 0); /* inside the batch 10..11 */
+    /* inside the batch 10..11 */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, 11, 1000, true, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 5000);
     mqd_range_release(reader, &range);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &positions, 1, 149, 100000, true, &cursor, &range), 0);
@@ -144,8 +154,9 @@ TEST(the_ends_of_the_log)
     plain_end(reader);
 }
 
-/* Who reads the files himself goes on to the next segment where readable_bytes end, so it must not be told of one before all of this one is readable: the writer rolls
- * while batches that are not flushed yet lie behind the high watermark. */
+/* Who reads the files himself goes on to the next segment where readable_bytes end, so it must not
+ * be told of one before all of this one is readable: the writer rolls while batches that are not
+ * flushed yet lie behind the high watermark. */
 TEST(the_next_segment_is_told_when_all_of_this_one_is_readable)
 {
     struct mqd_reader *reader = plain_partition(4, 100);

@@ -1,4 +1,5 @@
-/* What a reader does about its files: descriptors, files that go, roll, are replaced or damaged; what is available. */
+/* What a reader does about its files: descriptors, files that go, roll, are replaced or damaged;
+ * what is available. */
 #include "mqd_reader_test.h"
 
 /* ---- descriptors ---- */
@@ -40,7 +41,8 @@ TEST(descriptors_stay_within_the_bound_but_for_those_in_use)
     CHECK_EQUAL(fds_on(shared.path), mqd_reader_fd_count(reader));
     struct mqd_cursor again = {0};
     open_count = 0;
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 50, 100000, true, &again, &range), 0); /* in use, so not opened a second time */
+    /* in use, so not opened a second time */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 50, 100000, true, &again, &range), 0);
     CHECK_EQUAL(open_count, 0);
     mqd_range_release(reader, &range);
     for (int i = 0; i < 20; i++) { /* all still readable */
@@ -109,7 +111,8 @@ TEST(a_missing_file_is_stale_once_and_then_an_error)
     CHECK_EQUAL(unlink(path), 0);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 9000, true, &cursor, &range), -1);
     CHECK_EQUAL(mqd_error_code(), MQD_E_STALE);
-    /* listed anew, the segment is not there: the next record is the first of the following one, as after compaction */
+    /* listed anew, the segment is not there: the next record is the first of the following one, as
+     * after compaction */
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 9000, true, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 0);
     mqd_range_release(reader, &range);
@@ -155,13 +158,14 @@ TEST(a_file_replaced_under_its_name_is_opened_anew)
     unlink(path);
     name_of(path, &shared, 0, ".log");
     name_of(fresh, &shared, 0, ".cleaned");
-    static uint8_t batch[40000]; /* so long that the old position lies inside it */
+    static uint8_t batch[40000];             /* so long that the old position lies inside it */
     make_batch(batch, 44, 55, sizeof batch); /* all that compaction left of 0..99 */
     FILE *file = fopen(fresh, "wb");
     fwrite(batch, 1, sizeof batch, file);
     fclose(file);
     CHECK_EQUAL(rename(fresh, path), 0);
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 2, old.offset, 100000, true, &cursor, &range), 0); /* the cursor is of the old generation */
+    /* the cursor is of the old generation */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 2, old.offset, 100000, true, &cursor, &range), 0);
     CHECK(range.position == 0 && range.size_bytes == sizeof batch);
     mqd_range_release(reader, &range);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 2, 0, 100000, true, &cursor, &range), 0);
@@ -191,7 +195,8 @@ TEST(a_damaged_header_is_told_with_its_place)
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 42, 2000, true, &cursor, &range), 2);
     CHECK_CONTAINS(mqd_error_message(), "00000000000000000000.log: at position 21000: ");
     CHECK(!range.segment);
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 90, 2000, true, &cursor, &range), 0); /* others are not affected */
+    /* others are not affected */
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 90, 2000, true, &cursor, &range), 0);
     CHECK_EQUAL(range.position, 45000);
     mqd_range_release(reader, &range);
     damage(0, ".log", 30000 + 8, "\x7f\xff\xff\xff", 4); /* a length beyond the segment */
@@ -255,7 +260,8 @@ TEST(an_index_of_many_pages)
         uint32_t size_max = (uint32_t)(test_random(&seed) % 250000);
         pread_bytes = 0;
         CHECK_EQUAL(mqd_reader_find(reader, 3, &m->positions, 1, offset, size_max, true, &cursor, &range), 0);
-        CHECK(pread_bytes < 24000 || offset > 16000); /* not a walk over the segment's 280,000 bytes; the last batches have no index */
+        /* not a walk over the segment's 280,000 bytes; the last batches have no index */
+        CHECK(pread_bytes < 24000 || offset > 16000);
         CHECK(check_range(m, &m->positions, offset, size_max, true, &range) != UINT32_MAX);
         mqd_range_release(reader, &range);
         if (i % 2 && cursor.offset < m->positions.high_watermark) { /* on from there, with the hint */
@@ -281,20 +287,31 @@ TEST(available_bytes_are_exact)
         struct mqd_range range;
         mqd_reader_set_path(reader, 7, m->path);
         if (m->batch_count) {
-            CHECK_OR(mqd_reader_available_bytes(reader, 7, &m->positions, m->positions.log_start_offset, &cursor) == UINT64_MAX, ); /* nothing is listed yet */
-            CHECK_OR(mqd_reader_find(reader, 7, &m->positions, 1, m->positions.log_start_offset, 1, true, &cursor, &range) == 0, );
+            /* nothing is listed yet */
+            CHECK_OR(mqd_reader_available_bytes(reader, 7, &m->positions, m->positions.log_start_offset, &cursor) ==
+                         UINT64_MAX, );
+            CHECK_OR(mqd_reader_find(reader, 7, &m->positions, 1, m->positions.log_start_offset, 1, true, &cursor,
+                                     &range) == 0, );
             mqd_range_release(reader, &range);
         }
         for (int i = 0; i < 100 && m->batch_count && !test_failed; i++) {
             struct mqd_positions positions = positions_at(m, (uint32_t)(test_random(&seed) % (m->batch_count + 1)));
-            int64_t offset = positions.log_start_offset + (int64_t)(test_random(&seed) % (uint64_t)(positions.log_end_offset - positions.log_start_offset + 1));
+            int64_t offset =
+                positions.log_start_offset +
+                (int64_t)(test_random(&seed) % (uint64_t)(positions.log_end_offset - positions.log_start_offset + 1));
             uint64_t expected = 0;
-            for (uint32_t b = model_locate(m, offset); b < m->batch_count && m->batches[b].base_offset < positions.high_watermark && offset < positions.high_watermark; b++)
+            for (uint32_t b = model_locate(m, offset);
+                 b < m->batch_count && m->batches[b].base_offset < positions.high_watermark &&
+                 offset < positions.high_watermark;
+                 b++)
                 expected += m->batches[b].size_bytes;
             CHECK_OR(mqd_reader_available_bytes(reader, 7, &positions, offset, &cursor) == expected, );
             pread_count = 0;
-            CHECK_OR(mqd_reader_available_bytes(reader, 7, &positions, offset, &cursor) == expected && (pread_count == 0 || expected == 0), ); /* the cursor came along */
-            CHECK_OR(mqd_reader_find(reader, 7, &positions, 1, offset, 1 << 30, false, &cursor, &range) == 0 && range.size_bytes <= expected, );
+            /* the cursor came along */
+            CHECK_OR(mqd_reader_available_bytes(reader, 7, &positions, offset, &cursor) == expected &&
+                         (pread_count == 0 || expected == 0), );
+            CHECK_OR(mqd_reader_find(reader, 7, &positions, 1, offset, 1 << 30, false, &cursor, &range) == 0 &&
+                         range.size_bytes <= expected, );
             mqd_range_release(reader, &range);
         }
         mqd_reader_destroy(reader);

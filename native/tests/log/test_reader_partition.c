@@ -1,5 +1,6 @@
-/* The reader behind the real writer: every byte that was appended is read once and in order, by readers of different appetite that follow while the log
- * grows, rolls and loses its oldest segments. */
+/* The reader behind the real writer: every byte that was appended is read once and in order, by
+ * readers of different appetite that follow while the log grows, rolls and loses its oldest
+ * segments. */
 #include <endian.h>
 #include <limits.h>
 #include <unistd.h>
@@ -26,7 +27,9 @@ static void put_word(uint8_t *at, uint64_t value, int bytes)
 
 static uint32_t make_batch(uint8_t *bytes, uint64_t *seed)
 {
-    uint32_t records = 1 + (uint32_t)(test_random(seed) % 5), size_bytes = MQD_BATCH_HEADER_BYTES + 8 * records + (uint32_t)(test_random(seed) % (test_random(seed) % 20 ? 900 : 30000));
+    uint32_t records = 1 + (uint32_t)(test_random(seed) % 5),
+             size_bytes = MQD_BATCH_HEADER_BYTES + 8 * records +
+                          (uint32_t)(test_random(seed) % (test_random(seed) % 20 ? 900 : 30000));
     memset(bytes, 0, size_bytes);
     for (uint32_t i = MQD_BATCH_HEADER_BYTES; i < size_bytes; i++)
         bytes[i] = (uint8_t)test_random(seed);
@@ -43,19 +46,33 @@ static uint32_t make_batch(uint8_t *bytes, uint64_t *seed)
     return size_bytes;
 }
 
-static uint64_t sum_of(const uint8_t *bytes, uint32_t size_bytes) { return mqd_crc32c(0, bytes + 16, size_bytes - 16); } /* without what the broker stamps */
+/* without what the broker stamps */
+static uint64_t sum_of(const uint8_t *bytes, uint32_t size_bytes)
+{
+    return mqd_crc32c(0, bytes + 16, size_bytes - 16);
+}
 
 static struct mqd_partition *open_partition(const char *path)
 {
-    struct mqd_log_options options = {.segment_bytes = 100000, .segment_ms = INT64_MAX, .index_interval_bytes = 1000, .max_message_bytes = 1 << 20, .preallocate_bytes_min = 65536,
-                                      .preallocate_bytes_max = 65536, .timestamp_before_max_ms = INT64_MAX, .timestamp_after_max_ms = INT64_MAX,
-                                      .flush_interval_messages = INT64_MAX, .flush_interval_ms = INT64_MAX, .producer_id_count_max = 10, .producer_id_expiration_ms = 1000000};
+    struct mqd_log_options options = {.segment_bytes = 100000,
+                                      .segment_ms = INT64_MAX,
+                                      .index_interval_bytes = 1000,
+                                      .max_message_bytes = 1 << 20,
+                                      .preallocate_bytes_min = 65536,
+                                      .preallocate_bytes_max = 65536,
+                                      .timestamp_before_max_ms = INT64_MAX,
+                                      .timestamp_after_max_ms = INT64_MAX,
+                                      .flush_interval_messages = INT64_MAX,
+                                      .flush_interval_ms = INT64_MAX,
+                                      .producer_id_count_max = 10,
+                                      .producer_id_expiration_ms = 1000000};
     struct mqd_recovery recovery = {.recovery_point_offset = -1, .trusted_end_offset = -1};
     return mqd_partition_open(path, &options, 0, 1700000000000, &recovery);
 }
 
 /* Reads once; follows offsets by the batches it got. */
-static void follow(struct mqd_reader *reader, struct follower *f, const struct mqd_positions *positions, uint64_t generation)
+static void follow(struct mqd_reader *reader, struct follower *f, const struct mqd_positions *positions,
+                   uint64_t generation)
 {
     static uint8_t bytes[1 << 20];
     struct mqd_range range;
@@ -66,13 +83,18 @@ static void follow(struct mqd_reader *reader, struct follower *f, const struct m
         TEST_FAIL("find at %" PRId64 ": code %d, %s", f->offset, code, mqd_error_message());
     if (code || !range.size_bytes)
         return;
-    CHECK(pread(mqd_segment_ref_fd(range.segment), bytes, range.size_bytes, range.position) == (ssize_t)range.size_bytes);
+    CHECK(pread(mqd_segment_ref_fd(range.segment), bytes, range.size_bytes, range.position) ==
+          (ssize_t)range.size_bytes);
     for (uint32_t at = 0; at < range.size_bytes;) {
         struct mqd_batch batch;
         const char *reason = "";
-        CHECK(mqd_batch_decode(bytes + at, range.size_bytes - at, &batch) == 0 && at + (uint32_t)batch.size_bytes <= range.size_bytes);
-        CHECK_OR(mqd_batch_validate(bytes + at, (uint64_t)batch.size_bytes, &batch, &reason) == 0, fprintf(stderr, "%s\n", reason); return);
-        CHECK(batch.base_offset == f->offset || (at == 0 && batch.base_offset < f->offset)); /* the first may hold the log start */
+        CHECK(mqd_batch_decode(bytes + at, range.size_bytes - at, &batch) == 0 &&
+              at + (uint32_t)batch.size_bytes <= range.size_bytes);
+        CHECK_OR(mqd_batch_validate(bytes + at, (uint64_t)batch.size_bytes, &batch, &reason) == 0,
+                 fprintf(stderr, "%s\n", reason);
+                 return);
+        /* the first may hold the log start */
+        CHECK(batch.base_offset == f->offset || (at == 0 && batch.base_offset < f->offset));
         f->offset = batch.base_offset + batch.last_offset_delta + 1;
         f->bytes += (uint32_t)batch.size_bytes;
         f->sum += sum_of(bytes + at, (uint32_t)batch.size_bytes);
@@ -83,7 +105,8 @@ static void follow(struct mqd_reader *reader, struct follower *f, const struct m
 }
 
 /* Appends a few batches in one write; adds them to the sums. */
-static void append(struct mqd_partition *partition, uint64_t *seed, uint64_t *bytes, uint64_t *sum, uint64_t *generation)
+static void append(struct mqd_partition *partition, uint64_t *seed, uint64_t *bytes, uint64_t *sum,
+                   uint64_t *generation)
 {
     static uint8_t batches[8][40000];
     uint32_t count = 1 + (uint32_t)(test_random(seed) % 8);
@@ -95,7 +118,8 @@ static void append(struct mqd_partition *partition, uint64_t *seed, uint64_t *by
         uint32_t size_bytes = make_batch(batches[i], seed);
         *bytes += size_bytes;
         *sum += sum_of(batches[i], size_bytes);
-        CHECK_OR(mqd_batch_validate(batches[i], size_bytes, &batch, &reason) == 0, fprintf(stderr, "%s\n", reason); return);
+        CHECK_OR(mqd_batch_validate(batches[i], size_bytes, &batch, &reason) == 0, fprintf(stderr, "%s\n", reason);
+                 return);
         CHECK_EQUAL(mqd_partition_stage(partition, &batch, batches[i], true, 0, 0, 1700000000000, &result), 0);
     }
     CHECK_EQUAL(mqd_partition_write(partition, 1700000000000, &rolled), 0);
@@ -111,7 +135,8 @@ TEST(readers_that_follow_the_writer_get_every_byte_once)
     CHECK_OR(partition != NULL, fprintf(stderr, "%s\n", mqd_error_message()); return);
     struct mqd_reader *reader = mqd_reader_create(8);
     mqd_reader_set_path(reader, 5, path);
-    struct follower followers[READER_COUNT] = {{.size_max = 1}, {.size_max = 3000}, {.size_max = 60000}, {.size_max = 1 << 20}};
+    struct follower followers[READER_COUNT] = {
+        {.size_max = 1}, {.size_max = 3000}, {.size_max = 60000}, {.size_max = 1 << 20}};
     struct mqd_positions positions;
     for (uint32_t turn = 0; turn < (test_long() ? 20000 : 2000) && !test_failed; turn++) {
         append(partition, &seed, &bytes, &sum, &generation);
@@ -125,7 +150,8 @@ TEST(readers_that_follow_the_writer_get_every_byte_once)
     }
     for (uint32_t i = 0; i < READER_COUNT && !test_failed; i++) {
         while (followers[i].offset < positions.high_watermark && !test_failed) {
-            uint64_t available = mqd_reader_available_bytes(reader, 5, &positions, followers[i].offset, &followers[i].cursor);
+            uint64_t available =
+                mqd_reader_available_bytes(reader, 5, &positions, followers[i].offset, &followers[i].cursor);
             CHECK_OR(available == bytes - followers[i].bytes, );
             follow(reader, &followers[i], &positions, generation);
         }
@@ -138,7 +164,8 @@ TEST(readers_that_follow_the_writer_get_every_byte_once)
     CHECK_OR(system(command) == 0, );
 }
 
-/* Retention as the broker does it: the log start moves and the generation with it, then the files go; readers that stand in the dropped part go on behind it. */
+/* Retention as the broker does it: the log start moves and the generation with it, then the files
+ * go; readers that stand in the dropped part go on behind it. */
 TEST(readers_survive_the_deletion_of_old_segments)
 {
     char path[] = "/tmp/mqd-test-reader-partition-XXXXXX", command[64], name[PATH_MAX];
@@ -154,10 +181,14 @@ TEST(readers_survive_the_deletion_of_old_segments)
         append(partition, &seed, &bytes, &sum, &generation);
         if (turn % 100 == 99) {
             mqd_partition_positions(partition, &positions);
-            int64_t keep = positions.log_end_offset - 300 - (int64_t)(test_random(&seed) % 600); /* `fast` is nearer to the end */
-            if (mqd_partition_advance_start(partition, keep > positions.log_start_offset ? keep : positions.log_start_offset) == 1) {
+            /* `fast` is nearer to the end */
+            int64_t keep = positions.log_end_offset - 300 - (int64_t)(test_random(&seed) % 600);
+            if (mqd_partition_advance_start(
+                    partition, keep > positions.log_start_offset ? keep : positions.log_start_offset) == 1) {
                 generation++;
-                for (int64_t base = 0; base < keep; base++) { /* every segment that ends at or below the new start, i.e. whose successor begins there or before */
+                /* every segment that ends at or below the new start, i.e. whose successor begins
+                 * there or before */
+                for (int64_t base = 0; base < keep; base++) {
                     snprintf(name, sizeof name, "%s/%020" PRId64 ".log", path, base);
                     int64_t next = base + 1;
                     char other[PATH_MAX];

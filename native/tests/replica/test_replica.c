@@ -1,4 +1,5 @@
-/* The replication core by itself: single rules, and traces that chance does not find. Against the model in Python: tests/unit/native/test_replica_model.py. */
+/* The replication core by itself: single rules, and traces that chance does not find. Against the
+ * model in Python: tests/unit/native/test_replica_model.py. */
 #include "mqd_test.h"
 #include "replica/rules.h"
 
@@ -7,8 +8,16 @@
 /* Nodes 1..3; node 1 is this one and leads. in_sync: bit per node. */
 static struct mqd_replica_assignment led(int32_t leader_epoch, int32_t partition_epoch, uint32_t in_sync)
 {
-    struct mqd_replica_assignment out = {.node_id = 1, .broker_epoch = EPOCH_OF(1), .leader = 1, .leader_epoch = leader_epoch, .partition_epoch = partition_epoch, .min_insync = 2,
-                                         .lag_ms_max = 100, .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND, .flush_on_ack = 1, .member_count = 3};
+    struct mqd_replica_assignment out = {.node_id = 1,
+                                         .broker_epoch = EPOCH_OF(1),
+                                         .leader = 1,
+                                         .leader_epoch = leader_epoch,
+                                         .partition_epoch = partition_epoch,
+                                         .min_insync = 2,
+                                         .lag_ms_max = 100,
+                                         .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
+                                         .flush_on_ack = 1,
+                                         .member_count = 3};
     for (int32_t node = 1; node <= 3; node++)
         out.members[node - 1] = (struct mqd_replica_member){node, in_sync >> node & 1, 1, EPOCH_OF(node)};
     return out;
@@ -17,7 +26,11 @@ static struct mqd_replica_assignment led(int32_t leader_epoch, int32_t partition
 static struct mqd_replica_answer fetch(struct mqd_replica *replica, int32_t node, int64_t offset, int64_t now_ms)
 {
     static const struct mqd_epoch epochs[1] = {{0, 0}};
-    struct mqd_replica_fetch asked = {.node_id = node, .broker_epoch = EPOCH_OF(node), .current_leader_epoch = replica->leader_epoch, .last_fetched_epoch = offset ? 0 : -1, .fetch_offset = offset};
+    struct mqd_replica_fetch asked = {.node_id = node,
+                                      .broker_epoch = EPOCH_OF(node),
+                                      .current_leader_epoch = replica->leader_epoch,
+                                      .last_fetched_epoch = offset ? 0 : -1,
+                                      .fetch_offset = offset};
     struct mqd_replica_answer answer;
     mqd_replica_fetch(replica, &asked, epochs, 1, now_ms, &answer);
     return answer;
@@ -29,7 +42,8 @@ static struct mqd_replica leader(int64_t log_end, uint32_t in_sync)
     struct mqd_replica_assignment assignment = led(1, 1, in_sync);
     mqd_replica_init(&replica, 0);
     mqd_replica_log(&replica, 0, log_end, log_end, 0);
-    CHECK_OR(mqd_replica_assign(&replica, &assignment, 0) == (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE), abort());
+    CHECK_OR(mqd_replica_assign(&replica, &assignment, 0) == (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE),
+             abort());
     return replica;
 }
 
@@ -70,7 +84,8 @@ TEST(a_new_epoch_begins_with_nothing)
     CHECK_EQUAL(mqd_replica_latest(&replica), 0);
 }
 
-/* The copy of an expansion that arrives late: while it may be accepted, its member counts, whatever else is answered. */
+/* The copy of an expansion that arrives late: while it may be accepted, its member counts, whatever
+ * else is answered. */
 TEST(a_proposal_counts_until_it_cannot_be_accepted)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
@@ -85,12 +100,14 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     mqd_replica_log(&replica, 0, 8, 8, 60);
     fetch(&replica, 2, 8, 60);
     CHECK_EQUAL(replica.high_watermark, 5);
-    CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence, 1, 95, 60, 70), 0);   /* INVALID_UPDATE_VERSION: there is news */
+    /* INVALID_UPDATE_VERSION: there is news */
+    CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence, 1, 95, 60, 70), 0);
     CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence - 1, 1, 107, 60, 70), 0);
     CHECK_EQUAL(mqd_replica_answered(&replica, first.sequence, 0, 107, 60, 70), 0);
     CHECK(replica.proposing);
     CHECK_EQUAL(replica.high_watermark, 5);
-    struct mqd_replica_assignment refreshed = led(1, 1, 1 << 1 | 1 << 2); /* the same partition epoch: it was not decided */
+    /* the same partition epoch: it was not decided */
+    struct mqd_replica_assignment refreshed = led(1, 1, 1 << 1 | 1 << 2);
     refreshed.members[2].eligible = 0;
     CHECK_EQUAL(mqd_replica_assign(&replica, &refreshed, 61), 0);
     CHECK(replica.proposing);
@@ -125,7 +142,8 @@ TEST(who_lags_leaves_only_when_it_is_committed)
     CHECK_EQUAL(replica.high_watermark, 9);
 }
 
-/* Below min_insync the high watermark stands still while acks=1 goes on. A follower at it, long behind the end, would be proposed away as soon as it had joined. */
+/* Below min_insync the high watermark stands still while acks=1 goes on. A follower at it, long
+ * behind the end, would be proposed away as soon as it had joined. */
 TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
@@ -143,7 +161,7 @@ TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
     fetch(&replica, 2, 1000, 1020);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1020, 50, &out), 0);
     mqd_replica_log(&replica, 0, 3000, 3000, 1030);
-    fetch(&replica, 2, 2000, 1060); /* all that there was at 1020 */
+    fetch(&replica, 2, 2000, 1060);                                /* all that there was at 1020 */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1071, 50, &out), 0); /* more than half of lag_ms_max ago */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1070, 50, &out), 1);
     CHECK_EQUAL(out.member_count, 2);
@@ -152,7 +170,8 @@ TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
     CHECK_EQUAL(mqd_replica_propose(&replica, 1120, 50, &out), 0); /* it stays for the rest of its time */
 }
 
-/* The log grows without pause and the follower is never at its end, but each fetch begins where the log ended at the one before. */
+/* The log grows without pause and the follower is never at its end, but each fetch begins where the
+ * log ended at the one before. */
 TEST(a_follower_at_full_speed_stays)
 {
     struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);
@@ -228,7 +247,8 @@ TEST(what_may_be_appended)
     CHECK_EQUAL(mqd_replica_assign(&replica, &next, 0), MQD_REPLICA_CHANGED_BELOW_MIN);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 19);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 0, 100, 99), 0);
-    next.min_insync = 7, next.partition_epoch = 3, next.members[1].in_sync = next.members[2].in_sync = 1; /* more than there are: all of them */
+    /* more than there are: all of them */
+    next.min_insync = 7, next.partition_epoch = 3, next.members[1].in_sync = next.members[2].in_sync = 1;
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 0);
     next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered anew; metadata have not got there */
@@ -241,7 +261,12 @@ TEST(what_may_be_appended)
 TEST(as_many_replicas_as_there_may_be)
 {
     struct mqd_replica replica;
-    struct mqd_replica_assignment assignment = {.node_id = 0, .leader = 0, .min_insync = 2, .lag_ms_max = 100, .lag_records_max = -1, .member_count = MQD_REPLICA_COUNT_MAX};
+    struct mqd_replica_assignment assignment = {.node_id = 0,
+                                                .leader = 0,
+                                                .min_insync = 2,
+                                                .lag_ms_max = 100,
+                                                .lag_records_max = -1,
+                                                .member_count = MQD_REPLICA_COUNT_MAX};
     struct mqd_replica_proposal out;
     for (int32_t node = 0; node < MQD_REPLICA_COUNT_MAX; node++)
         assignment.members[node] = (struct mqd_replica_member){node, node < 2, 1, node ? EPOCH_OF(node) : 0};

@@ -1,5 +1,6 @@
 /* tsan */
-/* The reactor's parts one by one, over real sockets and files, with both I/O backends; test_reactor_mix.c does everything at once. */
+/* The reactor's parts one by one, over real sockets and files, with both I/O backends;
+ * test_reactor_mix.c does everything at once. */
 #include "mqd_reactor_test.h"
 
 static struct part part(int32_t partition, uint64_t mark, int32_t body_bytes)
@@ -29,17 +30,24 @@ BOTH(produce_here_and_through_another_worker)
             CHECK_EQUAL(out.count, 4);
             for (uint32_t i = 0; i < 4; i++) {
                 CHECK_EQUAL(out.error[i], 0);
-                CHECK_EQUAL(out.base_offset[i], worker * 3 + (acks == 1 ? 2 : 0)); /* in order, with the silent one between */
+                /* in order, with the silent one between */
+                CHECK_EQUAL(out.base_offset[i], worker * 3 + (acks == 1 ? 2 : 0));
             }
         }
         frame_free(&silent);
         client_close(&client);
     }
-    for (uint32_t worker = 0; worker < REACTORS; worker++) { /* any worker serves any partition; small ones are copied, large ones sent from the file */
+    /* any worker serves any partition; small ones are copied, large ones sent from the file */
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
         struct client client = client_open(b, worker);
         for (int32_t p = 0; p < 4; p++) {
             struct asked asked = {p, 0};
-            client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 6 * (MQD_BATCH_HEADER_BYTES + p * 9000 + 64), .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1, fetched);
+            client_fetch(&client,
+                         (struct fetch){.wait_ms = LIMIT_MS,
+                                        .bytes_min = 6 * (MQD_BATCH_HEADER_BYTES + p * 9000 + 64),
+                                        .bytes_max = 8 << 20,
+                                        .session_epoch = -1},
+                         &asked, 1, fetched);
             CHECK_EQUAL(fetched->batch_count, 6);
             for (uint32_t i = 0; i < 6; i++)
                 CHECK_EQUAL(fetched->batches[i].mark, i / 3 * 1000 + i % 3 * 10 + (uint64_t)p);
@@ -130,7 +138,7 @@ BOTH(a_forwarded_batch_times_out_and_its_late_answer_is_not_heard)
     CHECK_EQUAL(client_receive(&client), 1);
     struct produced out = take_produced(&client);
     CHECK(out.error[0] == 0 ? out.base_offset[0] == 2 : out.error[0] == 7); /* 7: this one took longer than 50 ms too */
-    CHECK(client_send(&client, &frame)); /* its client leaves; then its owner dies */
+    CHECK(client_send(&client, &frame));                                    /* its client leaves; then its owner dies */
     bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
     client_close(&client);
     frame_free(&frame);
@@ -169,7 +177,13 @@ BOTH(a_parked_fetch_wakes_wherever_it_waits)
     for (int64_t round = 0; round < 200; round++) {
         struct asked asked = {0, round};
         struct frame frame = {0};
-        put_fetch(&frame, (struct fetch){.correlation_id = (int32_t)round, .wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+        put_fetch(&frame,
+                  (struct fetch){.correlation_id = (int32_t)round,
+                                 .wait_ms = LIMIT_MS * 2,
+                                 .bytes_min = 1,
+                                 .bytes_max = 1 << 20,
+                                 .session_epoch = -1},
+                  &asked, 1);
         CHECK(client_send(&readers[0], &frame) && client_send(&readers[1], &frame));
         frame_free(&frame);
         struct part lone = part(0, (uint64_t)round, 64);
@@ -234,7 +248,8 @@ BOTH(sessions)
     bench_stop(b);
 }
 
-/* The topic goes while fetches wait on it, and comes again under its name with another id and other slots. */
+/* The topic goes while fetches wait on it, and comes again under its name with another id and other
+ * slots. */
 BOTH(a_topic_goes_and_comes_while_fetches_wait)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -245,8 +260,14 @@ BOTH(a_topic_goes_and_comes_while_fetches_wait)
     uint8_t id[16];
     memset(id, 9, 16);
     client_fetch(&session, (struct fetch){.bytes_max = 1 << 20}, &asked, 1, fetched);
-    struct fetch fetch = {.wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_id = fetched->session_id, .session_epoch = 1};
-    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    struct fetch fetch = {.wait_ms = LIMIT_MS * 2,
+                          .bytes_min = 1,
+                          .bytes_max = 1 << 20,
+                          .session_id = fetched->session_id,
+                          .session_epoch = 1};
+    put_fetch(&frame,
+              (struct fetch){.wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+              &asked, 1);
     put_fetch(&more, fetch, NULL, 0);
     for (int replaced = 0; replaced < 2; replaced++) {
         CHECK(client_send(&reader, &frame));
@@ -254,7 +275,7 @@ BOTH(a_topic_goes_and_comes_while_fetches_wait)
             CHECK(client_send(&session, &more));
         while (mqd_load_acquire(&mqd_control_partition(b->control, 0)->waiters) == 0)
             usleep(1000); /* parked */
-        if (replaced) { /* by a namesake; then its partition 0 moves to another slot and worker */
+        if (replaced) {   /* by a namesake; then its partition 0 moves to another slot and worker */
             uint32_t slots[4] = {5, 1, 2, 3};
             id[0] = 10;
             bench_topic_put(b, id, "quick", bench_slots, 4);
@@ -262,7 +283,8 @@ BOTH(a_topic_goes_and_comes_while_fetches_wait)
             bench_partition_open(b, 5, 0);
             bench_topic_put(b, id, "quick", slots, 4);
             struct part lone = part(0, 5, 64);
-            CHECK_EQUAL(client_produce(&writer, 1, &lone, 1).error[0], 0); /* answers the fetch, which waited on slot 0 */
+            /* answers the fetch, which waited on slot 0 */
+            CHECK_EQUAL(client_produce(&writer, 1, &lone, 1).error[0], 0);
         } else {
             bench_topic_remove(b, b->topic_id);
             CHECK_EQUAL(client_receive(&session), 1);
@@ -324,10 +346,24 @@ BOTH(replies_keep_their_order)
         struct asked asked = {i % 4, 0};
         struct part lone = part(i % 4, (uint64_t)i, 64);
         switch (i % 4) {
-        case 0: put_produce(&frame, i, i % 3 ? 1 : -1, LIMIT_MS, &lone, 1); break;
-        case 1: put_fetch(&frame, (struct fetch){.correlation_id = i, .wait_ms = i % 8 == 1 ? 3 : 0, .bytes_min = 1 << 20, .bytes_max = 300, .session_epoch = -1}, &asked, 1); break;
-        case 2: frame_end(&frame, frame_begin(&frame, 18, 0, i)); break;
-        default: frame_end(&frame, frame_begin(&frame, 10, 1, i)); break; /* FindCoordinator: the acceptor's */
+        case 0:
+            put_produce(&frame, i, i % 3 ? 1 : -1, LIMIT_MS, &lone, 1);
+            break;
+        case 1:
+            put_fetch(&frame,
+                      (struct fetch){.correlation_id = i,
+                                     .wait_ms = i % 8 == 1 ? 3 : 0,
+                                     .bytes_min = 1 << 20,
+                                     .bytes_max = 300,
+                                     .session_epoch = -1},
+                      &asked, 1);
+            break;
+        case 2:
+            frame_end(&frame, frame_begin(&frame, 18, 0, i));
+            break;
+        default:
+            frame_end(&frame, frame_begin(&frame, 10, 1, i));
+            break; /* FindCoordinator: the acceptor's */
         }
     }
     CHECK(client_send(&client, &frame));
@@ -348,7 +384,8 @@ BOTH(replies_keep_their_order)
     bench_stop(b);
 }
 
-/* A JoinGroup whose client leaves while it waits takes no place from the others, and the acceptor hears that nobody waits. */
+/* A JoinGroup whose client leaves while it waits takes no place from the others, and the acceptor
+ * hears that nobody waits. */
 BOTH(who_leaves_while_the_acceptor_waits_is_forgotten)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -366,7 +403,8 @@ BOTH(who_leaves_while_the_acceptor_waits_is_forgotten)
             bench_say(b, ACCEPTOR, from, parked);
         client_close(&client);
         frame.size_bytes = 0;
-        frame_end(&frame, frame_begin(&frame, 10, 1, i)); /* behind the end of that connection, for the reactor has seen both */
+        /* behind the end of that connection, for the reactor has seen both */
+        frame_end(&frame, frame_begin(&frame, 10, 1, i));
         CHECK(client_send(&other, &frame));
         if (i % 2 == 0)
             bench_say(b, ACCEPTOR, from, parked);
@@ -417,7 +455,8 @@ BOTH(large_frames_in_pieces)
         CHECK_EQUAL(client_produce(&client, 1, both, 2).error[1], 0); /* nearly request_bytes_max */
         CHECK_EQUAL(client_produce(&other, 1, &lone, 1).error[0], 0);
         struct client brief = client_open(b, (uint32_t)i % 2);
-        CHECK(send(brief.fd, frame.bytes, (size_t)(i * 2001), MSG_NOSIGNAL) == i * 2001); /* half a frame, then nothing */
+        /* half a frame, then nothing */
+        CHECK(send(brief.fd, frame.bytes, (size_t)(i * 2001), MSG_NOSIGNAL) == i * 2001);
         client_close(&brief);
     }
     frame_free(&frame);
@@ -426,7 +465,8 @@ BOTH(large_frames_in_pieces)
     bench_stop(b);
 }
 
-/* Lent windows drive the current one to the middle of the arena, where it stays when they come back: no longer run fits on either side of it. */
+/* Lent windows drive the current one to the middle of the arena, where it stays when they come
+ * back: no longer run fits on either side of it. */
 BOTH(the_window_gives_way_to_the_largest_frame)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -455,7 +495,8 @@ BOTH(the_window_gives_way_to_the_largest_frame)
     bench_stop(b);
 }
 
-/* Clients that never end their large frames, but send a byte now and then, against one that sends a maximal frame and one with small ones. */
+/* Clients that never end their large frames, but send a byte now and then, against one that sends a
+ * maximal frame and one with small ones. */
 BOTH(dripping_clients_hold_nobody_up)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -474,7 +515,9 @@ BOTH(dripping_clients_hold_nobody_up)
     while (!answered && test_now_ns() < end_ns) {
         for (int i = 0; i < DRIPS; i++)
             send(drips[i].fd, "x", 1, MSG_NOSIGNAL);
-        ssize_t n = sent < frame.size_bytes ? send(large.fd, frame.bytes + sent, frame.size_bytes - sent, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
+        ssize_t n = sent < frame.size_bytes
+                        ? send(large.fd, frame.bytes + sent, frame.size_bytes - sent, MSG_NOSIGNAL | MSG_DONTWAIT)
+                        : 0;
         sent += n > 0 ? (uint32_t)n : 0;
         CHECK_EQUAL(client_produce(&small, 1, &lone, 1).error[0], 0);
         struct pollfd wait = {large.fd, POLLIN, 0};
@@ -518,7 +561,8 @@ BOTH(control_requests)
     CHECK_EQUAL(client_receive(&other), 0);
     client_close(&other);
     other = client_open(b, 0);
-    /* the acceptor dies: a question is asked again, a change ends its connection, a client that left leaves nothing */
+    /* the acceptor dies: a question is asked again, a change ends its connection, a client that
+     * left leaves nothing */
     CHECK(client_send(&client, &frame));
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
     frame_end(&creation, frame_begin(&creation, 19, 1, 8));
@@ -535,9 +579,12 @@ BOTH(control_requests)
     CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, ACCEPTOR), 0);
     bench_done(b, 0, b->token);
     CHECK_EQUAL(client_receive(&change), 0);
-    do /* the dead one's are told apart by the generation that they name; the client that left may be asked for once more */
+    /* the dead one's are told apart by the generation that they name; the client that left may be
+     * asked for once more */
+    do
         CHECK(bench_take(b, ACCEPTOR, &ask, &from, LIMIT_MS));
-    while (ask.kind != MQD_LINK_REQUEST || ask.b != connection || ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
+    while (ask.kind != MQD_LINK_REQUEST || ask.b != connection ||
+           ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR));
     bench_respond(b, 0, &ask, "answer", 0, true, 256);
     CHECK_EQUAL(client_receive(&client), 1);
     CHECK(client.reply_bytes == 10 && memcmp(client.reply + 4, "answer", 6) == 0);

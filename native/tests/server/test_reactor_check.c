@@ -1,6 +1,7 @@
 /* tsan */
-/* What is asked before a batch may be written (server/check.c): transactions that must be verified, compressed batches for compacted topics. The test is the acceptor,
- * and the owner of partition 4. test_reactor_check_mix.c does it by chance. */
+/* What is asked before a batch may be written (server/check.c): transactions that must be verified,
+ * compressed batches for compacted topics. The test is the acceptor, and the owner of partition 4.
+ * test_reactor_check_mix.c does it by chance. */
 #include "mqd_check_test.h"
 
 /* ---- transactions ---- */
@@ -9,12 +10,15 @@ BOTH(one_check_for_all_partitions_of_a_request)
 {
     struct bench *b = bench_start(backend, verifying);
     struct client client = client_open(b, 0);
-    struct asked_batch batches[3] = {{0, raw_transactional(5, 1, 0, 0)}, {1, raw_transactional(5, 1, 0, 3000)}, {4, raw_transactional(5, 1, 0, 100)}};
+    struct asked_batch batches[3] = {{0, raw_transactional(5, 1, 0, 0)},
+                                     {1, raw_transactional(5, 1, 0, 3000)},
+                                     {4, raw_transactional(5, 1, 0, 100)}};
     uint32_t from;
     CHECK(client_ask(&client, 1, "my-id", -1, LIMIT_MS, batches, 3));
     struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
     CHECK_EQUAL(lent.b, 0);
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 4711});
+    bench_say(b, FAKE, from,
+              (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 4711});
     struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
     CHECK_EQUAL(from, 0);
     CHECK_EQUAL(ask.flags, MQD_CHECK_TRANSACTION);
@@ -51,7 +55,8 @@ BOTH(one_check_for_all_partitions_of_a_request)
         CHECK_EQUAL(out.of[i].error, 0);
         CHECK_EQUAL(out.of[i].base_offset, i == 2 ? 99 : 0);
     }
-    struct asked_batch next[2] = {{0, raw_transactional(5, 1, 1, 0)}, {1, raw_transactional(5, 1, 1, 0)}}; /* the transaction is ongoing: nobody is asked */
+    /* the transaction is ongoing: nobody is asked */
+    struct asked_batch next[2] = {{0, raw_transactional(5, 1, 1, 0)}, {1, raw_transactional(5, 1, 1, 0)}};
     CHECK(client_ask(&client, 2, "my-id", -1, LIMIT_MS, next, 2));
     out = client_take(&client);
     CHECK_EQUAL(out.of[0].error, 0);
@@ -67,7 +72,8 @@ BOTH(later_requests_of_the_connection_wait_and_no_other)
     uint32_t from;
     for (int32_t partition = 0; partition < 2; partition++) { /* its own, and the other worker's */
         for (int32_t i = 0; i < 12; i++)
-            CHECK(client_ask_one(&client, i, "id", i % 2 ? 1 : -1, LIMIT_MS, partition, raw_transactional(5, 1, i, 3000)));
+            CHECK(client_ask_one(&client, i, "id", i % 2 ? 1 : -1, LIMIT_MS, partition,
+                                 raw_transactional(5, 1, i, 3000)));
         struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
         for (uint64_t i = 0; i < 50; i++) {
             struct part lone = {partition, {.mark = i, .body_bytes = 20000}};
@@ -110,13 +116,16 @@ BOTH(refused_partitions_and_written_ones)
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
     bench_say(b, ACCEPTOR, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = 90});
     CHECK_EQUAL(client_take(&client).of[0].error, 90);
-    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 2, raw_transactional(5, 1, 0, 200))); /* answers that cannot be right */
+    /* answers that cannot be right */
+    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 2, raw_transactional(5, 1, 0, 200)));
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
     check_answer(b, 1, &ask, (int16_t[]){0, 0}, 2);
     CHECK_EQUAL(client_take(&client).of[0].error, 19);
     CHECK(client_ask_one(&client, 4, "id", 1, LIMIT_MS, 2, raw_transactional(5, 1, 0, 200)));
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
-    bench_say(b, ACCEPTOR, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .offset = ARENA_BYTES - 1, .size_bytes = 2});
+    bench_say(b, ACCEPTOR, 1,
+              (struct mqd_descriptor){
+                  .kind = MQD_LINK_CHECKED, .token = ask.token, .offset = ARENA_BYTES - 1, .size_bytes = 2});
     CHECK_EQUAL(client_take(&client).of[0].error, 19);
     bench_say(b, ACCEPTOR, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token});
     bench_say(b, FAKE, 1, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token});
@@ -130,13 +139,16 @@ BOTH(what_cannot_be_of_a_transaction)
     struct bench *b = bench_start(backend, verifying);
     struct client client = client_open(b, 0);
     struct outcomes out;
-    struct asked_batch batches[3] = {{0, raw_transactional(5, 1, 0, 0)}, {1, raw_noise((struct log_batch){.mark = 3})}, {2, raw_transactional(5, 1, 0, 0)}};
+    struct asked_batch batches[3] = {{0, raw_transactional(5, 1, 0, 0)},
+                                     {1, raw_noise((struct log_batch){.mark = 3})},
+                                     {2, raw_transactional(5, 1, 0, 0)}};
     CHECK(client_ask(&client, 1, NULL, 1, LIMIT_MS, batches, 3));
     out = client_take(&client);
     CHECK_EQUAL(out.of[0].error, 53);
     CHECK_EQUAL(out.of[1].error, 0);
     CHECK_EQUAL(out.of[2].error, 53);
-    struct asked_batch two[3] = {{0, raw_transactional(5, 1, 0, 0)}, {1, raw_transactional(6, 1, 0, 0)}, {2, raw_transactional(5, 2, 0, 0)}};
+    struct asked_batch two[3] = {
+        {0, raw_transactional(5, 1, 0, 0)}, {1, raw_transactional(6, 1, 0, 0)}, {2, raw_transactional(5, 2, 0, 0)}};
     CHECK(client_ask(&client, 2, "id", 1, LIMIT_MS, two, 3));
     struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
     check_answer_all(b, 0, &ask, 0);
@@ -144,7 +156,8 @@ BOTH(what_cannot_be_of_a_transaction)
     CHECK_EQUAL(out.of[0].error, 0);
     CHECK_EQUAL(out.of[1].error, 49);
     CHECK_EQUAL(out.of[2].error, 49);
-    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 1, raw_noise((struct log_batch){.mark = 4}))); /* a transactional id alone asks for nothing */
+    /* a transactional id alone asks for nothing */
+    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 1, raw_noise((struct log_batch){.mark = 4})));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
     CHECK(client_ask_one(&client, 4, "id", 1, LIMIT_MS, 1, raw_transactional(-1, 0, 0, 0))); /* no producer id */
     CHECK_EQUAL(client_take(&client).of[0].error, 87);
@@ -158,7 +171,8 @@ BOTH(what_cannot_be_of_a_transaction)
     CHECK(memcmp(b->arenas[0] + ask.offset + sizeof head + sizeof(struct mqd_check_partition), huge, 32767) == 0);
     check_answer_all(b, 0, &ask, 42);
     CHECK_EQUAL(client_take(&client).of[0].error, 42);
-    CHECK(client_ask_one(&client, 6, "", 1, LIMIT_MS, 3, raw_transactional(7, 1, 0, 0))); /* the coordinator's to refuse */
+    /* the coordinator's to refuse */
+    CHECK(client_ask_one(&client, 6, "", 1, LIMIT_MS, 3, raw_transactional(7, 1, 0, 0)));
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
     check_answer_all(b, 0, &ask, 42);
     CHECK_EQUAL(client_take(&client).of[0].error, 42);
@@ -184,7 +198,8 @@ BOTH(a_check_takes_too_long)
         check_answer_all(b, 0, &again, 48);
         CHECK_EQUAL(client_take(&client).of[0].error, 48);
     }
-    CHECK(client_ask_one(&client, 3, "id", 0, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200))); /* acks=0: told by the end of the connection */
+    /* acks=0: told by the end of the connection */
+    CHECK(client_ask_one(&client, 3, "id", 0, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
     struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
     check_answer_all(b, 0, &ask, 48);
     CHECK_EQUAL(client_receive(&client), 0);
@@ -205,7 +220,8 @@ BOTH(the_acceptor_restarts_and_is_asked_again)
     bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_NONE});
     acceptor_restarts(b);
     CHECK(client_ask_one(&late, 1, "id2", -1, LIMIT_MS, 0, raw_transactional(6, 1, 0, 200)));
-    struct mqd_descriptor again = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from), second = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from), none;
+    struct mqd_descriptor again = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from),
+                          second = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from), none;
     CHECK(again.token != ask.token);
     CHECK_EQUAL(again.error, (int32_t)(mqd_endpoint_generation(b->control, ACCEPTOR) & 0x7fffffff));
     check_answer_all(b, 0, &second, 0);
@@ -227,7 +243,8 @@ BOTH(the_owner_dies_while_a_batch_is_verified)
     uint32_t from;
     CHECK(client_ask_one(&client, 1, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200)));
     struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
-    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 1});
+    bench_say(b, FAKE, from,
+              (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 1});
     struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
     mqd_endpoint_set_state(b->control, FAKE, MQD_PROCESS_DEAD, 0);
     CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, FAKE), 0);
@@ -238,17 +255,20 @@ BOTH(the_owner_dies_while_a_batch_is_verified)
     mqd_endpoint_close(b->endpoints[FAKE]);
     b->endpoints[FAKE] = mqd_endpoint_open(b->control, b->links, FAKE, ENDPOINTS, b->eventfds);
     bench_fake_slot(b);
-    CHECK(client_ask_one(&client, 2, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200))); /* an owner that forgets what it said: the client is to try again */
+    /* an owner that forgets what it said: the client is to try again */
+    CHECK(client_ask_one(&client, 2, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200)));
     for (int i = 0; i < 2; i++) {
         lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
-        bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 7});
+        bench_say(b, FAKE, from,
+                  (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .error = VERIFY, .a = 7});
         if (i)
             break;
         ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
         check_answer_all(b, 0, &ask, 0);
     }
     CHECK_EQUAL(client_take(&client).of[0].error, 19);
-    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200))); /* dies while a batch is with it */
+    /* dies while a batch is with it */
+    CHECK(client_ask_one(&client, 3, "id", 1, LIMIT_MS, 4, raw_transactional(5, 1, 0, 200)));
     bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
     mqd_endpoint_set_state(b->control, FAKE, MQD_PROCESS_DEAD, 0);
     CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, FAKE), 0);
@@ -291,7 +311,9 @@ BOTH(clients_leave_and_the_broker_stops_while_batches_are_verified)
     check_answer_all(b, 0, &ask, 0);
     for (int i = 0; i < 40; i++) {
         leaving = client_open(b, i % 2);
-        struct asked_batch batches[2] = {{0, raw_transactional(100 + i, 1, 0, 200)}, {4, raw_transactional(100 + i, 1, 0, 100000)}}; /* one parked, one with its owner */
+        /* one parked, one with its owner */
+        struct asked_batch batches[2] = {{0, raw_transactional(100 + i, 1, 0, 200)},
+                                         {4, raw_transactional(100 + i, 1, 0, 100000)}};
         CHECK(client_ask(&leaving, 1, "id", -1, LIMIT_MS, batches, 2));
         if (i % 3)
             bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
@@ -310,9 +332,11 @@ BOTH(batches_that_wait_do_not_take_the_memory_of_others)
     struct client other = client_open(b, 0);
     uint32_t asked = 0, refused = 0, from;
     struct mqd_descriptor asks[COUNT];
-    for (uint32_t i = 0; i < COUNT; i++) { /* four times what the control arena holds; large ones in runs of their own */
+    /* four times what the control arena holds; large ones in runs of their own */
+    for (uint32_t i = 0; i < COUNT; i++) {
         clients[i] = client_open(b, 0);
-        CHECK(client_ask_one(&clients[i], 1, "id", 1, LIMIT_MS, 0, raw_transactional(100 + i, 1, 0, i % 8 == 7 ? 150000 : 16000)));
+        CHECK(client_ask_one(&clients[i], 1, "id", 1, LIMIT_MS, 0,
+                             raw_transactional(100 + i, 1, 0, i % 8 == 7 ? 150000 : 16000)));
     }
     for (uint64_t i = 0; i < 100; i++)
         CHECK(serves(&other, i));
@@ -349,8 +373,10 @@ BOTH(a_full_ring_delays_and_loses_nothing)
     struct client client = client_open(b, 0), other = client_open(b, 0);
     struct mqd_descriptor ask;
     uint32_t from, count = 0;
-    for (int i = 0; i < 1500; i++) /* answers that nobody waits for: each is given back by a note, more than the ring holds */
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = UINT64_MAX, .size_bytes = 4});
+    /* answers that nobody waits for: each is given back by a note, more than the ring holds */
+    for (int i = 0; i < 1500; i++)
+        bench_say(b, ACCEPTOR, 0,
+                  (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = UINT64_MAX, .size_bytes = 4});
     CHECK(client_ask_one(&client, 1, "id", 1, LIMIT_MS, 0, raw_transactional(5, 1, 0, 200)));
     for (uint64_t i = 0; i < 20; i++)
         CHECK(serves(&other, i));
@@ -368,7 +394,8 @@ BOTH(a_full_ring_delays_and_loses_nothing)
 
 /* ---- records ---- */
 
-static void refuse_records(struct bench *b, const struct mqd_descriptor *ask, const int32_t *indexes, uint16_t count, const char *message)
+static void refuse_records(struct bench *b, const struct mqd_descriptor *ask, const int32_t *indexes, uint16_t count,
+                           const char *message)
 {
     struct mqd_check_refusal head = {count, count, (uint16_t)strlen(message)};
     uint8_t *at = b->arenas[ACCEPTOR];
@@ -376,8 +403,13 @@ static void refuse_records(struct bench *b, const struct mqd_descriptor *ask, co
     if (count)
         memcpy(at + sizeof head, indexes, count * sizeof *indexes);
     memcpy(at + sizeof head + count * sizeof *indexes, message, strlen(message));
-    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask->token, .error = 87, .offset = 0,
-                                                      .size_bytes = (uint32_t)(sizeof head + count * sizeof *indexes + strlen(message))});
+    bench_say(
+        b, ACCEPTOR, 0,
+        (struct mqd_descriptor){.kind = MQD_LINK_CHECKED,
+                                .token = ask->token,
+                                .error = 87,
+                                .offset = 0,
+                                .size_bytes = (uint32_t)(sizeof head + count * sizeof *indexes + strlen(message))});
 }
 
 BOTH(records_without_key)
@@ -392,8 +424,9 @@ BOTH(records_without_key)
         CHECK_EQUAL(out.of[0].error, 87);
         CHECK_EQUAL(out.of[0].record_errors, 2);
         CHECK_EQUAL(out.of[0].first_index, 3);
-        CHECK_TEXT(out.of[0].record_message, partition ? "Compacted topic cannot accept message without key in topic partition quick-1."
-                                                       : "Compacted topic cannot accept message without key in topic partition quick-0.");
+        CHECK_TEXT(out.of[0].record_message,
+                   partition ? "Compacted topic cannot accept message without key in topic partition quick-1."
+                             : "Compacted topic cannot accept message without key in topic partition quick-0.");
         CHECK_CONTAINS(out.of[0].message, "2 records of the batch have no key");
         CHECK(client_ask_one(&client, 3, NULL, -1, LIMIT_MS, partition, raw_records(200, UINT64_MAX, 0)));
         out = client_take(&client);
@@ -418,15 +451,29 @@ BOTH(records_without_key)
     bench_stop(b);
 }
 
-static void uncompressed(struct bench *b) { b->log_options.validation = MQD_VALIDATION_UNCOMPRESSED; }
-static void all(struct bench *b) { b->log_options.validation = MQD_VALIDATION_ALL; }
+static void uncompressed(struct bench *b)
+{
+    b->log_options.validation = MQD_VALIDATION_UNCOMPRESSED;
+}
+static void all(struct bench *b)
+{
+    b->log_options.validation = MQD_VALIDATION_ALL;
+}
 
-/* The records of raw_records(3, 0, 5), which are of one length each, with other bytes in the second. */
-struct malformed { uint32_t at; uint8_t bytes[10]; uint32_t size_bytes; const char *why; };
+/* The records of raw_records(3, 0, 5), which are of one length each, with other bytes in the
+ * second. */
+struct malformed {
+    uint32_t at;
+    uint8_t bytes[10];
+    uint32_t size_bytes;
+    const char *why;
+};
 
 BOTH(records_that_cannot_be_parsed)
 {
-    static const struct malformed cases[] = { /* a record: length, attributes, timestamp delta, offset delta, key length, key, value length, ... */
+    /* a record: length, attributes, timestamp delta, offset delta, key length, key, value length,
+     * ... */
+    static const struct malformed cases[] = {
         {0, {0xfe, 0xff, 0xff, 0xff, 0x0f}, 5, "length is impossible"}, /* 2^31 - 1 */
         {0, {0x09}, 1, "length is impossible"},                         /* -5 */
         {0, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "length is impossible"},
@@ -452,9 +499,12 @@ BOTH(records_that_cannot_be_parsed)
         CHECK_CONTAINS(out.of[0].record_message, cases[i].why);
         CHECK_CONTAINS(out.of[0].message, "record 1 of the batch cannot be parsed");
     }
-    CHECK(client_ask_one(&client, 100, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5))); /* keys are not asked for */
+    /* keys are not asked for */
+    CHECK(client_ask_one(&client, 100, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5)));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
-    CHECK(client_ask_one(&client, 101, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7}))); /* nor is it looked into a compressed one */
+    /* nor is it looked into a compressed one */
+    CHECK(
+        client_ask_one(&client, 101, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
     b->log_options.validation = MQD_VALIDATION_NONE;
     CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
@@ -471,10 +521,12 @@ BOTH(compressed_batches_are_parsed_where_all_are)
     struct bench *b = bench_start(backend, all);
     struct client client = client_open(b, 0);
     for (int32_t error = 0; error <= 87; error += 87) {
-        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
+        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0,
+                             raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
         struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
         CHECK_EQUAL(ask.flags, MQD_CHECK_PARSE);
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = error});
+        bench_say(b, ACCEPTOR, 0,
+                  (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = error});
         CHECK_EQUAL(client_take(&client).of[0].error, error);
     }
     client_close(&client);
@@ -491,7 +543,8 @@ BOTH(hostile_records)
         struct raw raw = raw_records(3, 0, 5);
         uint32_t changes = 1 + test_random(&seed) % 3;
         for (uint32_t j = 0; j < changes; j++) {
-            uint32_t at = MQD_BATCH_HEADER_BYTES + (uint32_t)(test_random(&seed) % (raw.size_bytes - MQD_BATCH_HEADER_BYTES));
+            uint32_t at =
+                MQD_BATCH_HEADER_BYTES + (uint32_t)(test_random(&seed) % (raw.size_bytes - MQD_BATCH_HEADER_BYTES));
             raw.bytes[at] = (uint8_t)test_random(&seed);
         }
         raw_finish(&raw);
@@ -538,14 +591,16 @@ BOTH(compressed_batches_are_looked_at_by_the_acceptor)
         CHECK_EQUAL(first.of[0].first_index, 2);
         CHECK_CONTAINS(first.of[0].record_message, "Compacted topic cannot accept message without key");
         bench_expect(b, ACCEPTOR, MQD_LINK_RELEASE, NULL);
-        CHECK(client_ask_one(&client, 5, NULL, -1, LIMIT_MS, partition, raw_noise((struct log_batch){.attributes = 1, .body_bytes = size_bytes, .mark = 77})));
+        CHECK(client_ask_one(&client, 5, NULL, -1, LIMIT_MS, partition,
+                             raw_noise((struct log_batch){.attributes = 1, .body_bytes = size_bytes, .mark = 77})));
         ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
         refuse_records(b, &ask, NULL, 0, "it is not gzip at all");
         first = client_take(&client);
         CHECK_EQUAL(first.of[0].error, 87);
         CHECK_EQUAL(first.of[0].record_errors, 0);
         CHECK_TEXT(first.of[0].message, "it is not gzip at all");
-        CHECK(client_ask_one(&client, 6, NULL, -1, 30, partition, raw_noise((struct log_batch){.attributes = 1, .body_bytes = size_bytes, .mark = 77})));
+        CHECK(client_ask_one(&client, 6, NULL, -1, 30, partition,
+                             raw_noise((struct log_batch){.attributes = 1, .body_bytes = size_bytes, .mark = 77})));
         bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL); /* never answered */
         CHECK_EQUAL(client_take(&client).of[0].error, 7);
     }
@@ -567,7 +622,9 @@ BOTH(compressed_and_transactional)
     struct client client = client_open(b, 0);
     struct asked_batch batches[3];
     for (int32_t i = 0; i < 3; i++)
-        batches[i] = (struct asked_batch){i, raw_noise((struct log_batch){.attributes = 0x13, .producer_id = 5, .producer_epoch = 1, .body_bytes = 1000, .mark = 1})};
+        batches[i] = (struct asked_batch){
+            i, raw_noise((struct log_batch){
+                   .attributes = 0x13, .producer_id = 5, .producer_epoch = 1, .body_bytes = 1000, .mark = 1})};
     CHECK(client_ask(&client, 1, "the-id", -1, LIMIT_MS, batches, 3));
     for (int32_t i = 0; i < 3; i++) {
         struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
@@ -582,7 +639,8 @@ BOTH(compressed_and_transactional)
     struct mqd_check_transaction head;
     memcpy(&head, b->arenas[0] + ask.offset, sizeof head);
     CHECK_EQUAL(head.partition_count, 2); /* one check, when all are looked at */
-    CHECK(memcmp(b->arenas[0] + ask.offset + sizeof head + 2 * sizeof(struct mqd_check_partition), "the-id", 6) == 0); /* the frame is gone by now */
+    /* the frame is gone by now */
+    CHECK(memcmp(b->arenas[0] + ask.offset + sizeof head + 2 * sizeof(struct mqd_check_partition), "the-id", 6) == 0);
     check_answer_all(b, 0, &ask, 0);
     struct outcomes out = client_take(&client);
     CHECK_EQUAL(out.of[0].error, 0);

@@ -1,16 +1,28 @@
 /* tsan */
-/* Checks by chance: producers that pipeline transactional batches over both workers, an acceptor that answers late, out of order, with errors, never, and that dies.
+/* Checks by chance: producers that pipeline transactional batches over both workers, an acceptor
+ * that answers late, out of order, with errors, never, and that dies.
  *
  * What must hold, whatever happens:
- *   a batch is refused as out of sequence only when an earlier one of its producer and partition was refused: nothing overtakes
- *   what was acknowledged is in the log, at its offset, once, and the batches of a producer lie there in their order */
+ *   a batch is refused as out of sequence only when an earlier one of its producer and partition
+ *   was refused: nothing overtakes what was acknowledged is in the log, at its offset, once, and
+ *   the batches of a producer lie there in their order */
 #include "mqd_check_test.h"
 
 #include <pthread.h>
 
-enum { PRODUCERS = 6, ROUND_COUNT = 40, PIPELINE_MAX = 8, HELD_MAX = 16, ACKNOWLEDGED_MAX = PRODUCERS * 400 * PIPELINE_MAX * 4 };
+enum {
+    PRODUCERS = 6,
+    ROUND_COUNT = 40,
+    PIPELINE_MAX = 8,
+    HELD_MAX = 16,
+    ACKNOWLEDGED_MAX = PRODUCERS * 400 * PIPELINE_MAX * 4
+};
 
-struct acknowledged { uint64_t mark; int64_t offset; int32_t partition; };
+struct acknowledged {
+    uint64_t mark;
+    int64_t offset;
+    int32_t partition;
+};
 struct mix {
     struct bench *b;
     uint64_t seed;
@@ -20,7 +32,11 @@ struct mix {
     struct acknowledged *acknowledged;
     uint32_t acknowledged_count, refused_count, check_count, restart_count;
 };
-struct producer { struct mix *mix; uint32_t number; uint64_t seed; };
+struct producer {
+    struct mix *mix;
+    uint32_t number;
+    uint64_t seed;
+};
 
 /* ---- the acceptor ---- */
 
@@ -44,7 +60,8 @@ static void *accept_checks(void *argument)
     uint64_t seed = mix->seed;
     while (!__atomic_load_n(&mix->ended, __ATOMIC_ACQUIRE)) {
         bool got = bench_take(mix->b, ACCEPTOR, &ask, &from, 1);
-        bool own = got && (uint64_t)ask.error == (mqd_endpoint_generation(mix->b->control, ACCEPTOR) & 0x7fffffff); /* as the real one: what its predecessor was asked it drops */
+        /* as the real one: what its predecessor was asked it drops */
+        bool own = got && (uint64_t)ask.error == (mqd_endpoint_generation(mix->b->control, ACCEPTOR) & 0x7fffffff);
         if (own && ask.kind == MQD_LINK_CHECK) {
             mix->check_count++;
             uint64_t choice = test_random(&seed) % 8;
@@ -70,7 +87,11 @@ static void *accept_checks(void *argument)
 
 /* ---- producers ---- */
 
-struct sent { int32_t partition[4]; uint64_t mark[4]; uint32_t count; };
+struct sent {
+    int32_t partition[4];
+    uint64_t mark[4];
+    uint32_t count;
+};
 
 static void note(struct mix *mix, uint64_t mark, int64_t offset, int32_t partition)
 {
@@ -80,21 +101,24 @@ static void note(struct mix *mix, uint64_t mark, int64_t offset, int32_t partiti
     pthread_mutex_unlock(&mix->mutex);
 }
 
-static bool send_some(struct client *client, uint64_t *seed, int64_t producer_id, uint32_t sequence[4], struct sent *sent, int32_t correlation_id)
+static bool send_some(struct client *client, uint64_t *seed, int64_t producer_id, uint32_t sequence[4],
+                      struct sent *sent, int32_t correlation_id)
 {
     struct asked_batch batches[4];
     sent->count = 0;
     for (int32_t partition = 0; partition < 4; partition++) {
         if (test_random(seed) % 2 && sent->count + (3 - (uint32_t)partition))
             continue;
-        int32_t bytes = test_random(seed) % 16 ? 8 + (int32_t)(test_random(seed) % 5000) : 60000 + (int32_t)(test_random(seed) % 60000);
+        int32_t bytes = test_random(seed) % 16 ? 8 + (int32_t)(test_random(seed) % 5000)
+                                               : 60000 + (int32_t)(test_random(seed) % 60000);
         struct raw raw = raw_transactional(producer_id, 1, (int32_t)sequence[partition], bytes);
         memcpy(&sent->mark[sent->count], raw.bytes + MQD_BATCH_HEADER_BYTES, 8);
         sequence[partition]++;
         batches[sent->count] = (struct asked_batch){partition, raw};
         sent->partition[sent->count++] = partition;
     }
-    return client_ask(client, correlation_id, "id", test_random(seed) % 2 ? -1 : 1, test_random(seed) % 8 ? 400 : LIMIT_MS, batches, sent->count);
+    return client_ask(client, correlation_id, "id", test_random(seed) % 2 ? -1 : 1,
+                      test_random(seed) % 8 ? 400 : LIMIT_MS, batches, sent->count);
 }
 
 static void one_round(struct producer *producer, struct client *client, int64_t producer_id)
@@ -118,7 +142,8 @@ static void one_round(struct producer *producer, struct client *client, int64_t 
                 note(producer->mix, sent[i].mark[j], out.of[j].base_offset, partition);
                 continue;
             }
-            CHECK_OR(error == 48 || error == 19 || error == 51 || error == 47 || error == 7 || (error == 45 && broken[partition]),
+            CHECK_OR(error == 48 || error == 19 || error == 51 || error == 47 || error == 7 ||
+                         (error == 45 && broken[partition]),
                      fprintf(stderr, "seed %llu: error %d\n", (unsigned long long)producer->mix->seed, error));
             broken[partition] = true;
             __atomic_fetch_add(&producer->mix->refused_count, 1, __ATOMIC_RELAXED);
@@ -136,7 +161,8 @@ static void *produce_by_chance(void *argument)
         if (test_random(&producer->seed) % 6 == 0) { /* leaves, with something under way */
             struct sent sent;
             uint32_t sequence[4] = {0};
-            send_some(&client, &producer->seed, 100000 + (int64_t)(producer->number * 1000 + round), sequence, &sent, 0);
+            send_some(&client, &producer->seed, 100000 + (int64_t)(producer->number * 1000 + round), sequence, &sent,
+                      0);
             client_close(&client);
             client = client_open(mix->b, (producer->number + round) % REACTORS);
         }
@@ -179,7 +205,10 @@ static void read_back(struct mix *mix, int32_t partition)
 
 static void run_mix(int backend, uint64_t seed)
 {
-    struct mix mix = {.b = bench_start(backend, verifying), .seed = seed, .rounds = ROUND_COUNT, .mutex = PTHREAD_MUTEX_INITIALIZER,
+    struct mix mix = {.b = bench_start(backend, verifying),
+                      .seed = seed,
+                      .rounds = ROUND_COUNT,
+                      .mutex = PTHREAD_MUTEX_INITIALIZER,
                       .acknowledged = calloc(ACKNOWLEDGED_MAX, sizeof *mix.acknowledged)};
     struct producer producers[PRODUCERS];
     pthread_t acceptor, threads[PRODUCERS];
@@ -194,8 +223,8 @@ static void run_mix(int backend, uint64_t seed)
     pthread_join(acceptor, NULL);
     for (int32_t partition = 0; partition < 4; partition++)
         read_back(&mix, partition);
-    test_message("seed %llu: %u checks, %u batches acknowledged, %u refused, %u restarts", (unsigned long long)seed, mix.check_count, mix.acknowledged_count, mix.refused_count,
-                 mix.restart_count);
+    test_message("seed %llu: %u checks, %u batches acknowledged, %u refused, %u restarts", (unsigned long long)seed,
+                 mix.check_count, mix.acknowledged_count, mix.refused_count, mix.restart_count);
     CHECK(mix.check_count > 50 && mix.acknowledged_count > 100 && mix.refused_count > 10);
     free(mix.acknowledged);
     bench_stop(mix.b);

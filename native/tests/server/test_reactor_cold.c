@@ -1,10 +1,14 @@
-/* A fetch whose records may not be in memory is read ahead by the pool or the ring; the reactor never sends what might make it wait for a disk. */
+/* A fetch whose records may not be in memory is read ahead by the pool or the ring; the reactor
+ * never sends what might make it wait for a disk. */
 #include "mqd_counter_test.h"
 #include "mqd_seccomp_test.h"
 
 #define BATCHES 6
 
-static void one_batch_segments(struct bench *b) { b->log_options.segment_bytes = 300; }
+static void one_batch_segments(struct bench *b)
+{
+    b->log_options.segment_bytes = 300;
+}
 
 static void produce(struct client *client, uint64_t first, uint64_t count)
 {
@@ -18,7 +22,8 @@ static void fetch(struct client *client, int64_t first, int64_t count)
 {
     struct fetched *fetched = calloc(1, sizeof *fetched);
     for (int64_t offset = first; offset < first + count; offset++) {
-        client_fetch(client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 100, .session_epoch = -1}, &(struct asked){0, offset}, 1, fetched);
+        client_fetch(client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 100, .session_epoch = -1},
+                     &(struct asked){0, offset}, 1, fetched);
         CHECK_OR(fetched->batch_count == 1 && fetched->batches[0].mark == (uint64_t)offset + 1, break);
     }
     free(fetched);
@@ -38,11 +43,21 @@ static void fetch_all(int backend, void (*change)(struct bench *b), uint64_t col
     bench_stop(b);
 }
 
-static void all_are_read_ahead(int backend) { fetch_all(backend, one_batch_segments, BATCHES); }
-static void none_is_read_ahead(int backend) { fetch_all(backend, one_batch_segments, 0); }
+static void all_are_read_ahead(int backend)
+{
+    fetch_all(backend, one_batch_segments, BATCHES);
+}
+static void none_is_read_ahead(int backend)
+{
+    fetch_all(backend, one_batch_segments, 0);
+}
 
-/* A broker that begins on a log which lies there, as after a reboot: what is near its end may be as cold as the rest. */
-static void what_lay_there_is_read_ahead(int backend) { fetch_all(backend, NULL, BATCHES); }
+/* A broker that begins on a log which lies there, as after a reboot: what is near its end may be as
+ * cold as the rest. */
+static void what_lay_there_is_read_ahead(int backend)
+{
+    fetch_all(backend, NULL, BATCHES);
+}
 
 BOTH(what_the_kernel_does_not_tell_is_read_ahead)
 {

@@ -1,8 +1,12 @@
 /* tsan */
-/* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with both I/O backends. */
+/* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with
+ * both I/O backends. */
 #include "mqd_faults_test.h"
 
-static struct part part(int32_t partition, uint64_t mark) { return (struct part){partition, {.mark = mark}}; }
+static struct part part(int32_t partition, uint64_t mark)
+{
+    return (struct part){partition, {.mark = mark}};
+}
 
 static void send_produce(struct client *client, int32_t partition, uint64_t mark, int acks, int32_t timeout_ms)
 {
@@ -44,7 +48,8 @@ BOTH(a_slow_flush_is_waited_for_but_not_longer_than_asked)
     bench_stop(b);
 }
 
-/* The partition is taken back while producers, here and elsewhere, wait for its flush and a reader for its records; some of them leave. */
+/* The partition is taken back while producers, here and elsewhere, wait for its flush and a reader
+ * for its records; some of them leave. */
 BOTH(a_partition_closes_under_those_who_wait)
 {
     struct bench *b = bench_start(backend, watch);
@@ -70,7 +75,9 @@ BOTH(a_partition_closes_under_those_who_wait)
         }
         CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
         struct asked asked = {0, view.positions.high_watermark};
-        put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+        put_fetch(&frame,
+                  (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                  &asked, 1);
         CHECK(client_send(&reader, &frame)); /* parks, is woken by the next owner's first record */
         bench_partition_close(b, 0);
         bench_partition_open(b, 0, 0);
@@ -101,7 +108,9 @@ BOTH(a_failed_flush_fences_and_everybody_is_told)
     send_produce(&client, 2, 3, 1, LIMIT_MS); /* the other partition of that directory and worker */
     CHECK_EQUAL(error_of(&client), 56);
     struct asked asked = {0, 0};
-    client_fetch(&reader, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&reader,
+                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked,
+                 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1); /* what was acknowledged stays readable, what was not stays hidden */
     CHECK_EQUAL(fetched->batches[0].mark, 1);
     faults("");
@@ -255,7 +264,9 @@ BOTH(a_stop_answers_who_waits_for_a_flush)
     struct client clients[8], reader = client_open(b, 0);
     struct frame frame = {0};
     struct asked asked = {1, 0};
-    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1 << 20, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    put_fetch(&frame,
+              (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1 << 20, .bytes_max = 1 << 20, .session_epoch = -1},
+              &asked, 1);
     CHECK(client_send(&reader, &frame));
     for (uint32_t i = 0; i < 8; i++)
         clients[i] = client_open(b, 0);
@@ -304,7 +315,8 @@ BOTH(sealed_segments_are_flushed_without_a_pause_between)
     do
         CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
     while (view.positions.durable_offset < 40 && test_now_ns() < end_ns);
-    CHECK_OR(view.positions.durable_offset >= 40, fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
+    CHECK_OR(view.positions.durable_offset >= 40,
+             fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
     client_close(&client);
     bench_stop(b);
 }
@@ -315,7 +327,8 @@ static void in_memory_at_first(struct bench *b)
     b->log_options.flush_interval_ms = 3600000;
 }
 
-/* What was acknowledged before the setting changed is counted on as flushed from then on (R9): it does not wait for the next record. */
+/* What was acknowledged before the setting changed is counted on as flushed from then on (R9): it
+ * does not wait for the next record. */
 BOTH(what_is_dirty_is_flushed_when_flush_on_ack_is_switched_on)
 {
     struct bench *b = bench_start(backend, in_memory_at_first);
@@ -331,7 +344,8 @@ BOTH(what_is_dirty_is_flushed_when_flush_on_ack_is_switched_on)
     int64_t began_ns = test_now_ns();
     do
         CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
-    while (view.positions.durable_offset < 1 && test_now_ns() - began_ns < 4000000000ll); /* sooner than it would be in the background */
+    /* sooner than it would be in the background */
+    while (view.positions.durable_offset < 1 && test_now_ns() - began_ns < 4000000000ll);
     CHECK_EQUAL(view.positions.durable_offset, 1);
     client_close(&client);
     bench_stop(b);
@@ -360,17 +374,20 @@ BOTH(what_nobody_waits_for_is_flushed_when_8_MiB_have_gathered)
         CHECK_EQUAL(client_produce(&client, 1, &lone, 1).error[0], 0);
         uint64_t begun = flushes_begun(b);
         if (test_now_ns() < by_clock_ns)
-            CHECK_OR(i > 80 ? i < 90 || begun > 0 : begun == 0, fprintf(stderr, "%d: %d flushes\n", (int)i, (int)begun));
+            CHECK_OR(i > 80 ? i < 90 || begun > 0 : begun == 0,
+                     fprintf(stderr, "%d: %d flushes\n", (int)i, (int)begun));
     }
     do
         CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
     while (view.positions.durable_offset < 80 && test_now_ns() < began_ns + 30000000000ll);
-    CHECK_OR(view.positions.durable_offset >= 80, fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
+    CHECK_OR(view.positions.durable_offset >= 80,
+             fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
     client_close(&client);
     bench_stop(b);
 }
 
-/* Where many partitions are written to their small flushes would come together: they are large then, as the clock and 64 MiB have it. */
+/* Where many partitions are written to their small flushes would come together: they are large
+ * then, as the clock and 64 MiB have it. */
 BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
 {
     enum { MANY = SLOTS_MAX }; /* 14 of this worker */
@@ -398,7 +415,8 @@ BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
         struct part lone = {0, {.mark = ++mark, .body_bytes = 100000}};
         CHECK_EQUAL(client_produce(&client, 1, &lone, 1).error[0], 0);
     }
-    CHECK_OR(flushes_begun(b) == 0 || test_now_ns() > by_clock_ns, fprintf(stderr, "%d flushes\n", (int)flushes_begun(b)));
+    CHECK_OR(flushes_begun(b) == 0 || test_now_ns() > by_clock_ns,
+             fprintf(stderr, "%d flushes\n", (int)flushes_begun(b)));
     client_close(&client);
     bench_stop(b);
 }
@@ -429,7 +447,8 @@ static void one_batch_segments(struct bench *b)
     b->log_options.segment_bytes = 200;
 }
 
-/* The write that seals the file whose flush is under way finds the disk full. A number below that file's is free, and the next one opened takes it. */
+/* The write that seals the file whose flush is under way finds the disk full. A number below that
+ * file's is free, and the next one opened takes it. */
 BOTH(a_roll_that_is_undone_leaves_the_flush_under_way_its_file)
 {
     int low = dup(0);

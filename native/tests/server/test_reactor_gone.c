@@ -1,16 +1,24 @@
 /* tsan */
-/* Clients that are gone: their connections end, whatever they wait for. The test is the acceptor, and does not answer. */
+/* Clients that are gone: their connections end, whatever they wait for. The test is the acceptor,
+ * and does not answer. */
 #include "mqd_counter_test.h"
 
 enum { INFLIGHT_COUNT_MAX = 16, FIND_COORDINATOR = 10 };
 
-/* As many requests as a connection may have under way, and one that stays in its socket; the acceptor has those that are its own. */
+/* As many requests as a connection may have under way, and one that stays in its socket; the
+ * acceptor has those that are its own. */
 static void fill(struct bench *b, struct client *client, bool fetch_first)
 {
     struct frame frame = {0};
     struct asked asked = {0, 0};
     if (fetch_first)
-        put_fetch(&frame, (struct fetch){.correlation_id = 1, .wait_ms = 10 * LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+        put_fetch(&frame,
+                  (struct fetch){.correlation_id = 1,
+                                 .wait_ms = 10 * LIMIT_MS,
+                                 .bytes_min = 1,
+                                 .bytes_max = 1 << 20,
+                                 .session_epoch = -1},
+                  &asked, 1);
     for (int32_t i = fetch_first; i <= INFLIGHT_COUNT_MAX; i++)
         frame_end(&frame, frame_begin(&frame, FIND_COORDINATOR, 1, i));
     CHECK(client_send(client, &frame));
@@ -41,7 +49,8 @@ BOTH(who_is_gone_is_not_kept_by_what_the_acceptor_does_not_answer)
     bench_stop(b);
 }
 
-/* Seen to have been looked at: one that left later, and waits for the acceptor, is gone. What came without acks is written, though its worker stood still. */
+/* Seen to have been looked at: one that left later, and waits for the acceptor, is gone. What came
+ * without acks is written, though its worker stood still. */
 BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_came_before_stands_still)
 {
     enum { LATER = 50 };
@@ -64,7 +73,8 @@ BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_c
     reset(&later);
     CHECK(connections_left(b, 2));
     for (int i = 0; i < INFLIGHT_COUNT_MAX; i++)
-        bench_say(b, FAKE, 0, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = asked[i].token, .a = i, .b = -1});
+        bench_say(b, FAKE, 0,
+                  (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = asked[i].token, .a = i, .b = -1});
     CHECK(connections_left(b, 1));
     CHECK_EQUAL(client_produce(&other, 1, &own, 1).base_offset[0], LATER);
     frame_free(&frame);
@@ -72,7 +82,8 @@ BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_c
     bench_stop(b);
 }
 
-/* It left nothing unread, so nothing tells at once that it takes no answers. Its kernel remembers it for a second here, else for a minute. */
+/* It left nothing unread, so nothing tells at once that it takes no answers. Its kernel remembers
+ * it for a second here, else for a minute. */
 BOTH(who_has_closed_is_not_kept_as_one_who_only_sends_no_more)
 {
     struct bench *b = bench_start(backend, NULL);

@@ -8,10 +8,15 @@
 static void hand_over(struct bench *b, int fd)
 {
     uint8_t bytes[64] = {'O', 'N', 'C', '1'};
-    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } ancillary = {0};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } ancillary = {0};
     struct iovec iov = {bytes, sizeof bytes};
-    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
-    ancillary.header.cmsg_level = SOL_SOCKET, ancillary.header.cmsg_type = SCM_RIGHTS, ancillary.header.cmsg_len = CMSG_LEN(sizeof(int));
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+    ancillary.header.cmsg_level = SOL_SOCKET, ancillary.header.cmsg_type = SCM_RIGHTS,
+    ancillary.header.cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(&ancillary.header), &fd, sizeof fd);
     CHECK_EQUAL(sendmsg(b->handoffs[0], &message, 0), 64);
 }
@@ -42,7 +47,8 @@ static int failures; /* by __atomic */
 
 ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
-    if (message->msg_iovlen == 1 && message->msg_iov->iov_len == 64 && __atomic_load_n(&failures, __ATOMIC_SEQ_CST) > 0) {
+    if (message->msg_iovlen == 1 && message->msg_iov->iov_len == 64 &&
+        __atomic_load_n(&failures, __ATOMIC_SEQ_CST) > 0) {
         errno = __atomic_fetch_sub(&failures, 1, __ATOMIC_SEQ_CST) % 2 ? ENOMEM : EINTR;
         return -1;
     }

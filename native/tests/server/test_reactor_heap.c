@@ -1,8 +1,10 @@
 /* tsan */
-/* queued.max.request.bytes is shared by all clients of a worker: who sends halves of requests takes no more of it than his share. */
+/* queued.max.request.bytes is shared by all clients of a worker: who sends halves of requests takes
+ * no more of it than his share. */
 #include "mqd_counter_test.h"
 
-enum { HEAP_BYTES = 8 << 20, COUNT = 320, CRUMB_COUNT = 20, HALF_BYTES_MAX = 32000 }; /* halves of 32764 bytes each: more than there is */
+/* halves of 32764 bytes each: more than there is */
+enum { HEAP_BYTES = 8 << 20, COUNT = 320, CRUMB_COUNT = 20, HALF_BYTES_MAX = 32000 };
 
 static void set_heap(struct bench *b, uint64_t bytes)
 {
@@ -10,7 +12,10 @@ static void set_heap(struct bench *b, uint64_t bytes)
         b->options[worker].heap_bytes_max = bytes;
 }
 
-static void small_heap(struct bench *b) { set_heap(b, HEAP_BYTES); }
+static void small_heap(struct bench *b)
+{
+    set_heap(b, HEAP_BYTES);
+}
 
 static void close_all(struct client *clients, int count)
 {
@@ -80,7 +85,8 @@ BOTH(halves_leave_room_for_what_is_whole)
     struct client other = client_open(b, 0), halves[COUNT];
     send_halves(b, halves, COUNT, CRUMB_COUNT, HALF_BYTES_MAX);
     others_are_served(b, &other);
-    CHECK(counted(b, MQD_COUNT_PROTOCOL_ERRORS) > 0 && mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768);
+    CHECK(counted(b, MQD_COUNT_PROTOCOL_ERRORS) > 0 &&
+          mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768);
     close_all(halves, COUNT);
     CHECK(connections_left(b, 1));
     others_are_served(b, &other);
@@ -88,11 +94,18 @@ BOTH(halves_leave_room_for_what_is_whole)
     bench_stop(b);
 }
 
-/* It left while the heap was nearly spent, and waits for an answer of the acceptor: when there is room again, it is seen. */
+/* It left while the heap was nearly spent, and waits for an answer of the acceptor: when there is
+ * room again, it is seen. */
 BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
 {
     struct bench *b = bench_start(backend, small_heap);
-    enum { SHARE_BYTES = HEAP_BYTES / 4 * 3, TAKEN_BYTES = 32764, HALF_COUNT = SHARE_BYTES / TAKEN_BYTES, REST_COUNT = SHARE_BYTES % TAKEN_BYTES / 64 }; /* all that is for halves, and no more */
+    /* all that is for halves, and no more */
+    enum {
+        SHARE_BYTES = HEAP_BYTES / 4 * 3,
+        TAKEN_BYTES = 32764,
+        HALF_COUNT = SHARE_BYTES / TAKEN_BYTES,
+        REST_COUNT = SHARE_BYTES % TAKEN_BYTES / 64
+    };
     struct client asks = client_open(b, 0), halves[HALF_COUNT + REST_COUNT];
     struct frame frame = {0};
     frame_end(&frame, frame_begin(&frame, 10, 1, 5)); /* FindCoordinator */
@@ -119,7 +132,8 @@ static void produce_in_two_pieces(struct bench *b)
     put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
     uint32_t first_bytes = frame.size_bytes - 1000;
     send_half(b, &client, frame.bytes, first_bytes);
-    CHECK_EQUAL(send(client.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL), frame.size_bytes - first_bytes);
+    CHECK_EQUAL(send(client.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL),
+                frame.size_bytes - first_bytes);
     CHECK_EQUAL(client_receive(&client), 1);
     CHECK_EQUAL(take_produced(&client).error[0], 0);
     frame_free(&frame);
@@ -145,7 +159,11 @@ static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t 
     static const uint8_t rest[HALF_BYTES_MAX];
     struct frame frame = {0};
     struct asked asked = {0, 0};
-    put_fetch(&frame, (struct fetch){.correlation_id = 1, .wait_ms = 10 * LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    put_fetch(
+        &frame,
+        (struct fetch){
+            .correlation_id = 1, .wait_ms = 10 * LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+        &asked, 1);
     uint8_t length[4] = {0, 0, (uint8_t)((half_bytes + 4) >> 8), (uint8_t)(half_bytes + 4)};
     put_bytes(&frame, length, 4);
     put_bytes(&frame, rest, half_bytes);
@@ -157,7 +175,8 @@ static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t 
     return counted(b, MQD_COUNT_BYTES_IN) >= bytes_in;
 }
 
-/* Nobody is read who has a request under way while the heap is nearly spent, but nothing more has come of these either. */
+/* Nobody is read who has a request under way while the heap is nearly spent, but nothing more has
+ * come of these either. */
 BOTH(halves_behind_a_long_poll_make_room_too)
 {
     struct bench *b = bench_start(backend, small_heap);
@@ -184,9 +203,13 @@ static int open_count(struct client *clients, int count)
     return found;
 }
 
-static void heap_of_2_mb(struct bench *b) { set_heap(b, 2 << 20); }
+static void heap_of_2_mb(struct bench *b)
+{
+    set_heap(b, 2 << 20);
+}
 
-/* A half-received large request leaves the arena for others and is more than halves may hold: it goes alone. */
+/* A half-received large request leaves the arena for others and is more than halves may hold: it
+ * goes alone. */
 BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
 {
     enum { SLOW_COUNT = 20, LARGE_BYTES = 2 << 20, SENT_BYTES = LARGE_BYTES - 100000 };
@@ -198,7 +221,8 @@ BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
         send_half(b, &slow[i], bytes, 8000);
     }
     const uint32_t total = LARGE_BYTES - 8;
-    bytes[0] = (uint8_t)(total >> 24), bytes[1] = (uint8_t)(total >> 16), bytes[2] = (uint8_t)(total >> 8), bytes[3] = (uint8_t)total;
+    bytes[0] = (uint8_t)(total >> 24), bytes[1] = (uint8_t)(total >> 16), bytes[2] = (uint8_t)(total >> 8),
+    bytes[3] = (uint8_t)total;
     for (uint32_t sent = 0; sent < SENT_BYTES;) {
         ssize_t n = send(large.fd, bytes + sent, SENT_BYTES - sent, MSG_NOSIGNAL);
         CHECK_OR(n > 0, break);

@@ -1,5 +1,6 @@
 /* tsan */
-/* ListOffsets right after an acknowledgement that did not wait for the flush: what it waits for, and for how long. */
+/* ListOffsets right after an acknowledgement that did not wait for the flush: what it waits for,
+ * and for how long. */
 #include "mqd_counter_test.h"
 #include "mqd_faults_test.h"
 
@@ -51,9 +52,13 @@ static void produce(struct client *client, int32_t partition, uint64_t mark)
     CHECK_EQUAL(client_produce(client, 1, &lone, 1).error[0], 0);
 }
 
-static int64_t elapsed_ms(int64_t began_ns) { return (test_now_ns() - began_ns) / 1000000; }
+static int64_t elapsed_ms(int64_t began_ns)
+{
+    return (test_now_ns() - began_ns) / 1000000;
+}
 
-/* Partition 0 is worker 0's, partition 1 worker 1's: the look-up comes to the owner and to another worker. */
+/* Partition 0 is worker 0's, partition 1 worker 1's: the look-up comes to the owner and to another
+ * worker. */
 BOTH(what_was_acknowledged_is_found)
 {
     struct bench *b = bench_start(backend, watch);
@@ -72,7 +77,8 @@ BOTH(what_was_acknowledged_is_found)
     bench_stop(b);
 }
 
-/* Flushes of several partitions run side by side: the answer takes as long as the slowest, not as their sum. */
+/* Flushes of several partitions run side by side: the answer takes as long as the slowest, not as
+ * their sum. */
 BOTH(flushes_of_many_partitions_are_waited_for_together)
 {
     struct bench *b = bench_start(backend, watch);

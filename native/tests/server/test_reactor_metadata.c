@@ -38,7 +38,8 @@ static void set_lease(struct bench *b, struct client *client, int64_t deadline_n
     CHECK_EQUAL(list_offset(client, -2, &offset), 0);
 }
 
-/* The acceptor, which looks at the lease as well, marks no answer with an error as one that may be given again: "it leads" is, "it does not lead" is not. */
+/* The acceptor, which looks at the lease as well, marks no answer with an error as one that may be
+ * given again: "it leads" is, "it does not lead" is not. */
 BOTH(metadata_that_are_known_without_the_lease)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -58,7 +59,7 @@ BOTH(metadata_that_are_known_without_the_lease)
     set_lease(b, &client, later_ns());
     ask_metadata(NULL, &client);
     expect_metadata(&client, "it leads"); /* of the same version, so it is right again */
-    set_lease(b, &client, INT64_MAX); /* its quorum is this host alone */
+    set_lease(b, &client, INT64_MAX);     /* its quorum is this host alone */
     ask_metadata(NULL, &client);
     expect_metadata(&client, "it leads");
     mqd_control_set_metadata_version(b->control, mqd_control_metadata_version(b->control) + 1);

@@ -7,7 +7,7 @@
 static void few_open_files(struct bench *b)
 {
     b->options[0].read_fd_count_max = 1; /* as few as there may be */
-    b->log_options.segment_bytes = 300; /* one batch */
+    b->log_options.segment_bytes = 300;  /* one batch */
     b->log_options.flush_on_ack = 0;
 }
 
@@ -19,7 +19,8 @@ static void produce(struct bench *b, int32_t partition, uint64_t mark, int32_t b
     client_close(&client);
 }
 
-/* The other partition's file is closed and has gone where it is not found: who opened it to count again would answer now, for an error has to be told. */
+/* The other partition's file is closed and has gone where it is not found: who opened it to count
+ * again would answer now, for an error has to be told. */
 BOTH(only_what_has_grown_is_counted_again)
 {
     struct bench *b = bench_start(backend, few_open_files);
@@ -32,11 +33,13 @@ BOTH(only_what_has_grown_is_counted_again)
     produce(b, 1, 2, 100);
     for (uint64_t i = 0; i < OTHERS; i++)
         produce(b, 3, 3 + i, 100);
-    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1000, .bytes_max = 1 << 20, .session_epoch = -1}, asked, 2);
+    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1000, .bytes_max = 1 << 20, .session_epoch = -1},
+              asked, 2);
     CHECK(client_send(&reader, &frame));
     wait_for_count(b, MQD_COUNT_FETCH_PARKED, 1);
     for (int64_t i = 0; i < OTHERS; i++)
-        client_fetch(&other, (struct fetch){.bytes_min = 1, .bytes_max = 100, .session_epoch = -1}, &(struct asked){3, i}, 1, fetched);
+        client_fetch(&other, (struct fetch){.bytes_min = 1, .bytes_max = 100, .session_epoch = -1},
+                     &(struct asked){3, i}, 1, fetched);
     snprintf(path, sizeof path, "%s/quick-1/%020d.log", log_root, 0);
     snprintf(hidden, sizeof hidden, "%s.hidden", path);
     CHECK_EQUAL(rename(path, hidden), 0);

@@ -1,9 +1,11 @@
 /* tsan */
-/* Everything at once, by chance: many clients that produce, fetch, ask, pipeline, stop half-way and leave, while partitions close and open, logs roll, and the
- * acceptor and a worker die. From a seed, though threads make no two runs alike.
+/* Everything at once, by chance: many clients that produce, fetch, ask, pipeline, stop half-way and
+ * leave, while partitions close and open, logs roll, and the acceptor and a worker die. From a
+ * seed, though threads make no two runs alike.
  *
- * Checked: replies come in order and to the last byte; every batch that is read is one that was sent, at the offset that was acknowledged, with a right CRC;
- * everything acknowledged can be read in the end; nothing leaks, nothing is waited for in vain. */
+ * Checked: replies come in order and to the last byte; every batch that is read is one that was
+ * sent, at the offset that was acknowledged, with a right CRC; everything acknowledged can be read
+ * in the end; nothing leaks, nothing is waited for in vain. */
 #include "mqd_reactor_test.h"
 
 #define CLIENTS 32
@@ -12,7 +14,12 @@
 
 enum kind { PRODUCE, FETCH, SESSION, QUESTION, OFFSETS_ASKED };
 
-struct expected { int32_t correlation_id; enum kind kind; uint64_t mark[4]; int32_t partition[4]; };
+struct expected {
+    int32_t correlation_id;
+    enum kind kind;
+    uint64_t mark[4];
+    int32_t partition[4];
+};
 
 struct actor {
     struct client client;
@@ -35,7 +42,7 @@ struct mix {
     uint64_t mark;
     uint64_t *known[PARTITIONS]; /* by offset: the mark that is or must be there, 0 = not known */
     uint8_t *acknowledged[PARTITIONS];
-    int64_t end[PARTITIONS];     /* after the last acknowledged offset */
+    int64_t end[PARTITIONS]; /* after the last acknowledged offset */
     struct mqd_descriptor lent[256];
     uint32_t lent_from[256], lent_count;
     struct fetched fetched;
@@ -44,7 +51,10 @@ struct mix {
     uint32_t answers, refused, closed;
 };
 
-static uint32_t below(struct mix *m, uint32_t limit) { return (uint32_t)(test_random(&m->seed) >> 33) % limit; }
+static uint32_t below(struct mix *m, uint32_t limit)
+{
+    return (uint32_t)(test_random(&m->seed) >> 33) % limit;
+}
 
 /* ---- clients ---- */
 
@@ -73,7 +83,11 @@ static void want_produce(struct mix *m, struct actor *actor)
     struct expected silent, *expected = acks ? expect(actor, correlation_id, PRODUCE) : &silent;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t roll = below(m, 100);
-        parts[i] = (struct part){(int32_t)((first + i) % PARTITIONS), {.mark = ++m->mark, .body_bytes = (int32_t)(8 + below(m, roll < 80 ? 400 : roll < 98 ? 20000 : 300000))}};
+        parts[i] = (struct part){(int32_t)((first + i) % PARTITIONS),
+                                 {.mark = ++m->mark,
+                                  .body_bytes = (int32_t)(8 + below(m, roll < 80   ? 400
+                                                                       : roll < 98 ? 20000
+                                                                                   : 300000))}};
         expected->mark[i] = m->mark, expected->partition[i] = parts[i].partition;
     }
     put_produce(&actor->out, correlation_id, acks, below(m, 20) ? LIMIT_MS : 1 + (int32_t)below(m, 20), parts, count);
@@ -83,7 +97,10 @@ static void want_fetch(struct mix *m, struct actor *actor)
 {
     struct asked asked[PARTITIONS];
     uint32_t count = 1 + below(m, PARTITIONS);
-    struct fetch fetch = {.correlation_id = ++m->correlation_id, .wait_ms = (int32_t)below(m, 100), .bytes_min = 1 + (int32_t)below(m, 3) * 1000, .bytes_max = 1 + (int32_t)below(m, 300000)};
+    struct fetch fetch = {.correlation_id = ++m->correlation_id,
+                          .wait_ms = (int32_t)below(m, 100),
+                          .bytes_min = 1 + (int32_t)below(m, 3) * 1000,
+                          .bytes_max = 1 + (int32_t)below(m, 300000)};
     bool session = actor->count == 0 && below(m, 2);
     fetch.session_epoch = session ? actor->session_epoch : -1;
     fetch.session_id = session ? actor->session_id : 0;
@@ -108,7 +125,8 @@ static void want_question(struct mix *m, struct actor *actor)
         expect(actor, correlation_id, QUESTION);
     } else {
         begin = frame_begin(&actor->out, 2, 1, correlation_id);
-        put(&actor->out, 4, UINT32_MAX), put(&actor->out, 4, 1), put_text(&actor->out, "quick"), put(&actor->out, 4, 1), put(&actor->out, 4, below(m, 4)), put(&actor->out, 8, UINT64_MAX);
+        put(&actor->out, 4, UINT32_MAX), put(&actor->out, 4, 1), put_text(&actor->out, "quick"), put(&actor->out, 4, 1),
+            put(&actor->out, 4, below(m, 4)), put(&actor->out, 8, UINT64_MAX);
         expect(actor, correlation_id, OFFSETS_ASKED);
     }
     frame_end(&actor->out, begin);
@@ -144,7 +162,9 @@ static void want(struct mix *m, struct actor *actor)
 static void push(struct mix *m, struct actor *actor)
 {
     uint32_t left = actor->out.size_bytes - actor->out_sent, piece = below(m, 4) ? left : 1 + below(m, 3000);
-    ssize_t n = left ? send(actor->client.fd, actor->out.bytes + actor->out_sent, piece < left ? piece : left, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
+    ssize_t n = left ? send(actor->client.fd, actor->out.bytes + actor->out_sent, piece < left ? piece : left,
+                            MSG_NOSIGNAL | MSG_DONTWAIT)
+                     : 0;
     actor->out_sent += n > 0 ? (uint32_t)n : 0;
     if (actor->out_sent == actor->out.size_bytes)
         actor->out.size_bytes = actor->out_sent = 0;
@@ -157,7 +177,8 @@ static void know(struct mix *m, int32_t partition, int64_t offset, uint64_t mark
     CHECK(offset >= 0 && offset < OFFSETS && mark > 0 && mark <= m->mark);
     uint64_t *place = &m->known[partition][offset];
     if (*place && *place != mark)
-        TEST_FAIL("partition %d, offset %lld: batch %llu and batch %llu", partition, (long long)offset, (unsigned long long)*place, (unsigned long long)mark);
+        TEST_FAIL("partition %d, offset %lld: batch %llu and batch %llu", partition, (long long)offset,
+                  (unsigned long long)*place, (unsigned long long)mark);
     *place = mark;
     if (!acknowledged)
         return;
@@ -172,7 +193,8 @@ static void produced(struct mix *m, struct client *client, const struct expected
     for (uint32_t i = 0; i < out.count; i++) {
         CHECK_EQUAL(out.partition[i], expected->partition[i]);
         if (out.error[i]) {
-            if (out.error[i] != 3 && out.error[i] != 6 && out.error[i] != 7 && out.error[i] != 56) /* closed, dead, too late */
+            /* closed, dead, too late */
+            if (out.error[i] != 3 && out.error[i] != 6 && out.error[i] != 7 && out.error[i] != 56)
                 TEST_FAIL("partition %d: error %d", out.partition[i], out.error[i]);
             m->refused++;
         } else if (out.partition[i] < 4) {
@@ -205,7 +227,8 @@ static void answered(struct mix *m, struct actor *actor)
             actor->session_id = m->fetched.session_id;
         }
         for (int32_t i = 0; i < m->fetched.partition_count; i++)
-            CHECK(m->fetched.error[i] == 0 || m->fetched.error[i] == 1 || m->fetched.error[i] == 3 || m->fetched.error[i] == 6 || m->fetched.error[i] == 56);
+            CHECK(m->fetched.error[i] == 0 || m->fetched.error[i] == 1 || m->fetched.error[i] == 3 ||
+                  m->fetched.error[i] == 6 || m->fetched.error[i] == 56);
         for (uint32_t i = 0; i < m->fetched.batch_count; i++)
             know(m, m->fetched.batches[i].partition, m->fetched.batches[i].offset, m->fetched.batches[i].mark, false);
         break;
@@ -231,7 +254,8 @@ static void pull(struct mix *m, struct actor *actor)
     actor->in_bytes += (uint32_t)n;
     uint32_t at = 0;
     while (actor->in_bytes - at >= 4) {
-        uint32_t size_bytes = (uint32_t)actor->in[at] << 24 | (uint32_t)actor->in[at + 1] << 16 | (uint32_t)actor->in[at + 2] << 8 | actor->in[at + 3];
+        uint32_t size_bytes = (uint32_t)actor->in[at] << 24 | (uint32_t)actor->in[at + 1] << 16 |
+                              (uint32_t)actor->in[at + 2] << 8 | actor->in[at + 3];
         if (actor->in_bytes - at - 4 < size_bytes)
             break;
         actor->client = (struct client){.fd = actor->client.fd, .reply = actor->in + at + 4, .reply_bytes = size_bytes};
@@ -282,8 +306,11 @@ static void be_owner(struct mix *m, uint32_t keep)
         struct mqd_descriptor lent = m->lent[i];
         CHECK(mqd_batch_validate(m->b->arenas[m->lent_from[i]] + lent.offset, lent.size_bytes, &batch, &reason) == 0);
         if (below(m, 2))
-            bench_say(m->b, FAKE, m->lent_from[i], (struct mqd_descriptor){.kind = MQD_LINK_RELEASE, .token = lent.token});
-        bench_say(m->b, FAKE, m->lent_from[i], (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = m->fake_offset++, .b = -1});
+            bench_say(m->b, FAKE, m->lent_from[i],
+                      (struct mqd_descriptor){.kind = MQD_LINK_RELEASE, .token = lent.token});
+        bench_say(
+            m->b, FAKE, m->lent_from[i],
+            (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = m->fake_offset++, .b = -1});
         m->lent[i] = m->lent[--m->lent_count];
         m->lent_from[i] = m->lent_from[m->lent_count];
     }
@@ -374,7 +401,10 @@ static void read_all(struct mix *m)
             int64_t next = 0;
             while (next < m->end[p]) {
                 struct asked asked = {p, next};
-                client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 200000, .session_epoch = -1}, &asked, 1, &m->fetched);
+                client_fetch(
+                    &client,
+                    (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 200000, .session_epoch = -1},
+                    &asked, 1, &m->fetched);
                 CHECK(m->fetched.batch_count > 0);
                 for (uint32_t i = 0; i < m->fetched.batch_count; i++, next++) {
                     CHECK_EQUAL(m->fetched.batches[i].offset, next);
@@ -417,7 +447,8 @@ static void mix(int backend, uint64_t seed, int run_ms, bool to_the_end)
         if (!test_failed)
             read_all(m);
     }
-    test_message("seed %llu: %u answers, %u batches refused, %u connections ended, %llu batches sent", (unsigned long long)seed, m->answers, m->refused, m->closed, (unsigned long long)m->mark);
+    test_message("seed %llu: %u answers, %u batches refused, %u connections ended, %llu batches sent",
+                 (unsigned long long)seed, m->answers, m->refused, m->closed, (unsigned long long)m->mark);
     bench_stop(m->b); /* with whatever is under way */
     for (uint32_t i = 0; i < CLIENTS; i++)
         if (m->actors[i].open)

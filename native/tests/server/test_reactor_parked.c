@@ -1,5 +1,6 @@
 /* tsan */
-/* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave meanwhile (MQD_LINK_ABANDON): server/control_request.c. The test is the acceptor. */
+/* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave
+ * meanwhile (MQD_LINK_ABANDON): server/control_request.c. The test is the acceptor. */
 #include "base/big_endian.h"
 #include "mqd_reactor_test.h"
 
@@ -62,7 +63,8 @@ BOTH(what_takes_long_leaves_the_arena_to_the_others)
         CHECK(asks[i].size_bytes > BODY_BYTES && b->arenas[0][asks[i].offset + asks[i].size_bytes - 1] == (uint8_t)i);
         park(b, &asks[i]);
         park(b, &asks[i]); /* once more changes nothing */
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = asks[i].token + (1 << 16)}); /* nobody's */
+        /* nobody's */
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PARKED, .token = asks[i].token + (1 << 16)});
         CHECK(others_are_served(b, &other));
     }
     for (int i = COUNT; i-- > 0;) {
@@ -70,7 +72,9 @@ BOTH(what_takes_long_leaves_the_arena_to_the_others)
         uint32_t correlation_id = htobe32((uint32_t)i);
         uint64_t at = 64 * (1 + (uint64_t)i);
         memcpy(b->arenas[ACCEPTOR] + at, &correlation_id, 4);
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = asks[i].token, .offset = at, .size_bytes = 4});
+        bench_say(
+            b, ACCEPTOR, 0,
+            (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = asks[i].token, .offset = at, .size_bytes = 4});
         CHECK(is_answered(&clients[i], i));
         client_close(&clients[i]);
     }
@@ -82,7 +86,8 @@ BOTH(what_takes_long_leaves_the_arena_to_the_others)
 BOTH(the_acceptor_dies_while_requests_are_parked)
 {
     struct bench *b = bench_start(backend, NULL);
-    struct client sync = client_open(b, 0), join = client_open(b, 0), gone = client_open(b, 0), other = client_open(b, 0);
+    struct client sync = client_open(b, 0), join = client_open(b, 0), gone = client_open(b, 0),
+                  other = client_open(b, 0);
     struct mqd_descriptor asked, ask;
     CHECK(ask_for(&sync, SYNC_GROUP, 1, 5000, 's'));
     asked = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
@@ -96,7 +101,8 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     CHECK(others_are_served(b, &other));
     client_close(&gone);
     ask = bench_expect(b, ACCEPTOR, MQD_LINK_ABANDON, NULL);
-    memset(b->arenas[0] + asked.offset, 0, asked.size_bytes); /* given back: what is asked again comes from where it was kept */
+    /* given back: what is asked again comes from where it was kept */
+    memset(b->arenas[0] + asked.offset, 0, asked.size_bytes);
     acceptor_dies_and_comes_back(b);
     CHECK_EQUAL(client_receive(&join), 0);
     do /* the dead one's tell themselves by the generation that they name */
@@ -119,7 +125,8 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     bench_stop(b);
 }
 
-/* The answer to a parked request cannot be taken over: its connection ends, and the request with it, at once. The rest of the answer means nobody. */
+/* The answer to a parked request cannot be taken over: its connection ends, and the request with
+ * it, at once. The rest of the answer means nobody. */
 BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -130,7 +137,9 @@ BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
         struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
         if (i % 2)
             park(b, &ask);
-        struct mqd_descriptor answer = {.kind = MQD_LINK_RESPONSE, .token = ask.token, .offset = ARENA_BYTES - 64, .size_bytes = 65}; /* outside the arena, as no memory for it */
+        /* outside the arena, as no memory for it */
+        struct mqd_descriptor answer = {
+            .kind = MQD_LINK_RESPONSE, .token = ask.token, .offset = ARENA_BYTES - 64, .size_bytes = 65};
         answer.flags = i < 4 ? MQD_RESPONSE_MORE : 0;
         bench_say(b, ACCEPTOR, 0, answer);
         CHECK_EQUAL(client_receive(&client), 0);
@@ -146,7 +155,8 @@ BOTH(an_answer_that_cannot_be_taken_over_ends_its_own_connection)
 /* More requests than the table has entries, parked and left: who comes after them is served. */
 BOTH(who_joins_and_leaves_again_takes_nothing)
 {
-    enum { CONNECTIONS = 2200, EACH = 8 }; /* fewer than inflight_count_max: with as many, nobody reads that the client has gone */
+    /* fewer than inflight_count_max: with as many, nobody reads that the client has gone */
+    enum { CONNECTIONS = 2200, EACH = 8 };
     struct bench *b = bench_start(backend, NULL);
     struct client other = client_open(b, 0);
     for (int i = 0; i < CONNECTIONS; i++) {
@@ -168,8 +178,9 @@ BOTH(who_joins_and_leaves_again_takes_nothing)
     bench_stop(b);
 }
 
-/* One byte of body says whose commit it is. After each death the new acceptor gets, of every connection, all that was not answered, oldest first: what the
- * dead one had, then what was never sent. An older commit behind a newer one would lower the group's offset. */
+/* One byte of body says whose commit it is. After each death the new acceptor gets, of every
+ * connection, all that was not answered, oldest first: what the dead one had, then what was never
+ * sent. An older commit behind a newer one would lower the group's offset. */
 BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
 {
     enum { OFFSET_COMMIT = 8, CLIENTS = 3, ROUNDS = 100, PENDING_MAX = 6 };
@@ -183,7 +194,8 @@ BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
     for (int round = 0; round < ROUNDS; round++) {
         for (int living = 1; living >= 0; living--) {
             for (int i = 0; i < CLIENTS; i++)
-                for (uint64_t more = test_random(&seed) % (uint64_t)(PENDING_MAX + 1 - (sent[i] - answered[i])); more > 0; more--)
+                for (uint64_t more = test_random(&seed) % (uint64_t)(PENDING_MAX + 1 - (sent[i] - answered[i]));
+                     more > 0; more--)
                     CHECK(ask_for(&clients[i], OFFSET_COMMIT, sent[i]++, 1, (uint8_t)i));
             if (living) /* what comes from now on is not sent to it */
                 mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
@@ -205,8 +217,10 @@ BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
             missing--;
         }
         for (int i = 0; i < CLIENTS; i++)
-            for (uint64_t some = test_random(&seed) % (uint64_t)(1 + sent[i] - answered[i]); some > 0; some--, answered[i]++) {
-                bench_respond(b, 0, &asked[i][answered[i] % PENDING_MAX], "done", 0, true, at += 64); /* each in memory of its own */
+            for (uint64_t some = test_random(&seed) % (uint64_t)(1 + sent[i] - answered[i]); some > 0;
+                 some--, answered[i]++) {
+                /* each in memory of its own */
+                bench_respond(b, 0, &asked[i][answered[i] % PENDING_MAX], "done", 0, true, at += 64);
                 CHECK(is_answered(&clients[i], answered[i]));
             }
     }

@@ -1,5 +1,6 @@
 /* tsan */
-/* Where partitions are led: what a worker tells whom it cannot serve (KIP-951), and whom it wakes when that changes. */
+/* Where partitions are led: what a worker tells whom it cannot serve (KIP-951), and whom it wakes
+ * when that changes. */
 #include "mqd_reactor_test.h"
 
 #include "server/topics.h"
@@ -12,7 +13,8 @@ static void place(struct bench *b, uint32_t slot, int32_t leader, int32_t leader
     struct mqd_topic_partition partitions[4];
     for (uint32_t i = 0; i < 4; i++)
         partitions[i] = (struct mqd_topic_partition){.slot = i, .leader = SELF, .redirect = -1};
-    partitions[0] = (struct mqd_topic_partition){.slot = slot, .leader = leader, .leader_epoch = leader_epoch, .redirect = -1, .retiring = retiring};
+    partitions[0] = (struct mqd_topic_partition){
+        .slot = slot, .leader = leader, .leader_epoch = leader_epoch, .redirect = -1, .retiring = retiring};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         CHECK_EQUAL(mqd_reactor_topic_place(b->reactors[worker], ++b->token, b->topic_id, "quick", partitions, 4), 0);
         CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
@@ -21,15 +23,23 @@ static void place(struct bench *b, uint32_t slot, int32_t leader, int32_t leader
 
 static void brokers(struct bench *b, uint32_t count)
 {
-    static const struct mqd_broker_address all[] = {{.node_id = 9, .port = 9099, .host = "nine.example", .has_rack = 1, .rack = "r9"}, {.node_id = SELF, .port = 9091, .host = "one.example"},
-                                                    {.node_id = 7, .port = 9097, .host = "seven.example"}};
+    static const struct mqd_broker_address all[] = {
+        {.node_id = 9, .port = 9099, .host = "nine.example", .has_rack = 1, .rack = "r9"},
+        {.node_id = SELF, .port = 9091, .host = "one.example"},
+        {.node_id = 7, .port = 9097, .host = "seven.example"}};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         CHECK_EQUAL(mqd_reactor_brokers_put(b->reactors[worker], ++b->token, SELF, all, count), 0);
         CHECK_EQUAL(bench_done(b, worker, b->token).error, 0);
     }
 }
 
-struct led { int16_t error; int32_t leader, leader_epoch; uint32_t node_count; int32_t node_id, port; char host[64], rack[64]; };
+struct led {
+    int16_t error;
+    int32_t leader, leader_epoch;
+    uint32_t node_count;
+    int32_t node_id, port;
+    char host[64], rack[64];
+};
 
 static void take_text(struct client *client, char *out)
 {
@@ -50,8 +60,10 @@ static void ask_led(struct client *client, struct led *out)
     char name[64];
     CHECK(size_bytes < 127);
     uint32_t begin = frame_begin(&frame, 0, 10, 5);
-    put(&frame, 1, 0), put(&frame, 1, 0), put(&frame, 2, 1), put(&frame, 4, LIMIT_MS), put(&frame, 1, 2), put(&frame, 1, 6), put_bytes(&frame, "quick", 5);
-    put(&frame, 1, 2), put(&frame, 4, 0), put(&frame, 1, size_bytes + 1), put_bytes(&frame, batch, size_bytes), put(&frame, 1, 0), put(&frame, 1, 0), put(&frame, 1, 0);
+    put(&frame, 1, 0), put(&frame, 1, 0), put(&frame, 2, 1), put(&frame, 4, LIMIT_MS), put(&frame, 1, 2),
+        put(&frame, 1, 6), put_bytes(&frame, "quick", 5);
+    put(&frame, 1, 2), put(&frame, 4, 0), put(&frame, 1, size_bytes + 1), put_bytes(&frame, batch, size_bytes),
+        put(&frame, 1, 0), put(&frame, 1, 0), put(&frame, 1, 0);
     frame_end(&frame, begin);
     CHECK(client_send(client, &frame));
     CHECK_EQUAL(client_receive(client), 1);
@@ -139,7 +151,10 @@ BOTH(who_waits_for_records_hears_of_another_leader)
     struct fetched *fetched = calloc(1, sizeof *fetched);
     brokers(b, 3);
     place(b, 0, SELF, 1, 0);
-    put_fetch(&frame, (struct fetch){.correlation_id = 3, .wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    put_fetch(&frame,
+              (struct fetch){
+                  .correlation_id = 3, .wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+              &asked, 1);
     for (int i = 0; i < 2; i++)
         CHECK(client_send(&readers[i], &frame));
     while (mqd_load_acquire(&mqd_control_partition(b->control, 0)->waiters) != 3)
@@ -167,7 +182,10 @@ BOTH(a_retiring_partition_takes_no_records_and_is_read)
     CHECK_EQUAL(produce_flexible(&client).error, 0);
     place(b, 0, SELF, 2, 1);
     CHECK_EQUAL(produce_flexible(&client).error, 19);
-    client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched); /* acks=1 is answered before the flush, after which it is read */
+    /* acks=1 is answered before the flush, after which it is read */
+    client_fetch(&client,
+                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked,
+                 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     free(fetched);
     client_close(&client);

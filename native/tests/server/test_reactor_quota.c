@@ -1,7 +1,9 @@
 /* tsan */
-/* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the socket; nobody else waits; nothing is lost.
+/* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the
+ * socket; nobody else waits; nothing is lost.
  *
- * Delays are bounded from below alone (a slow machine makes everything later), but where waiting is what is tested: then the other side is LIMIT_MS. */
+ * Delays are bounded from below alone (a slow machine makes everything later), but where waiting is
+ * what is tested: then the other side is LIMIT_MS. */
 #include "mqd_counter_test.h"
 
 #include "shm/quota.h"
@@ -14,9 +16,11 @@ static uint64_t per_second(uint64_t units)
     return (uint64_t)(((unsigned __int128)SECOND_NS << 32) / units);
 }
 
-static void limit(struct bench *b, const char *client_id, enum mqd_quota_kind kind, uint64_t units_per_second, int64_t burst_ns)
+static void limit(struct bench *b, const char *client_id, enum mqd_quota_kind kind, uint64_t units_per_second,
+                  int64_t burst_ns)
 {
-    struct mqd_quota_rule rule = {.key = mqd_quota_key((const uint8_t *)client_id, (uint32_t)strlen(client_id))}, none = {0};
+    struct mqd_quota_rule rule = {.key = mqd_quota_key((const uint8_t *)client_id, (uint32_t)strlen(client_id))},
+                          none = {0};
     rule.interval[kind] = units_per_second ? per_second(units_per_second) : 0;
     CHECK_EQUAL(mqd_quota_publish(b->control, &rule, 1, &none, burst_ns), 0);
 }
@@ -33,7 +37,8 @@ static void name_frame(struct frame *frame, const char *client_id)
     *frame = named;
 }
 
-static void send_produce(struct client *client, const char *client_id, int32_t correlation_id, int32_t partition, int32_t body_bytes)
+static void send_produce(struct client *client, const char *client_id, int32_t correlation_id, int32_t partition,
+                         int32_t body_bytes)
 {
     struct frame frame = {0};
     struct part part = {partition, {.body_bytes = body_bytes}};
@@ -177,7 +182,10 @@ BOTH(a_consumer_gets_what_the_burst_holds_and_pays_for_it)
     while (offset < 10) {
         struct frame frame = {0};
         struct asked asked = {0, offset};
-        put_fetch(&frame, (struct fetch){.correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1}, &asked, 1);
+        put_fetch(&frame,
+                  (struct fetch){
+                      .correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1},
+                  &asked, 1);
         name_frame(&frame, "r");
         CHECK(client_send(&reader, &frame));
         frame_free(&frame);
@@ -198,13 +206,17 @@ BOTH(time_spent_is_charged_whatever_is_asked)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
-    limit(b, "c", MQD_QUOTA_REQUEST, 1000000, 0); /* a thousandth of one thread: whatever is asked takes milliseconds to be paid */
+    /* a thousandth of one thread: whatever is asked takes milliseconds to be paid */
+    limit(b, "c", MQD_QUOTA_REQUEST, 1000000, 0);
     send_produce(&client, "c", 1, 0, 1000);
     CHECK(take_throttle_ms(&client, 1) >= 1);
     struct frame frame = {0};
     struct asked asked = {0, 0};
     static struct fetched fetched;
-    put_fetch(&frame, (struct fetch){.correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1}, &asked, 1);
+    put_fetch(
+        &frame,
+        (struct fetch){.correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1},
+        &asked, 1);
     name_frame(&frame, "c");
     CHECK(client_send(&client, &frame));
     frame_free(&frame);
@@ -221,11 +233,13 @@ static void send_part(struct client *client, const struct frame *frame, uint32_t
     CHECK(client_send(client, &(struct frame){.bytes = frame->bytes + from, .size_bytes = to - from}));
 }
 
-/* A large frame of a client that owes met a full arena, and all others waited behind it: not until the debt is paid. */
+/* A large frame of a client that owes met a full arena, and all others waited behind it: not until
+ * the debt is paid. */
 BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
 {
     struct bench *b = bench_start(backend, NULL);
-    struct client muted = client_open(b, 0), debtor = client_open(b, 0), holders[2] = {client_open(b, 0), client_open(b, 0)}, stranger = client_open(b, 0);
+    struct client muted = client_open(b, 0), debtor = client_open(b, 0),
+                  holders[2] = {client_open(b, 0), client_open(b, 0)}, stranger = client_open(b, 0);
     struct frame big = {0}, large = {0};
     struct part big_part = {0, {.body_bytes = 1400000}}, large_part = {0, {.body_bytes = 1000000}};
     limit(b, "slow", MQD_QUOTA_PRODUCE, 100, 2 * SECOND_NS);
@@ -260,7 +274,8 @@ BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
     bench_stop(b);
 }
 
-/* A throttled client that gives up waiting and connects again: its connections do not stay until the debt is paid, and what it sent without waiting for answers counts. */
+/* A throttled client that gives up waiting and connects again: its connections do not stay until
+ * the debt is paid, and what it sent without waiting for answers counts. */
 BOTH(who_is_muted_and_gone_is_not_kept_and_what_he_sent_counts)
 {
     enum { COUNT = 20 };

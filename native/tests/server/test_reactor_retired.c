@@ -1,5 +1,6 @@
 /* tsan */
-/* Partitions that are being retired: what their owner answers, refuses and gives to the one that takes their records; producer ids, checksums, sequences and transactions there. */
+/* Partitions that are being retired: what their owner answers, refuses and gives to the one that
+ * takes their records; producer ids, checksums, sequences and transactions there. */
 #include "mqd_check_test.h"
 
 #include "server/redirect.h"
@@ -13,7 +14,10 @@ static void place(struct bench *b, uint32_t first, uint32_t step, int32_t told_e
 {
     struct mqd_topic_partition partitions[4];
     for (uint32_t i = 0; i < 4; i++)
-        partitions[i] = (struct mqd_topic_partition){.slot = i, .leader = MQD_LEADER_HERE, .leader_epoch = i < first ? 0 : told_epoch, .redirect = i < first ? -1 : (int32_t)(i % first),
+        partitions[i] = (struct mqd_topic_partition){.slot = i,
+                                                     .leader = MQD_LEADER_HERE,
+                                                     .leader_epoch = i < first ? 0 : told_epoch,
+                                                     .redirect = i < first ? -1 : (int32_t)(i % first),
                                                      .retiring = i < first ? 0 : step};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         CHECK_EQUAL(mqd_reactor_topic_place(b->reactors[worker], ++b->token, b->topic_id, "quick", partitions, 4), 0);
@@ -38,7 +42,11 @@ static void step(struct bench *b, uint32_t first, uint32_t to)
 
 static struct raw sequenced(int64_t producer_id, int16_t epoch, int32_t sequence, int32_t count)
 {
-    return raw_noise((struct log_batch){.producer_id = producer_id, .producer_epoch = epoch, .base_sequence = sequence, .record_count = count, .attributes = 1,
+    return raw_noise((struct log_batch){.producer_id = producer_id,
+                                        .producer_epoch = epoch,
+                                        .base_sequence = sequence,
+                                        .record_count = count,
+                                        .attributes = 1,
                                         .mark = (uint64_t)producer_id << 32 | (uint32_t)sequence});
 }
 
@@ -72,8 +80,11 @@ static struct mqd_batch logged(uint32_t partition, int index)
     close(fd);
     uint8_t *at = bytes;
     for (int i = 0; i <= index; i++) {
-        CHECK_OR(at + MQD_BATCH_HEADER_BYTES <= bytes + size_bytes && mqd_batch_decode(at, (uint64_t)(bytes + size_bytes - at), &batch) == 0, break);
-        CHECK_OR(mqd_batch_validate(at, (uint64_t)batch.size_bytes, &batch, &reason) == 0, fprintf(stderr, "%s\n", reason ? reason : "?"));
+        CHECK_OR(at + MQD_BATCH_HEADER_BYTES <= bytes + size_bytes &&
+                     mqd_batch_decode(at, (uint64_t)(bytes + size_bytes - at), &batch) == 0,
+                 break);
+        CHECK_OR(mqd_batch_validate(at, (uint64_t)batch.size_bytes, &batch, &reason) == 0,
+                 fprintf(stderr, "%s\n", reason ? reason : "?"));
         at += batch.size_bytes;
     }
     free(bytes);
@@ -122,8 +133,8 @@ BOTH(a_redirected_batch_lies_in_the_other_partition_under_the_rewritten_producer
     for (int32_t p = 1; p < 4; p++) {
         expect(&client[0], p, sequenced(7, 3, 2, 2), 0, end);
         expect(&client[1], p, sequenced(7, 3, 4, 1), 0, end + 2);
-        expect(&client[0], p, sequenced(7, 3, 2, 2), 0, end);     /* said again: in the target */
-        expect(&client[1], p, sequenced(7, 3, 0, 2), 0, 0);       /* ... and in the retired one */
+        expect(&client[0], p, sequenced(7, 3, 2, 2), 0, end); /* said again: in the target */
+        expect(&client[1], p, sequenced(7, 3, 0, 2), 0, 0);   /* ... and in the retired one */
         expect(&client[0], p, sequenced(7, 3, 6, 1), OUT_OF_ORDER, -1);
         expect(&client[1], p, sequenced(7, 2, 5, 1), FENCED, -1);
         end += 3;
@@ -165,7 +176,8 @@ BOTH(pipelined_batches_stay_in_order)
     bench_stop(b);
 }
 
-/* The retired partition does not know the producer: what is behind a batch that was refused does not come first. */
+/* The retired partition does not know the producer: what is behind a batch that was refused does
+ * not come first. */
 BOTH(a_refused_batch_is_not_overtaken)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -178,7 +190,7 @@ BOTH(a_refused_batch_is_not_overtaken)
     expect(&client, 1, sequenced(7, 0, 1, 1), 0, 1);
     expect(&client, 1, sequenced(8, 0, 41, 1), 0, 2); /* whose state has expired, say: any is taken, as ever */
     expect(&client, 2, sequenced(8, 0, 0, 1), 0, 3);
-    expect(&client, 2, sequenced(8, 1, 0, 1), 0, 4);  /* bumped its epoch */
+    expect(&client, 2, sequenced(8, 1, 0, 1), 0, 4); /* bumped its epoch */
     expect(&client, 2, sequenced(8, 1, 1, 1), 0, 5);
     expect(&client, 2, sequenced(8, 0, 1, 1), FENCED, -1);
     client_close(&client);
@@ -195,10 +207,11 @@ BOTH(sequences_that_wrap_are_no_duplicates)
         expect(&client, 1, sequenced(7, 0, 5 * i, 5), 0, 5 * i);
     step(b, 1, SEALED);
     step(b, 1, REDIRECTED);
-    expect(&client, 1, sequenced(7, 0, 0, 5), FORGOTTEN, -1);       /* written, its offset forgotten */
+    expect(&client, 1, sequenced(7, 0, 0, 5), FORGOTTEN, -1); /* written, its offset forgotten */
     expect(&client, 1, sequenced(7, 0, 5, 5), 0, 5);
     expect(&client, 1, sequenced(7, 0, 30, 1 << 30), 0, 0);
-    expect(&client, 1, sequenced(7, 0, 30 + (1 << 30), (1 << 30) - 30), 0, 1 << 30); /* half of the circle behind what it remembers */
+    /* half of the circle behind what it remembers */
+    expect(&client, 1, sequenced(7, 0, 30 + (1 << 30), (1 << 30) - 30), 0, 1 << 30);
     for (int32_t i = 0; i < 5; i++)
         expect(&client, 1, sequenced(7, 0, 5 * i, 5), 0, 2ll * (1 << 30) - 30 + 5 * i);
     expect(&client, 1, sequenced(7, 0, 15, 5), 0, 2ll * (1 << 30) - 30 + 15);
@@ -258,24 +271,34 @@ BOTH(use_of_a_hidden_partition_is_told)
 static struct mqd_descriptor marker(struct bench *b, uint32_t slot, int64_t producer_id, bool commit)
 {
     uint32_t owner = bench_owner(slot), from;
-    uint32_t size_bytes = log_encode(b->arenas[ACCEPTOR], (struct log_batch){.marker = commit ? 2 : 1, .producer_id = producer_id});
-    bench_say(b, ACCEPTOR, owner, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL, .slot = slot, .token = slot + 1, .size_bytes = size_bytes,
-                                                          .a = -1, .c = (int64_t)mqd_endpoint_generation(b->control, owner)});
+    uint32_t size_bytes =
+        log_encode(b->arenas[ACCEPTOR], (struct log_batch){.marker = commit ? 2 : 1, .producer_id = producer_id});
+    bench_say(b, ACCEPTOR, owner,
+              (struct mqd_descriptor){.kind = MQD_LINK_PRODUCE,
+                                      .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL,
+                                      .slot = slot,
+                                      .token = slot + 1,
+                                      .size_bytes = size_bytes,
+                                      .a = -1,
+                                      .c = (int64_t)mqd_endpoint_generation(b->control, owner)});
     return bench_expect(b, ACCEPTOR, MQD_LINK_PRODUCED, &from);
 }
 
-static struct outcome transactional(struct bench *b, struct client *client, uint32_t worker, int32_t partition, int32_t sequence, bool verified)
+static struct outcome transactional(struct bench *b, struct client *client, uint32_t worker, int32_t partition,
+                                    int32_t sequence, bool verified)
 {
     struct mqd_check_partition asked;
     struct outcome none = {.error = 999};
     uint32_t from;
-    CHECK_OR(client_ask_one(client, 1, "t", -1, LIMIT_MS, partition, raw_transactional(7, 0, sequence, 64)), return none);
+    CHECK_OR(client_ask_one(client, 1, "t", -1, LIMIT_MS, partition, raw_transactional(7, 0, sequence, 64)),
+             return none);
     if (!verified) {
         struct mqd_descriptor check = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, &from);
         struct mqd_check_transaction head;
         memcpy(&head, b->arenas[from] + check.offset, sizeof head);
         memcpy(&asked, b->arenas[from] + check.offset + sizeof head, sizeof asked);
-        CHECK_OR(from == worker && head.producer_id == 7 && head.partition_count == 1, return none); /* as the client and its coordinator know it */
+        /* as the client and its coordinator know it */
+        CHECK_OR(from == worker && head.producer_id == 7 && head.partition_count == 1, return none);
         CHECK_OR(asked.partition_index == partition && asked.slot == (uint32_t)partition, return none);
         check_answer_all(b, from, &check, 0);
     }
@@ -306,7 +329,8 @@ BOTH(a_transaction_over_the_step_ends_in_both)
         CHECK_EQUAL(transactional(b, &client, worker, p, sequence, true).base_offset, 0);
         CHECK_EQUAL(transactional(b, &client, worker, p, 1, true).error, TRY_AGAIN);
         step(b, 1, REDIRECTED);
-        struct outcome out = transactional(b, &client, worker, p, 1, false); /* in the target it begins: its coordinator is asked of the partition that the client knows */
+        /* in the target it begins: its coordinator is asked of the partition that the client knows */
+        struct outcome out = transactional(b, &client, worker, p, 1, false);
         CHECK(out.error == 0 && out.base_offset == start);
         CHECK_EQUAL(transactional(b, &client, worker, p, 2, true).base_offset, start + 1);
         CHECK_EQUAL(transactional(b, &client, worker, p, 1, true).base_offset, start); /* said again */
@@ -324,7 +348,8 @@ BOTH(a_transaction_over_the_step_ends_in_both)
         CHECK_EQUAL(fetched->aborted_count, worker);
         if (worker)
             CHECK(fetched->aborted_producer[0] == PRODUCER_OF(7, p) && fetched->aborted_first[0] == start);
-        answer = marker(b, (uint32_t)p, 7, worker == 0); /* nothing of a transaction there: not written, but the target is named */
+        /* nothing of a transaction there: not written, but the target is named */
+        answer = marker(b, (uint32_t)p, 7, worker == 0);
         CHECK(answer.error == 0 && answer.flags == MQD_PRODUCED_REDIRECTED);
         CHECK_EQUAL(end_of(b, (uint32_t)p), 2);
         client_close(&client);

@@ -1,5 +1,6 @@
 /* tsan */
-/* Transactions as readers see them: read_committed through any worker, its waking, aborted transactions across segments; and what the acceptor is told of producers. */
+/* Transactions as readers see them: read_committed through any worker, its waking, aborted
+ * transactions across segments; and what the acceptor is told of producers. */
 #include "mqd_check_test.h"
 
 #define SLOT 0
@@ -10,9 +11,13 @@ static void small_segments(struct bench *b)
     b->log_options.index_interval_bytes = 200;
 }
 
-static void in_memory(struct bench *b) { b->log_options.flush_on_ack = 0; }
+static void in_memory(struct bench *b)
+{
+    b->log_options.flush_on_ack = 0;
+}
 
-/* What a coordinator writes through the acceptor; all of it, then all answers. Returns the last base offset. */
+/* What a coordinator writes through the acceptor; all of it, then all answers. Returns the last
+ * base offset. */
 static int64_t coordinator_write(struct bench *b, const struct log_batch *batches, uint32_t count)
 {
     uint32_t owner = bench_owner(SLOT), from, sent = 0, answered = 0;
@@ -22,8 +27,14 @@ static int64_t coordinator_write(struct bench *b, const struct log_batch *batche
         uint32_t place = 0;
         for (; sent < count && sent - answered < 500; sent++, place += 256) {
             uint32_t size_bytes = log_encode(b->arenas[ACCEPTOR] + place, batches[sent]);
-            struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL, .slot = SLOT, .token = sent, .offset = place, .size_bytes = size_bytes,
-                                             .a = -1, .c = (int64_t)mqd_endpoint_generation(b->control, owner)};
+            struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE,
+                                             .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL,
+                                             .slot = SLOT,
+                                             .token = sent,
+                                             .offset = place,
+                                             .size_bytes = size_bytes,
+                                             .a = -1,
+                                             .c = (int64_t)mqd_endpoint_generation(b->control, owner)};
             CHECK_OR(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &produce) == 0, return -1);
         }
         mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
@@ -53,7 +64,8 @@ static int64_t client_write(struct client *client, struct raw raw, const char *t
 
 static struct fetch committed(int32_t wait_ms)
 {
-    return (struct fetch){.wait_ms = wait_ms, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1, .committed = 1};
+    return (struct fetch){
+        .wait_ms = wait_ms, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1, .committed = 1};
 }
 
 BOTH(read_committed_stops_at_the_last_stable_offset)
@@ -65,7 +77,8 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
     CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 4}), NULL), 0);
     CHECK_EQUAL(client_write(&producer, raw_transactional(7, 0, 0, 64), "t"), 1);
     for (int i = 0; i < 30; i++) /* others go on, over several segments */
-        CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 100, .body_bytes = 200}), NULL), 2 + i);
+        CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 100, .body_bytes = 200}), NULL),
+                    2 + i);
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         reader[worker] = client_open(b, worker);
         client_fetch(&reader[worker], committed(0), &from_start, 1, fetched);
@@ -79,14 +92,16 @@ BOTH(read_committed_stops_at_the_last_stable_offset)
         CHECK(fetched->batch_count > 1);
         CHECK_EQUAL(fetched->aborted_count, -1);
     }
-    struct frame frames[REACTORS] = {{0}}; /* all wait at the last stable offset, though there is more below the high watermark */
+    /* all wait at the last stable offset, though there is more below the high watermark */
+    struct frame frames[REACTORS] = {{0}};
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         struct asked at_end = {0, 1};
         put_fetch(&frames[worker], committed(LIMIT_MS), &at_end, 1);
         CHECK(client_send(&reader[worker], &frames[worker]));
         frame_free(&frames[worker]);
     }
-    CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 5}), NULL), 32); /* wakes them for nothing */
+    /* wakes them for nothing */
+    CHECK_EQUAL(client_write(&producer, raw_noise((struct log_batch){.mark = 5}), NULL), 32);
     CHECK_EQUAL(coordinator_end(b, 7, 0, false), 33);
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
         CHECK_EQUAL(client_receive(&reader[worker]), 1);
@@ -197,7 +212,8 @@ BOTH(the_acceptor_is_told_of_producers)
             CHECK_EQUAL(views[i].last_sequence, open ? 10 : -1); /* the marker has begun an epoch without batches */
             CHECK_EQUAL(views[i].coordinator_epoch, open ? -1 : 0);
         }
-        struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .slot = SLOT, .token = ask.token, .offset = answer.offset};
+        struct mqd_descriptor release = {
+            .kind = MQD_LINK_RELEASE, .slot = SLOT, .token = ask.token, .offset = answer.offset};
         CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &release), 0);
     }
     ask.slot = 9999;

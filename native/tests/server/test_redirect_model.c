@@ -1,10 +1,14 @@
-/* A retired partition and the one that takes its records, on three hosts, by chance: idempotent producers with five batches under way, whose answers get lost and who send again; leaders that change
- * before what they wrote is committed; followers that lag; producers that begin a new epoch; every step of the retirement at any moment.
+/* A retired partition and the one that takes its records, on three hosts, by chance: idempotent
+ * producers with five batches under way, whose answers get lost and who send again; leaders that
+ * change before what they wrote is committed; followers that lag; producers that begin a new epoch;
+ * every step of the retirement at any moment.
  *
- * What must hold: what was acknowledged (or said to be written before) is in the logs once; the batches of a producer lie in the order of its sequences, first in the retired partition, then in the
- * other, without a gap; a producer never hears an error that its library would give up for.
+ * What must hold: what was acknowledged (or said to be written before) is in the logs once; the
+ * batches of a producer lie in the order of its sequences, first in the retired partition, then in
+ * the other, without a gap; a producer never hears an error that its library would give up for.
  *
- * The logs, producer states, verdicts and outcomes are the broker's own; replication is played: a follower copies its leader's bytes, a new leader's followers cut what it has not. */
+ * The logs, producer states, verdicts and outcomes are the broker's own; replication is played: a
+ * follower copies its leader's bytes, a new leader's followers cut what it has not. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
@@ -12,18 +16,39 @@
 #include "server/redirect.h"
 #include "server/request.h"
 
-enum { HOSTS = 3, PRODUCERS = 3, BATCHES = 60, IN_FLIGHT = 5, RETIRED = 1, TAKER = 0, PARTITION = 3, BATCH_BYTES = 256, BODY = 40 };
+enum {
+    HOSTS = 3,
+    PRODUCERS = 3,
+    BATCHES = 60,
+    IN_FLIGHT = 5,
+    RETIRED = 1,
+    TAKER = 0,
+    PARTITION = 3,
+    BATCH_BYTES = 256,
+    BODY = 40
+};
 enum { TRY_AGAIN = 19, NOT_LEADER = 6, OUT_OF_ORDER = 45, FORGOTTEN = 46, FILE_MAX = 1 << 18 };
 enum fate { UNSENT, SENT, DONE };
 
-struct sent { enum fate fate; int log; int64_t end_offset; int32_t leader_epoch; bool overdue; };
-struct producer { /* batches: first is not done yet, next is to be sent, those from tried on never were; epoch: which began with batch number epoch_first */
+struct sent {
+    enum fate fate;
+    int log;
+    int64_t end_offset;
+    int32_t leader_epoch;
+    bool overdue;
+};
+/* batches: first is not done yet, next is to be sent, those from tried on never were; epoch: which
+ * began with batch number epoch_first */
+struct producer {
     int64_t id;
     int16_t epoch;
     uint32_t first, next, tried, epoch_first;
     struct sent batch[BATCHES];
 };
-struct host { struct mqd_partition *log[2]; int64_t sealed_end; };
+struct host {
+    struct mqd_partition *log[2];
+    int64_t sealed_end;
+};
 struct model {
     struct host host[HOSTS];
     int leader[2];
@@ -35,9 +60,18 @@ struct model {
     bool failed;
 };
 
-static uint64_t pick(struct model *m, uint64_t below) { return test_random(&m->seed) % below; }
-static void path_of(char *out, size_t size_bytes, int host, int log) { snprintf(out, size_bytes, "%s/host-%d-%d", log_root, host, log); }
-static int64_t end_of(const struct model *m, int host, int log) { return log_positions(m->host[host].log[log]).log_end_offset; }
+static uint64_t pick(struct model *m, uint64_t below)
+{
+    return test_random(&m->seed) % below;
+}
+static void path_of(char *out, size_t size_bytes, int host, int log)
+{
+    snprintf(out, size_bytes, "%s/host-%d-%d", log_root, host, log);
+}
+static int64_t end_of(const struct model *m, int host, int log)
+{
+    return log_positions(m->host[host].log[log]).log_end_offset;
+}
 
 static int64_t high_watermark(const struct model *m, int log)
 {
@@ -68,11 +102,14 @@ static void follow(struct model *m, int host, int log)
     struct mqd_partition *partition = m->host[host].log[log];
     if (host == m->leader[log])
         return;
-    size_t leader_bytes = bytes_of_log(m->leader[log], log, leaders), own_bytes = bytes_of_log(host, log, own), same = 0;
+    size_t leader_bytes = bytes_of_log(m->leader[log], log, leaders), own_bytes = bytes_of_log(host, log, own),
+           same = 0;
     struct mqd_batch batch;
     int64_t end = 0;
-    while (same + MQD_BATCH_HEADER_BYTES <= leader_bytes && same + MQD_BATCH_HEADER_BYTES <= own_bytes && mqd_batch_decode(leaders + same, leader_bytes - same, &batch) == 0 &&
-           same + (size_t)batch.size_bytes <= own_bytes && memcmp(leaders + same, own + same, (size_t)batch.size_bytes) == 0) {
+    while (same + MQD_BATCH_HEADER_BYTES <= leader_bytes && same + MQD_BATCH_HEADER_BYTES <= own_bytes &&
+           mqd_batch_decode(leaders + same, leader_bytes - same, &batch) == 0 &&
+           same + (size_t)batch.size_bytes <= own_bytes &&
+           memcmp(leaders + same, own + same, (size_t)batch.size_bytes) == 0) {
         same += (size_t)batch.size_bytes;
         end = mqd_batch_end_offset(&batch);
     }
@@ -83,7 +120,9 @@ static void follow(struct model *m, int host, int log)
         CHECK(mqd_partition_truncate(partition, end, NOW, &cut) == 0);
     if (same == leader_bytes)
         return;
-    CHECK_EQUAL(mqd_partition_follow(partition, leaders + same, leader_bytes - same, m->epoch[log], false, NOW, &followed), MQD_FOLLOW_OK);
+    CHECK_EQUAL(
+        mqd_partition_follow(partition, leaders + same, leader_bytes - same, m->epoch[log], false, NOW, &followed),
+        MQD_FOLLOW_OK);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
 }
 
@@ -108,7 +147,8 @@ static void send_again_from(struct producer *producer, uint32_t number)
 static void new_epoch(struct model *m, int log, int leader)
 {
     for (int p = 0; p < PRODUCERS && log == RETIRED && leader != m->leader[log]; p++)
-        send_again_from(&m->producer[p], m->producer[p].first); /* another connection: what was on its way is not, and libraries keep their order */
+        /* another connection: what was on its way is not, and libraries keep their order */
+        send_again_from(&m->producer[p], m->producer[p].first);
     bool moved = leader != m->leader[log];
     m->leader[log] = leader;
     m->epoch[log]++;
@@ -129,7 +169,8 @@ static void take_step(struct model *m)
 
 /* ---- the broker ---- */
 
-static int16_t stage(struct model *m, int log, struct mqd_batch batch, uint8_t *bytes, uint32_t flags, struct mqd_stage_result *result)
+static int16_t stage(struct model *m, int log, struct mqd_batch batch, uint8_t *bytes, uint32_t flags,
+                     struct mqd_stage_result *result)
 {
     bool rolled;
     struct mqd_partition *partition = m->host[m->leader[log]].log[log];
@@ -139,7 +180,8 @@ static int16_t stage(struct model *m, int log, struct mqd_batch batch, uint8_t *
     return error;
 }
 
-/* What mqd_redirect_take and mqd_owner_stage do, of a partition that is led here. Returns the error; else where the batch lies: *log, *base_offset. */
+/* What mqd_redirect_take and mqd_owner_stage do, of a partition that is led here. Returns the
+ * error; else where the batch lies: *log, *base_offset. */
 static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, int *log, int64_t *base_offset)
 {
     struct host *host = &m->host[m->leader[RETIRED]];
@@ -183,7 +225,8 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
 
 /* ---- producers ---- */
 
-/* Its sequences begin anew (KIP-360, every transaction of KIP-890): when the fate of all that it ever sent is known. */
+/* Its sequences begin anew (KIP-360, every transaction of KIP-890): when the fate of all that it
+ * ever sent is known. */
 static void bump(struct model *m, struct producer *producer)
 {
     if (producer->tried > producer->first || producer->epoch_first == producer->first)
@@ -213,13 +256,19 @@ static void send(struct model *m, struct producer *producer)
             producer->next = producer->first;
         return;
     }
-    log_encode(bytes, (struct log_batch){.producer_id = producer->id, .producer_epoch = producer->epoch, .base_sequence = (int32_t)(number - producer->epoch_first) * 2, .record_count = 2, .body_bytes = BODY, .mark = (uint64_t)producer->id << 32 | number});
+    log_encode(bytes, (struct log_batch){.producer_id = producer->id,
+                                         .producer_epoch = producer->epoch,
+                                         .base_sequence = (int32_t)(number - producer->epoch_first) * 2,
+                                         .record_count = 2,
+                                         .body_bytes = BODY,
+                                         .mark = (uint64_t)producer->id << 32 | number});
     CHECK_OR(mqd_batch_decode(bytes, sizeof bytes, &batch) == 0, return);
     struct sent *sent = &producer->batch[number];
     int16_t error = produce(m, batch, bytes, &sent->log, &base_offset);
     producer->next++;
     producer->tried = producer->next > producer->tried ? producer->next : producer->tried;
-    if (pick(m, 8) == 0 || error == TRY_AGAIN) { /* the answer is lost, with those of all behind it when the connection goes; or it says so */
+    /* the answer is lost, with those of all behind it when the connection goes; or it says so */
+    if (pick(m, 8) == 0 || error == TRY_AGAIN) {
         if (pick(m, 2))
             send_again_from(producer, producer->first);
         else if (error)
@@ -236,7 +285,9 @@ static void send(struct model *m, struct producer *producer)
         send_again_from(producer, producer->first); /* one before it has not been taken yet */
         return;
     }
-    CHECK_OR(error == 0, fprintf(stderr, "producer %lld gives up: batch %u, error %d in step %d\n", (long long)producer->id, number, error, m->step); m->failed = true; return);
+    CHECK_OR(error == 0, fprintf(stderr, "producer %lld gives up: batch %u, error %d in step %d\n",
+                                 (long long)producer->id, number, error, m->step);
+             m->failed = true; return);
     sent->fate = SENT;
     sent->end_offset = base_offset + 2;
     sent->leader_epoch = m->epoch[sent->log];
@@ -292,10 +343,20 @@ static void chance(struct model *m)
     case 2:
         new_epoch(m, RETIRED, m->leader[TAKER]); /* it follows the one that takes its records */
         break;
-    case 3: case 4: case 5: case 6: case 7: case 8: case 9: case 10: case 11: case 12:
+    case 3:
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+    case 8:
+    case 9:
+    case 10:
+    case 11:
+    case 12:
         follow(m, (int)pick(m, HOSTS), (int)pick(m, 2));
         break;
-    case 13: case 14:
+    case 13:
+    case 14:
         bump(m, &m->producer[pick(m, PRODUCERS)]);
         break;
     default:
@@ -318,8 +379,11 @@ static void check_log(struct model *m, int log, uint32_t *next)
         memcpy(&mark, bytes + at + MQD_BATCH_HEADER_BYTES, sizeof mark);
         uint32_t producer = (uint32_t)(mark >> 32) - 7, number = (uint32_t)mark;
         CHECK(producer < PRODUCERS);
-        CHECK_EQUAL(batch.producer_id, log == RETIRED ? (int64_t)producer + 7 : mqd_redirect_producer((int64_t)producer + 7, PARTITION));
-        CHECK_OR(number == next[producer], fprintf(stderr, "log %d: batch %u of producer %u, where %u was to come\n", log, number, producer + 7, next[producer]); m->failed = true; return);
+        CHECK_EQUAL(batch.producer_id,
+                    log == RETIRED ? (int64_t)producer + 7 : mqd_redirect_producer((int64_t)producer + 7, PARTITION));
+        CHECK_OR(number == next[producer], fprintf(stderr, "log %d: batch %u of producer %u, where %u was to come\n",
+                                                   log, number, producer + 7, next[producer]);
+                 m->failed = true; return);
         next[producer]++;
     }
 }
@@ -354,14 +418,18 @@ static void run(uint64_t seed, struct model *m)
 
 TEST(nothing_is_lost_doubled_or_reordered_in_any_step)
 {
-    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 30, refused = 0, handed_on = 0, duplicates = 0, changes = 0, bumps = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;
+    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 30, refused = 0, handed_on = 0, duplicates = 0, changes = 0,
+             bumps = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;
     static struct model m;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         run(seed, &m);
         CHECK_OR(!m.failed, fprintf(stderr, "again: MQD_TEST_SEED=%llu\n", (unsigned long long)seed); return);
-        refused += m.refused, handed_on += m.handed_on, duplicates += m.duplicates, changes += m.leader_changes, bumps += m.bumps;
+        refused += m.refused, handed_on += m.handed_on, duplicates += m.duplicates, changes += m.leader_changes,
+            bumps += m.bumps;
     }
-    test_message("%llu refused, %llu handed on, %llu answered by the retired partition, %llu new epochs, %llu of producers", (unsigned long long)refused, (unsigned long long)handed_on,
-                 (unsigned long long)duplicates, (unsigned long long)changes, (unsigned long long)bumps);
+    test_message(
+        "%llu refused, %llu handed on, %llu answered by the retired partition, %llu new epochs, %llu of producers",
+        (unsigned long long)refused, (unsigned long long)handed_on, (unsigned long long)duplicates,
+        (unsigned long long)changes, (unsigned long long)bumps);
     CHECK(refused && handed_on && duplicates && changes && bumps);
 }

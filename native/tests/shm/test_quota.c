@@ -1,5 +1,6 @@
 /* tsan */
-/* Quotas in shared memory: rules published and taken over, buckets charged by one and by many, reused, left by the dead. Time is passed in. */
+/* Quotas in shared memory: rules published and taken over, buckets charged by one and by many,
+ * reused, left by the dead. Time is passed in. */
 #include <pthread.h>
 
 #include "mqd_test.h"
@@ -36,7 +37,8 @@ TEST(without_rules_nothing_is_limited)
     struct mqd_quota_limits *limits = mqd_quota_limits_open();
     CHECK_EQUAL(mqd_quota_version(control), 0);
     CHECK_EQUAL(mqd_quota_refresh(control, limits), 0);
-    CHECK_EQUAL(mqd_quota_charge_client(control, limits, (const uint8_t *)"a", 1, MQD_QUOTA_PRODUCE, 1u << 30, SECOND_NS), 0);
+    CHECK_EQUAL(
+        mqd_quota_charge_client(control, limits, (const uint8_t *)"a", 1, MQD_QUOTA_PRODUCE, 1u << 30, SECOND_NS), 0);
     mqd_quota_limits_close(limits);
     free(control);
 }
@@ -90,7 +92,8 @@ TEST(one_huge_request_is_paid_for_in_full_and_nothing_overflows)
 {
     void *control = control_new();
     uint64_t key = key_of("p");
-    CHECK_EQUAL(mqd_quota_charge(control, key, MQD_QUOTA_FETCH, per_second(10), 1000, SECOND_NS, SECOND_NS), 99 * SECOND_NS);
+    CHECK_EQUAL(mqd_quota_charge(control, key, MQD_QUOTA_FETCH, per_second(10), 1000, SECOND_NS, SECOND_NS),
+                99 * SECOND_NS);
     CHECK_EQUAL(mqd_quota_owed(control, key, MQD_QUOTA_FETCH, SECOND_NS, 51 * SECOND_NS), 49 * SECOND_NS);
     for (int i = 0; i < 3; i++)
         CHECK(mqd_quota_charge(control, key, MQD_QUOTA_FETCH, UINT64_MAX, UINT64_MAX, 0, SECOND_NS) <= 1ll << 60);
@@ -119,9 +122,11 @@ TEST(who_owes_nothing_makes_room_and_the_least_recently_used_first)
     void *control = control_new();
     int64_t now = SECOND_NS;
     for (uint64_t i = 0; i < MQD_QUOTA_WAY_COUNT; i++) /* the first owes an hour, the others a moment */
-        mqd_quota_charge(control, key_in_set(i), MQD_QUOTA_PRODUCE, per_second(1), i == 0 ? 3600 : 1, 0, now + (int64_t)i);
+        mqd_quota_charge(control, key_in_set(i), MQD_QUOTA_PRODUCE, per_second(1), i == 0 ? 3600 : 1, 0,
+                         now + (int64_t)i);
     now += 10 * SECOND_NS;
-    mqd_quota_charge(control, key_in_set(1), MQD_QUOTA_PRODUCE, per_second(1000), 1, 0, now); /* used again, paid soon */
+    /* used again, paid soon */
+    mqd_quota_charge(control, key_in_set(1), MQD_QUOTA_PRODUCE, per_second(1000), 1, 0, now);
     now += 10 * SECOND_NS;
     CHECK_EQUAL(mqd_quota_charge(control, key_in_set(100), MQD_QUOTA_PRODUCE, per_second(1), 2, 0, now), 2 * SECOND_NS);
     CHECK(mqd_quota_owed(control, key_in_set(0), MQD_QUOTA_PRODUCE, 0, now) > 3000 * SECOND_NS);
@@ -141,8 +146,10 @@ TEST(a_set_in_which_all_owe_forgives_the_least_recently_used)
     void *control = control_new();
     for (uint64_t i = 0; i < MQD_QUOTA_WAY_COUNT; i++)
         mqd_quota_charge(control, key_in_set(i), MQD_QUOTA_PRODUCE, per_second(1), 3600, 0, SECOND_NS + (int64_t)i);
-    CHECK_EQUAL(mqd_quota_charge(control, key_in_set(50), MQD_QUOTA_FETCH, per_second(1), 1, 0, 2 * SECOND_NS), SECOND_NS);
-    CHECK_EQUAL(mqd_quota_owed(control, key_in_set(50), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0); /* not its predecessor's debt */
+    CHECK_EQUAL(mqd_quota_charge(control, key_in_set(50), MQD_QUOTA_FETCH, per_second(1), 1, 0, 2 * SECOND_NS),
+                SECOND_NS);
+    /* not its predecessor's debt */
+    CHECK_EQUAL(mqd_quota_owed(control, key_in_set(50), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0);
     CHECK_EQUAL(mqd_quota_owed(control, key_in_set(0), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS), 0);
     CHECK(mqd_quota_owed(control, key_in_set(1), MQD_QUOTA_PRODUCE, 0, 2 * SECOND_NS) > 0);
     free(control);
@@ -152,7 +159,8 @@ TEST(of_two_buckets_of_one_key_the_first_counts)
 {
     void *control = control_new();
     struct mqd_quota_bucket *set = &mqd_control_quotas(control)->bucket[5 * MQD_QUOTA_WAY_COUNT];
-    set[6].key = key_in_set(3); /* as a worker leaves it that died after it had claimed, beside another that claimed too */
+    /* as a worker leaves it that died after it had claimed, beside another that claimed too */
+    set[6].key = key_in_set(3);
     set[6].arrival_ns[0] = 100 * SECOND_NS;
     set[2].key = key_in_set(3);
     CHECK_EQUAL(mqd_quota_owed(control, key_in_set(3), MQD_QUOTA_PRODUCE, 0, SECOND_NS), 0);
@@ -165,13 +173,17 @@ TEST(of_two_buckets_of_one_key_the_first_counts)
 
 #define THREADS 4
 #define CHARGES 20000
-struct worker { void *control; uint64_t seed; };
+struct worker {
+    void *control;
+    uint64_t seed;
+};
 
 static void *charge_many(void *argument)
 {
     struct worker *worker = argument;
     for (int i = 0; i < CHARGES; i++)
-        mqd_quota_charge(worker->control, key_of("shared"), MQD_QUOTA_PRODUCE, per_second(1000), 1 + test_random(&worker->seed) % 4, 0, SECOND_NS);
+        mqd_quota_charge(worker->control, key_of("shared"), MQD_QUOTA_PRODUCE, per_second(1000),
+                         1 + test_random(&worker->seed) % 4, 0, SECOND_NS);
     return NULL;
 }
 

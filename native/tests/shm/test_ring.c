@@ -25,7 +25,8 @@ static bool put(struct mqd_ring_writer *writer, uint64_t token)
     return true;
 }
 
-/* Random puts, publishes and takes against a plain counter; counters start just below the wrap of 64 bits. */
+/* Random puts, publishes and takes against a plain counter; counters start just below the wrap of
+ * 64 bits. */
 TEST(order_and_bounds_at_tiny_capacities)
 {
     for (uint32_t capacity = 1; capacity <= 8; capacity *= 2) {
@@ -51,7 +52,8 @@ TEST(order_and_bounds_at_tiny_capacities)
                 break;
             default: {
                 uint32_t count = mqd_ring_take(&reader, out, max);
-                /* the reader keeps its copy of tail while it has something: it may see less than published, never nothing, never more */
+                /* the reader keeps its copy of tail while it has something: it may see less than
+                 * published, never nothing, never more */
                 CHECK(count <= published - taken && (count > 0 || published == taken || max == 0));
                 for (uint32_t i = 0; i < count; i++, taken++)
                     CHECK(out[i].token == taken && out[i].a == ~(int64_t)taken);
@@ -365,7 +367,8 @@ TEST(a_successor_wakes_whom_its_predecessor_forgot)
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(c), 0);
     mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
-    struct mqd_ring *a_to_b = (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
+    struct mqd_ring *a_to_b =
+        (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
     mqd_store_release(&a_to_b->tail, 1); /* published, and killed before it looked at the flag */
     free(a);
     CHECK_EQUAL(wakeups(&host, 1), 0);
@@ -395,7 +398,8 @@ TEST(a_successor_wakes_whose_flag_its_predecessor_took)
     three_close(&host, a, b, c);
 }
 
-/* Killed at the same step, but the sleeper had taken what was published before it slept: nothing in the ring tells of it. */
+/* Killed at the same step, but the sleeper had taken what was published before it slept: nothing in
+ * the ring tells of it. */
 TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
 {
     struct host host;
@@ -407,7 +411,8 @@ TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
     mqd_endpoint_flush(a);
     CHECK_EQUAL(mqd_endpoint_drain(b, &out, &from, 1), 1);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
-    CHECK_EQUAL(mqd_exchange(&mqd_control_worker(host.control, 1)->sleeping, 0u), 1); /* as a, which is late with its look at the flag, and is killed */
+    /* as a, which is late with its look at the flag, and is killed */
+    CHECK_EQUAL(mqd_exchange(&mqd_control_worker(host.control, 1)->sleeping, 0u), 1);
     free(a);
     mqd_endpoint_send(c, 1, &(struct mqd_descriptor){.token = 2});
     mqd_endpoint_flush(c);
@@ -425,7 +430,8 @@ TEST(a_corrupt_link_is_empty_and_full_and_the_others_go_on)
     three_open(&host, &a, &b, &c);
     struct mqd_descriptor out[8];
     uint32_t from[8];
-    struct mqd_ring *a_to_b = (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
+    struct mqd_ring *a_to_b =
+        (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
     a_to_b->tail = 1ull << 40;
     mqd_endpoint_send(c, 1, &(struct mqd_descriptor){.token = 4});
     mqd_endpoint_flush(c);
@@ -453,7 +459,8 @@ TEST(format_refuses)
     CHECK_EQUAL(mqd_links_format(memory, sizeof memory, 67), -1);
 }
 
-/* ---- threads: three endpoints, each sends to the others and sleeps on its eventfd. A lost wake-up hangs, a torn descriptor differs. ---- */
+/* ---- threads: three endpoints, each sends to the others and sleeps on its eventfd. A lost wake-up
+ * hangs, a torn descriptor differs. ---- */
 
 struct party {
     struct host *host;
@@ -473,7 +480,8 @@ static void *party_run(void *argument)
         int got = mqd_endpoint_drain(endpoint, out, from, 32);
         for (int i = 0; i < got; i++) {
             uint64_t token = expected[from[i]]++;
-            CHECK_OR(out[i].token == token && out[i].a == (int64_t)(token * 3) && out[i].c == (int64_t)~token, return NULL);
+            CHECK_OR(out[i].token == token && out[i].a == (int64_t)(token * 3) && out[i].c == (int64_t)~token,
+                     return NULL);
         }
         received += (uint64_t)got;
         uint64_t burst = test_random(&seed) % 5;

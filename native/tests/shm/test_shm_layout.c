@@ -75,9 +75,11 @@ TEST(parts_do_not_overlap_and_bounds_hold)
     CHECK((uint8_t *)(mqd_control_api_versions(control, 7) + 1) == (uint8_t *)mqd_control_worker(control, 0));
     CHECK((uint8_t *)(mqd_control_worker(control, 65) + 1) == (uint8_t *)mqd_control_stats(control, 0));
     CHECK((uint8_t *)(mqd_control_stats(control, 63) + 1) == (uint8_t *)mqd_control_partition(control, 0));
-    CHECK((uint8_t *)(mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT - 1) + 1) == (uint8_t *)mqd_control_quotas(control));
+    CHECK((uint8_t *)(mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT - 1) + 1) ==
+          (uint8_t *)mqd_control_quotas(control));
     CHECK((uint8_t *)(mqd_control_quotas(control) + 1) == end);
-    CHECK(!mqd_control_api_versions(control, 8) && !mqd_control_worker(control, 66) && !mqd_control_stats(control, 64) && !mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT));
+    CHECK(!mqd_control_api_versions(control, 8) && !mqd_control_worker(control, 66) &&
+          !mqd_control_stats(control, 64) && !mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT));
     for (uint32_t i = 0; i < 66; i++)
         CHECK((uintptr_t)mqd_control_worker(control, i) % 64 == 0);
     CHECK((uintptr_t)mqd_control_partition(control, 1) % 64 == 0);
@@ -109,7 +111,8 @@ TEST(header_words)
     CHECK_EQUAL(mqd_control_log_level(control), 7);
     CHECK_EQUAL(mqd_control_header(control)->lease_deadline_ns, INT64_MAX);
     mqd_control_set_broker(control, 3, 4, 5);
-    CHECK(mqd_control_header(control)->broker_epoch == 3 && mqd_control_header(control)->incarnation == 4 && mqd_control_header(control)->lease_deadline_ns == 5);
+    CHECK(mqd_control_header(control)->broker_epoch == 3 && mqd_control_header(control)->incarnation == 4 &&
+          mqd_control_header(control)->lease_deadline_ns == 5);
     free(control);
 }
 
@@ -126,7 +129,8 @@ TEST(slots_are_assigned_viewed_and_cleared)
     mqd_slot_publish(mqd_control_partition(control, 5), &positions);
     CHECK_EQUAL(mqd_slot_view(control, 5, &view), 0);
     CHECK(memcmp(view.topic_id, topic_a, 16) == 0 && memcmp(&view.positions, &positions, sizeof positions) == 0);
-    CHECK(view.partition_index == 2 && view.leader_epoch == 6 && view.owner == 3 && view.state == MQD_SLOT_OPENING && view.log_dir == 1 && view.owner_generation == 1);
+    CHECK(view.partition_index == 2 && view.leader_epoch == 6 && view.owner == 3 && view.state == MQD_SLOT_OPENING &&
+          view.log_dir == 1 && view.owner_generation == 1);
     mqd_slot_set_state(control, 5, MQD_SLOT_ONLINE);
     /* again by a restarted controller: nothing is lost */
     CHECK_EQUAL(mqd_slot_assign(control, 5, topic_a, 2, 3, 1, 7), 0);
@@ -144,7 +148,8 @@ TEST(slots_are_assigned_viewed_and_cleared)
     uint64_t slot_generation = view.segments_generation;
     mqd_slot_clear(control, 5);
     mqd_slot_view(control, 5, &view);
-    CHECK(view.state == MQD_SLOT_FREE && view.owner == MQD_OWNER_NONE && view.positions.log_end_offset == 0 && view.segments_generation == slot_generation + 1);
+    CHECK(view.state == MQD_SLOT_FREE && view.owner == MQD_OWNER_NONE && view.positions.log_end_offset == 0 &&
+          view.segments_generation == slot_generation + 1);
     CHECK_EQUAL(mqd_control_header(control)->segments_generation, generation + 1);
     CHECK_EQUAL(mqd_slot_assign(control, 5, topic_b, 0, 0, 0, 0), 0);
     CHECK_EQUAL(mqd_slot_assign(control, MQD_PARTITION_SLOT_COUNT, topic_b, 0, 0, 0, 0), -1);
@@ -254,7 +259,8 @@ static void *publisher(void *argument)
         uint8_t topic[16];
         memset(topic, (int)(i & 0x7f), sizeof topic);
         mqd_slot_clear(shared->control, 2);
-        mqd_slot_assign(shared->control, 2, topic, (int32_t)(i & 0x7f), (uint16_t)(i & 0x3f), (uint8_t)(i & 0x1f), (int32_t)(i & 0x7f));
+        mqd_slot_assign(shared->control, 2, topic, (int32_t)(i & 0x7f), (uint16_t)(i & 0x3f), (uint8_t)(i & 0x1f),
+                        (int32_t)(i & 0x7f));
     }
     mqd_store_release(&shared->done, 1);
     return NULL;
@@ -271,8 +277,10 @@ static void *watcher(void *argument)
         mqd_slot_positions(mqd_control_partition(shared->control, 1), &p);
         CHECK_OR(p.log_start_offset >= last, return NULL);
         last = p.log_start_offset;
-        CHECK_OR(p.high_watermark == last && p.log_end_offset == last && p.last_stable_offset == last && p.durable_offset == last && p.high_watermark_segment == last &&
-                     p.log_end_segment == last && p.high_watermark_position == (uint32_t)last && p.log_end_position == (uint32_t)last, return NULL);
+        CHECK_OR(p.high_watermark == last && p.log_end_offset == last && p.last_stable_offset == last &&
+                     p.durable_offset == last && p.high_watermark_segment == last && p.log_end_segment == last &&
+                     p.high_watermark_position == (uint32_t)last && p.log_end_position == (uint32_t)last,
+                 return NULL);
         int size = mqd_blob_read(mqd_control_api_versions(shared->control, 0), body, sizeof body);
         for (int i = 0; i < size; i++)
             CHECK_OR(body[i] == (uint8_t)size, return NULL);
@@ -280,7 +288,9 @@ static void *watcher(void *argument)
             int n = view.topic_id[0];
             for (int i = 0; i < 16; i++)
                 CHECK_OR(view.topic_id[i] == n, return NULL);
-            CHECK_OR(view.partition_index == n && view.leader_epoch == n && view.owner == (n & 0x3f) && view.log_dir == (n & 0x1f), return NULL);
+            CHECK_OR(view.partition_index == n && view.leader_epoch == n && view.owner == (n & 0x3f) &&
+                         view.log_dir == (n & 0x1f),
+                     return NULL);
         }
     }
     return NULL;

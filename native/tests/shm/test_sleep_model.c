@@ -1,12 +1,14 @@
 /* The sleep protocol of shm/link.c, step by step, through every interleaving there is.
  *
- * One consumer, one or two producers, each a little program of atomic steps; S1..S4 and P1..P3 as at the head of shm/link.c. A state is
- * all program counters, registers, shared words and store buffers; all reachable states are visited. Two machines: sequential
- * consistency, and total store order, where each thread's stores wait in a buffer of its own and reach memory at any later time,
+ * One consumer, one or two producers, each a little program of atomic steps; S1..S4 and P1..P3 as
+ * at the head of shm/link.c. A state is all program counters, registers, shared words and store
+ * buffers; all reachable states are visited. Two machines: sequential consistency, and total store
+ * order, where each thread's stores wait in a buffer of its own and reach memory at any later time,
  * as on x86 (and where a fence or an exchange waits until the own buffer is empty).
  *
- * A state in which nobody can go on while the consumer has not got every message is a lost wake-up. So that the model is known to
- * see, it is also run with each fence left out, without the second look, and with the flag read before the publication.
+ * A state in which nobody can go on while the consumer has not got every message is a lost wake-up.
+ * So that the model is known to see, it is also run with each fence left out, without the second
+ * look, and with the flag read before the publication.
  */
 #include "mqd_test.h"
 
@@ -15,22 +17,24 @@ enum { CONSUMER, FIRST_PRODUCER, THREADS_MAX = FIRST_PRODUCER + PRODUCERS_MAX };
 enum { WORD_SLEEPING, WORD_TAIL /* and one more per producer */, WORD_COUNT = WORD_TAIL + PRODUCERS_MAX };
 
 enum operation {
-    STORE,        /* word = value */
+    STORE, /* word = value */
     FENCE,
-    LOAD,         /* register = word */
-    EXCHANGE,     /* register = word, word = value, at once and in order */
-    IF_ZERO,      /* jump when the register is 0 */
+    LOAD,     /* register = word */
+    EXCHANGE, /* register = word, word = value, at once and in order */
+    IF_ZERO,  /* jump when the register is 0 */
     EVENT_WRITE,
-    EVENT_WAIT,   /* blocks until the eventfd was written; takes that */
-    TAKE,         /* consumer reads the tail of producer `value`; what is new is received, and the register is set */
-    PEEK,         /* the same without receiving */
-    CLEAR,        /* register = 0 */
+    EVENT_WAIT, /* blocks until the eventfd was written; takes that */
+    TAKE,       /* consumer reads the tail of producer `value`; what is new is received, and the register is set */
+    PEEK,       /* the same without receiving */
+    CLEAR,      /* register = 0 */
     IF_SET,
-    IF_ALL,       /* jump when every message of everyone was received */
+    IF_ALL, /* jump when every message of everyone was received */
     JUMP,
     END
 };
-struct step { uint8_t operation, word, value, target; };
+struct step {
+    uint8_t operation, word, value, target;
+};
 
 struct state {
     uint8_t counter[THREADS_MAX];
@@ -162,14 +166,18 @@ static bool advance(struct model *model, struct state *state, int thread)
         if (state->buffered[thread])
             return false;
         break;
-    case LOAD: state->held[thread] = load(state, thread, step->word); break;
+    case LOAD:
+        state->held[thread] = load(state, thread, step->word);
+        break;
     case EXCHANGE:
         if (state->buffered[thread])
             return false;
         state->held[thread] = state->memory[step->word];
         state->memory[step->word] = step->value;
         break;
-    case EVENT_WRITE: state->event = 1; break;
+    case EVENT_WRITE:
+        state->event = 1;
+        break;
     case EVENT_WAIT:
         model->blocked_seen |= !state->event;
         if (!state->event)
@@ -177,14 +185,29 @@ static bool advance(struct model *model, struct state *state, int thread)
         model->woken_seen = true;
         state->event = 0;
         break;
-    case TAKE: look_at_tail(state, thread, step->value, true); break;
-    case PEEK: look_at_tail(state, thread, step->value, false); break;
-    case CLEAR: state->held[thread] = 0; break;
-    case IF_ZERO: next = state->held[thread] ? next : step->target; break;
-    case IF_SET: next = state->held[thread] ? step->target : next; break;
-    case IF_ALL: next = all_received(model, state) ? step->target : next; break;
-    case JUMP: next = step->target; break;
-    case END: return false;
+    case TAKE:
+        look_at_tail(state, thread, step->value, true);
+        break;
+    case PEEK:
+        look_at_tail(state, thread, step->value, false);
+        break;
+    case CLEAR:
+        state->held[thread] = 0;
+        break;
+    case IF_ZERO:
+        next = state->held[thread] ? next : step->target;
+        break;
+    case IF_SET:
+        next = state->held[thread] ? step->target : next;
+        break;
+    case IF_ALL:
+        next = all_received(model, state) ? step->target : next;
+        break;
+    case JUMP:
+        next = step->target;
+        break;
+    case END:
+        return false;
     }
     state->counter[thread] = (uint8_t)next;
     return true;
@@ -192,7 +215,10 @@ static bool advance(struct model *model, struct state *state, int thread)
 
 /* ---- all states ---- */
 
-struct visited { struct state *table; uint64_t capacity, count; };
+struct visited {
+    struct state *table;
+    uint64_t capacity, count;
+};
 
 static uint64_t hash(const struct state *state)
 {
@@ -272,22 +298,23 @@ TEST(no_wakeup_is_lost)
             for (int buffers = 0; buffers <= 1; buffers++) {
                 struct model model = {.store_buffers = buffers, .producers = producers, .messages = messages};
                 explore(&model);
-                test_message("%d producer(s), %d message(s) each, %s: %llu states", producers, messages, buffers ? "store buffers" : "in order", (unsigned long long)model.state_count);
+                test_message("%d producer(s), %d message(s) each, %s: %llu states", producers, messages,
+                             buffers ? "store buffers" : "in order", (unsigned long long)model.state_count);
                 CHECK_EQUAL(model.lost_count, 0);
                 CHECK(model.blocked_seen && model.woken_seen && model.state_count > 50);
             }
 }
 
 /* Fences matter under store buffering alone; the order of steps matters everywhere. */
-#define PLANTED(name, mistake, in_order_too)                                                      \
-    TEST(name)                                                                                    \
-    {                                                                                             \
-        struct model buffered = {.store_buffers = true, .producers = 1, .messages = 1, mistake};  \
-        struct model in_order = {.store_buffers = false, .producers = 1, .messages = 1, mistake}; \
-        explore(&buffered);                                                                       \
-        explore(&in_order);                                                                       \
-        CHECK(buffered.lost_count > 0);                                                           \
-        CHECK_EQUAL(in_order.lost_count > 0, in_order_too);                                       \
+#define PLANTED(name, mistake, in_order_too)                                                                           \
+    TEST(name)                                                                                                         \
+    {                                                                                                                  \
+        struct model buffered = {.store_buffers = true, .producers = 1, .messages = 1, mistake};                       \
+        struct model in_order = {.store_buffers = false, .producers = 1, .messages = 1, mistake};                      \
+        explore(&buffered);                                                                                            \
+        explore(&in_order);                                                                                            \
+        CHECK(buffered.lost_count > 0);                                                                                \
+        CHECK_EQUAL(in_order.lost_count > 0, in_order_too);                                                            \
     }
 PLANTED(a_missing_consumer_fence_is_seen, .no_consumer_fence = true, false)
 PLANTED(a_missing_producer_fence_is_seen, .no_producer_fence = true, false)

@@ -1,6 +1,6 @@
 /* fuzz: -max_len=512 */
-/* Any bytes into validate and decode. Most inputs get a right checksum, else none would come past it. What is taken
- * must keep the promises that the log relies on. */
+/* Any bytes into validate and decode. Most inputs get a right checksum, else none would come past
+ * it. What is taken must keep the promises that the log relies on. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,13 +36,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(error == 0 || error == 2 || error == 43 || error == 76 || error == 87);
     require((error == 0) == (reason == NULL));
     if (error == 0) {
-        require(batch.size_bytes == (int64_t)length && batch.record_count == batch.last_offset_delta + 1 && batch.record_count > 0);
-        require((batch.attributes & 7) <= 4 && batch.producer_id >= -1 && (batch.producer_id < 0 || batch.producer_epoch >= 0));
+        require(batch.size_bytes == (int64_t)length && batch.record_count == batch.last_offset_delta + 1 &&
+                batch.record_count > 0);
+        require((batch.attributes & 7) <= 4 && batch.producer_id >= -1 &&
+                (batch.producer_id < 0 || batch.producer_epoch >= 0));
         memset(bytes, 0, 8); /* what the broker does before it stores */
         require(mqd_batch_decode(bytes, length, &stored) == 0);
     }
     if (mqd_batch_decode(bytes, length, &stored) == 0)
-        require(stored.size_bytes >= 61 && stored.base_offset >= 0 && stored.last_offset_delta >= 0 && stored.base_offset + stored.last_offset_delta >= 0);
+        require(stored.size_bytes >= 61 && stored.base_offset >= 0 && stored.last_offset_delta >= 0 &&
+                stored.base_offset + stored.last_offset_delta >= 0);
     free(bytes);
     return 0;
 }

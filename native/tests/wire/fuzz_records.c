@@ -1,5 +1,6 @@
 /* fuzz: -max_len=700 */
-/* Everything that walks records or the state of producers, over any bytes: the walks agree with each other, markers and snapshots are read or refused. */
+/* Everything that walks records or the state of producers, over any bytes: the walks agree with
+ * each other, markers and snapshots are read or refused. */
 #include <endian.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,15 @@ static void require(int condition)
         abort();
 }
 
-/* The admission of a batch to a compacted topic, the compaction, and the reading of a coordinator's log. */
+/* The admission of a batch to a compacted topic, the compaction, and the reading of a coordinator's
+ * log. */
 static void walk_records(const uint8_t *data, size_t size)
 {
-    struct mqd_batch batch = {.record_count = data[0] % PLACE_COUNT, .last_offset_delta = data[0] % PLACE_COUNT - 1, .base_offset = 10, .producer_id = -1, .producer_epoch = -1,
+    struct mqd_batch batch = {.record_count = data[0] % PLACE_COUNT,
+                              .last_offset_delta = data[0] % PLACE_COUNT - 1,
+                              .base_offset = 10,
+                              .producer_id = -1,
+                              .producer_epoch = -1,
                               .base_sequence = -1};
     if (batch.record_count == 0)
         batch.record_count = 1, batch.last_offset_delta = 0;
@@ -37,8 +43,10 @@ static void walk_records(const uint8_t *data, size_t size)
         unkeyed_count += record[walked].key_bytes < 0;
         walked++;
     }
-    int32_t admitted = mqd_records_unkeyed(bytes + MQD_BATCH_HEADER_BYTES, length, batch.record_count, unkeyed, 4, &reason);
-    require(admitted < 0 ? reason != NULL : more == 0 && unkeyed_count == admitted); /* what was let in can be compacted */
+    int32_t admitted =
+        mqd_records_unkeyed(bytes + MQD_BATCH_HEADER_BYTES, length, batch.record_count, unkeyed, 4, &reason);
+    /* what was let in can be compacted */
+    require(admitted < 0 ? reason != NULL : more == 0 && unkeyed_count == admitted);
     struct mqd_record_place places[PLACE_COUNT];
     struct mqd_record_walk walk = {0};
     mqd_records_place(bytes, MQD_BATCH_HEADER_BYTES + length, INT64_MAX, &walk, places, PLACE_COUNT);
@@ -46,17 +54,21 @@ static void walk_records(const uint8_t *data, size_t size)
     for (uint32_t i = 0; i < walk.record_count; i++) {
         const struct mqd_record_place *place = &places[i];
         uint64_t end = MQD_BATCH_HEADER_BYTES + length;
-        require(place->key_position <= end && (place->key_bytes < 0 || end - place->key_position >= (uint32_t)place->key_bytes));
-        require(place->value_position <= end && (place->value_bytes < 0 || end - place->value_position >= (uint32_t)place->value_bytes));
+        require(place->key_position <= end &&
+                (place->key_bytes < 0 || end - place->key_position >= (uint32_t)place->key_bytes));
+        require(place->value_position <= end &&
+                (place->value_bytes < 0 || end - place->value_position >= (uint32_t)place->value_bytes));
         if (more == 0)
-            require(place->key_bytes == record[i].key_bytes && bytes + place->key_position == record[i].key && (place->value_bytes < 0) == record[i].tombstone);
+            require(place->key_bytes == record[i].key_bytes && bytes + place->key_position == record[i].key &&
+                    (place->value_bytes < 0) == record[i].tombstone);
     }
     free(bytes);
 }
 
 static void read_marker(const uint8_t *data, size_t size)
 {
-    struct mqd_batch batch = {.record_count = 1, .attributes = 0x30, .size_bytes = (int32_t)(MQD_BATCH_HEADER_BYTES + size)};
+    struct mqd_batch batch = {
+        .record_count = 1, .attributes = 0x30, .size_bytes = (int32_t)(MQD_BATCH_HEADER_BYTES + size)};
     struct mqd_marker marker;
     uint8_t *bytes = malloc(MQD_BATCH_HEADER_BYTES + size);
     memset(bytes, 0, MQD_BATCH_HEADER_BYTES);
@@ -80,8 +92,10 @@ static void read_snapshot(const uint8_t *data, size_t size)
     memcpy(bytes + 8, &crc, sizeof crc);
     if (mqd_producers_decode(&producers, bytes, bytes_count, &offset) == 0) {
         require((again = mqd_producers_encode(&producers, offset, &again_bytes)) != NULL);
-        require(mqd_producers_decode(&copy, again, again_bytes, &copied) == 0 && copied == offset && copy.count == producers.count);
-        require(mqd_transactions_first_ongoing(&copy.transactions) == mqd_transactions_first_ongoing(&producers.transactions));
+        require(mqd_producers_decode(&copy, again, again_bytes, &copied) == 0 && copied == offset &&
+                copy.count == producers.count);
+        require(mqd_transactions_first_ongoing(&copy.transactions) ==
+                mqd_transactions_first_ongoing(&producers.transactions));
         free(again);
         mqd_producers_expire(&producers, INT64_MAX);
     } else {

@@ -1,20 +1,21 @@
 /* fuzz: -max_len=2048 */
 /* Byte 0: which parser (api and version, or the request header); the rest is what the peer sent.
  *
- * Beyond what the sanitizers see: a body that the parser accepted is walked to its end without a failure (W1), what it points to lies inside it,
- * counts are bounded by its size, and a response built from what it asked for can be finished. */
+ * Beyond what the sanitizers see: a body that the parser accepted is walked to its end without a
+ * failure (W1), what it points to lies inside it, counts are bounded by its size, and a response
+ * built from what it asked for can be finished. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "wire/wire.h"
 
-#define ALWAYS(condition)                                                              \
-    do {                                                                               \
-        if (!(condition)) {                                                            \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);  \
-            abort();                                                                   \
-        }                                                                              \
+#define ALWAYS(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);                                  \
+            abort();                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 static const uint8_t *body_begin, *body_end;
@@ -23,14 +24,16 @@ static void inside(const uint8_t *bytes, int32_t size_bytes)
 {
     static volatile uint8_t sink;
     ALWAYS(size_bytes >= -1);
-    if (size_bytes <= 0) return;
+    if (size_bytes <= 0)
+        return;
     ALWAYS(bytes >= body_begin && bytes < body_end && size_bytes <= body_end - bytes);
     sink = (uint8_t)(sink + bytes[0] + bytes[size_bytes - 1]);
 }
 
 static void inside_key(const struct mqd_topic_key *key)
 {
-    if (!key->by_id) inside(key->name.bytes, key->name.size_bytes);
+    if (!key->by_id)
+        inside(key->name.bytes, key->name.size_bytes);
 }
 
 static void produce(const uint8_t *body, uint32_t size_bytes, int16_t version)
@@ -39,7 +42,8 @@ static void produce(const uint8_t *body, uint32_t size_bytes, int16_t version)
     struct mqd_produce_topic topic;
     struct mqd_produce_partition partition;
     struct mqd_buffer buffer = {0};
-    if (mqd_produce_parse(body, size_bytes, version, &request)) return;
+    if (mqd_produce_parse(body, size_bytes, version, &request))
+        return;
     inside(request.transactional_id.bytes, request.transactional_id.size_bytes);
     ALWAYS(request.topic_count >= 0 && (uint32_t)request.topic_count <= size_bytes);
     mqd_response_begin(&buffer, 0, version, 7);
@@ -51,7 +55,8 @@ static void produce(const uint8_t *body, uint32_t size_bytes, int16_t version)
         for (int32_t j = 0; j < topic.partition_count; j++) {
             ALWAYS(mqd_produce_next_partition(&request, &partition) == 0);
             inside(partition.records, partition.size_bytes);
-            struct mqd_produce_outcome outcome = {.partition_index = partition.partition_index, .message = j & 1 ? "because" : NULL};
+            struct mqd_produce_outcome outcome = {.partition_index = partition.partition_index,
+                                                  .message = j & 1 ? "because" : NULL};
             mqd_produce_response_partition(&buffer, version, &outcome);
         }
         mqd_produce_response_topic_end(&buffer, version);
@@ -73,7 +78,8 @@ static void fetch_forgotten(struct mqd_fetch_request *request, uint32_t size_byt
     for (int32_t i = 0; i < count; i++) {
         ALWAYS(mqd_fetch_next_forgotten_topic(request, &topic) == 0);
         inside_key(&topic.key);
-        for (int32_t j = 0; j < topic.partition_count; j++) ALWAYS(mqd_fetch_next_forgotten_partition(request, &partition_index) == 0);
+        for (int32_t j = 0; j < topic.partition_count; j++)
+            ALWAYS(mqd_fetch_next_forgotten_partition(request, &partition_index) == 0);
     }
     ALWAYS(mqd_fetch_next_forgotten_topic(request, &topic) == -1);
 }
@@ -84,7 +90,8 @@ static void fetch(const uint8_t *body, uint32_t size_bytes, int16_t version)
     struct mqd_fetch_topic topic;
     struct mqd_fetch_partition partition;
     struct mqd_buffer buffer = {0};
-    if (mqd_fetch_parse(body, size_bytes, version, &request)) return;
+    if (mqd_fetch_parse(body, size_bytes, version, &request))
+        return;
     inside(request.rack_id, request.rack_id_bytes);
     ALWAYS(request.topic_count >= 0 && (uint32_t)request.topic_count <= size_bytes);
     int32_t replica_id = request.replica_id;
@@ -97,7 +104,8 @@ static void fetch(const uint8_t *body, uint32_t size_bytes, int16_t version)
         mqd_fetch_response_topic(&buffer, version, &topic.key, topic.partition_count);
         for (int32_t j = 0; j < topic.partition_count; j++) {
             ALWAYS(mqd_fetch_next_partition(&request, &partition) == 0);
-            struct mqd_fetch_outcome outcome = {.partition_index = partition.partition_index, .records_bytes = (uint32_t)partition.bytes_max & 0xffff};
+            struct mqd_fetch_outcome outcome = {.partition_index = partition.partition_index,
+                                                .records_bytes = (uint32_t)partition.bytes_max & 0xffff};
             extra_bytes += outcome.records_bytes;
             mqd_fetch_response_partition(&buffer, version, &outcome);
             mqd_fetch_response_partition_end(&buffer, version);
@@ -119,7 +127,8 @@ static void list_offsets(const uint8_t *body, uint32_t size_bytes, int16_t versi
     struct mqd_list_offsets_topic topic;
     struct mqd_list_offsets_partition partition;
     struct mqd_buffer buffer = {0};
-    if (mqd_list_offsets_parse(body, size_bytes, version, &request)) return;
+    if (mqd_list_offsets_parse(body, size_bytes, version, &request))
+        return;
     mqd_response_begin(&buffer, 2, version, 7);
     mqd_list_offsets_response_begin(&buffer, version, 0, request.topic_count);
     for (int32_t i = 0; i < request.topic_count; i++) {
@@ -128,7 +137,8 @@ static void list_offsets(const uint8_t *body, uint32_t size_bytes, int16_t versi
         mqd_list_offsets_response_topic(&buffer, version, topic.name, topic.partition_count);
         for (int32_t j = 0; j < topic.partition_count; j++) {
             ALWAYS(mqd_list_offsets_next_partition(&request, &partition) == 0);
-            mqd_list_offsets_response_partition(&buffer, version, partition.partition_index, 0, -1, 5, partition.current_leader_epoch);
+            mqd_list_offsets_response_partition(&buffer, version, partition.partition_index, 0, -1, 5,
+                                                partition.current_leader_epoch);
         }
         mqd_list_offsets_response_topic_end(&buffer, version);
     }
@@ -143,7 +153,8 @@ static void header(const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_request_header parsed;
     bool known;
-    if (mqd_request_header_parse(frame, size_bytes, &parsed, &known)) return;
+    if (mqd_request_header_parse(frame, size_bytes, &parsed, &known))
+        return;
     ALWAYS(parsed.header_bytes <= size_bytes && parsed.header_bytes >= 8);
     inside(parsed.client_id, parsed.client_id_bytes);
 }
@@ -151,7 +162,8 @@ static void header(const uint8_t *frame, uint32_t size_bytes)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (size < 1) return 0;
+    if (size < 1)
+        return 0;
     uint8_t choice = data[0] % 52;
     uint32_t size_bytes = (uint32_t)size - 1;
     uint8_t *body = malloc(size_bytes ? size_bytes : 1); /* its own block: a byte read too far is seen */

@@ -42,12 +42,12 @@ static int16_t validate(uint64_t size, const char **reason)
     return error;
 }
 
-#define REFUSED(size, error, text)                  \
-    do {                                            \
-        const char *reason_;                        \
-        CHECK_EQUAL(validate((size), &reason_), error); \
-        CHECK(reason_);                             \
-        CHECK_CONTAINS(reason_, text);              \
+#define REFUSED(size, error, text)                                                                                     \
+    do {                                                                                                               \
+        const char *reason_;                                                                                           \
+        CHECK_EQUAL(validate((size), &reason_), error);                                                                \
+        CHECK(reason_);                                                                                                \
+        CHECK_CONTAINS(reason_, text);                                                                                 \
     } while (0)
 
 TEST(a_good_batch_is_decoded)
@@ -107,7 +107,8 @@ TEST(every_cut_is_refused)
 
 TEST(lengths_that_lie_are_refused)
 {
-    static const int64_t lengths[] = {0, -1, 1, 48, INT32_MIN, INT32_MAX, INT32_MAX - 11, INT32_MAX - 12, SIZE - 12 + 1};
+    static const int64_t lengths[] = {
+        0, -1, 1, 48, INT32_MIN, INT32_MAX, INT32_MAX - 11, INT32_MAX - 12, SIZE - 12 + 1};
     make();
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         put(8, 4, lengths[i]);

@@ -1,4 +1,5 @@
-/* Keys and values found in stored batches: in memory of exactly their size, so that the sanitizer sees every byte read too many. */
+/* Keys and values found in stored batches: in memory of exactly their size, so that the sanitizer
+ * sees every byte read too many. */
 #include "base/error.h"
 #include "mqd_test.h"
 
@@ -35,7 +36,8 @@ static void make(uint8_t *batch, int64_t base_offset, int attributes)
     seal(batch, SIZE);
 }
 
-static struct mqd_record_walk walk(const uint8_t *data, size_t size, int64_t end_offset, struct mqd_record_place *out, uint32_t capacity)
+static struct mqd_record_walk walk(const uint8_t *data, size_t size, int64_t end_offset, struct mqd_record_place *out,
+                                   uint32_t capacity)
 {
     struct mqd_record_walk state = {0, 0, 0, 0};
     uint8_t *copy = malloc(size ? size : 1);
@@ -121,8 +123,10 @@ TEST(damage_under_a_right_checksum)
         struct mqd_record_walk state = walk(data, size, 100, out, CAPACITY);
         CHECK(state.record_count <= CAPACITY && state.position <= size);
         for (uint32_t i = 0; i < state.record_count; i++) {
-            CHECK(out[i].key_bytes >= -1 && out[i].key_position + (uint32_t)(out[i].key_bytes > 0 ? out[i].key_bytes : 0) <= size);
-            CHECK(out[i].value_bytes >= -1 && out[i].value_position + (uint32_t)(out[i].value_bytes > 0 ? out[i].value_bytes : 0) <= size);
+            CHECK(out[i].key_bytes >= -1 &&
+                  out[i].key_position + (uint32_t)(out[i].key_bytes > 0 ? out[i].key_bytes : 0) <= size);
+            CHECK(out[i].value_bytes >= -1 &&
+                  out[i].value_position + (uint32_t)(out[i].value_bytes > 0 ? out[i].value_bytes : 0) <= size);
         }
     }
 }

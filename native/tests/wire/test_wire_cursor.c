@@ -1,5 +1,6 @@
-/* What the differential test cannot reach: the edges of the primitives, the caller's mistakes, the growing buffer. The schemas themselves are held against
- * independent codecs in tests/property/test_wire_oracle.py. */
+/* What the differential test cannot reach: the edges of the primitives, the caller's mistakes, the
+ * growing buffer. The schemas themselves are held against independent codecs in
+ * tests/property/test_wire_oracle.py. */
 #include <errno.h>
 
 #include "base/error.h"
@@ -91,8 +92,10 @@ TEST(records_may_be_as_long_as_the_frame_says_and_no_longer)
 
 TEST(a_caller_beyond_the_counts_is_told)
 {
-    /* Produce v3: null transactional id, acks 1, timeout 100, one topic "t" with one partition 5 of null records */
-    const uint8_t body[] = "\xff\xff\x00\x01\x00\x00\x00\x64\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x05\xff\xff\xff\xff";
+    /* Produce v3: null transactional id, acks 1, timeout 100, one topic "t" with one partition 5 of
+     * null records */
+    const uint8_t body[] =
+        "\xff\xff\x00\x01\x00\x00\x00\x64\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x05\xff\xff\xff\xff";
     struct mqd_produce_request request;
     struct mqd_produce_topic topic;
     struct mqd_produce_partition partition;
@@ -112,15 +115,18 @@ TEST(a_caller_beyond_the_counts_is_told)
 
 TEST(a_lie_in_the_last_byte_refuses_the_whole_request)
 {
-    uint8_t body[] = "\xff\xff\x00\x01\x00\x00\x00\x64\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x05\x00\x00\x00\x01";
+    uint8_t body[] =
+        "\xff\xff\x00\x01\x00\x00\x00\x64\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x01\x00\x00\x00\x05\x00\x00\x00\x01";
     struct mqd_produce_request request;
-    CHECK_EQUAL(mqd_produce_parse(body, sizeof body - 1, 3, &request), -1); /* one byte of records is announced, none is there */
+    /* one byte of records is announced, none is there */
+    CHECK_EQUAL(mqd_produce_parse(body, sizeof body - 1, 3, &request), -1);
     CHECK_CONTAINS(mqd_error_message(), "records at byte 27 needs 1 more bytes, 0 remain");
 }
 
 TEST(forgotten_topics_need_not_be_asked_for_when_there_are_none)
 {
-    /* Fetch v7: replica -1, wait 0, min 1, max 1000, isolation 0, session 0, epoch 0, no topics, no forgotten ones */
+    /* Fetch v7: replica -1, wait 0, min 1, max 1000, isolation 0, session 0, epoch 0, no topics, no
+     * forgotten ones */
     uint8_t body[] = "\xff\xff\xff\xff\0\0\0\0\0\0\0\1\0\0\3\xe8\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     struct mqd_fetch_request request;
     int32_t count;
@@ -143,7 +149,8 @@ TEST(frames_in_one_buffer_have_their_own_lengths)
     CHECK(!buffer.failed);
     const uint8_t *at = buffer.bytes;
     for (int32_t i = 0; i < 200; i++, at += 4 + 4 + 1 + 4 + 1 + 1) {
-        CHECK_OR(mqd_get_be32(at) == 11u + (uint32_t)i, ); /* `extra` bytes are counted though they are sent from elsewhere */
+        /* `extra` bytes are counted though they are sent from elsewhere */
+        CHECK_OR(mqd_get_be32(at) == 11u + (uint32_t)i, );
         CHECK_OR(mqd_get_be32(at + 4) == (uint32_t)i, );
     }
     CHECK_EQUAL(at - buffer.bytes, buffer.size_bytes);

@@ -1,12 +1,14 @@
-/* The wire code as a filter, for the differential test against independent codecs (tests/property/test_wire_oracle.py). One line in, one line out:
+/* The wire code as a filter, for the differential test against independent codecs
+ * (tests/property/test_wire_oracle.py). One line in, one line out:
  *
- *   request API VERSION HEX       -> ok TOKEN...   | error CODE MESSAGE       the body, walked by the iterators to its end
- *   header HEX                    -> ok KNOWN API VERSION CORRELATION CLIENT HEADER_BYTES | error ...
+ *   request API VERSION HEX       -> ok TOKEN...   | error CODE MESSAGE       the body, walked by the iterators to its
+ * end header HEX                    -> ok KNOWN API VERSION CORRELATION CLIENT HEADER_BYTES | error
+ *                                 ...
  *   response API VERSION CORRELATION TOKEN... -> ok HEX                       a whole frame, length word and all
  *   flexible API VERSION          -> ok 0|1
  *
- * A token is a decimal number, or text and bytes as x + hex, - for null. Buffers are exactly as long as what is in them, so that ASan sees the first byte
- * read too far.
+ * A token is a decimal number, or text and bytes as x + hex, - for null. Buffers are exactly as
+ * long as what is in them, so that ASan sees the first byte read too far.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,7 +21,8 @@ static uint8_t *unhex(const char *text, uint32_t *size_bytes)
 {
     *size_bytes = (uint32_t)strlen(text) / 2;
     uint8_t *bytes = malloc(*size_bytes ? *size_bytes : 1);
-    for (uint32_t i = 0; i < *size_bytes; i++) sscanf(text + 2 * i, "%2hhx", &bytes[i]);
+    for (uint32_t i = 0; i < *size_bytes; i++)
+        sscanf(text + 2 * i, "%2hhx", &bytes[i]);
     return bytes;
 }
 
@@ -30,12 +33,19 @@ static void print_bytes(const uint8_t *bytes, int32_t size_bytes)
         return;
     }
     printf(" x");
-    for (int32_t i = 0; i < size_bytes; i++) printf("%02x", bytes[i]);
+    for (int32_t i = 0; i < size_bytes; i++)
+        printf("%02x", bytes[i]);
 }
 
-static void print_text(struct mqd_text text) { print_bytes(text.bytes, text.size_bytes); }
+static void print_text(struct mqd_text text)
+{
+    print_bytes(text.bytes, text.size_bytes);
+}
 
-static void print_number(int64_t value) { printf(" %" PRId64, value); }
+static void print_number(int64_t value)
+{
+    printf(" %" PRId64, value);
+}
 
 static void print_key(const struct mqd_topic_key *key)
 {
@@ -45,7 +55,8 @@ static void print_key(const struct mqd_topic_key *key)
         print_text(key->name);
 }
 
-/* After a successful parse nothing may fail: a failure here is a bug of the parser, not of the request. */
+/* After a successful parse nothing may fail: a failure here is a bug of the parser, not of the
+ * request. */
 static void must(int result)
 {
     if (result != 0) {
@@ -65,7 +76,8 @@ static int dump_produce(const uint8_t *body, uint32_t size_bytes, int16_t versio
     struct mqd_produce_request request;
     struct mqd_produce_topic topic;
     struct mqd_produce_partition partition;
-    if (mqd_produce_parse(body, size_bytes, version, &request)) return print_error();
+    if (mqd_produce_parse(body, size_bytes, version, &request))
+        return print_error();
     printf("ok");
     print_text(request.transactional_id);
     print_number(request.required_acks);
@@ -91,7 +103,8 @@ static int dump_fetch(const uint8_t *body, uint32_t size_bytes, int16_t version)
     struct mqd_fetch_topic topic;
     struct mqd_fetch_partition partition;
     int32_t forgotten_count, partition_index;
-    if (mqd_fetch_parse(body, size_bytes, version, &request)) return print_error();
+    if (mqd_fetch_parse(body, size_bytes, version, &request))
+        return print_error();
     int32_t replica_id = request.replica_id, rack_id_bytes = request.rack_id_bytes;
     printf("ok");
     print_number(request.replica_id);
@@ -140,7 +153,8 @@ static int dump_list_offsets(const uint8_t *body, uint32_t size_bytes, int16_t v
     struct mqd_list_offsets_request request;
     struct mqd_list_offsets_topic topic;
     struct mqd_list_offsets_partition partition;
-    if (mqd_list_offsets_parse(body, size_bytes, version, &request)) return print_error();
+    if (mqd_list_offsets_parse(body, size_bytes, version, &request))
+        return print_error();
     printf("ok");
     print_number(request.replica_id);
     print_number(request.isolation_level);
@@ -167,14 +181,18 @@ static const char *token(void)
     return next ? next : "";
 }
 
-static int64_t number(void) { return strtoll(token(), NULL, 10); }
+static int64_t number(void)
+{
+    return strtoll(token(), NULL, 10);
+}
 
 static struct mqd_text text(uint8_t **owned)
 {
     const char *next = token();
     uint32_t size_bytes;
     *owned = NULL;
-    if (*next != 'x') return (struct mqd_text){NULL, -1};
+    if (*next != 'x')
+        return (struct mqd_text){NULL, -1};
     *owned = unhex(next + 1, &size_bytes);
     return (struct mqd_text){*owned, (int32_t)size_bytes};
 }
@@ -183,7 +201,8 @@ static struct mqd_topic_key key(bool by_id, uint8_t **owned)
 {
     struct mqd_topic_key result = {.by_id = by_id};
     result.name = text(owned);
-    if (by_id && result.name.size_bytes == 16) memcpy(result.topic_id, result.name.bytes, 16);
+    if (by_id && result.name.size_bytes == 16)
+        memcpy(result.topic_id, result.name.bytes, 16);
     return result;
 }
 
@@ -237,7 +256,8 @@ static void build_fetch(struct mqd_buffer *buffer, int16_t version)
             outcome.records_bytes = (uint32_t)records.size_bytes;
             mqd_fetch_response_partition(buffer, version, &outcome);
             mqd_buffer_reserve(buffer, outcome.records_bytes);
-            if (outcome.records_bytes > 0) memcpy(buffer->bytes + buffer->size_bytes, records.bytes, outcome.records_bytes);
+            if (outcome.records_bytes > 0)
+                memcpy(buffer->bytes + buffer->size_bytes, records.bytes, outcome.records_bytes);
             buffer->size_bytes += outcome.records_bytes;
             mqd_fetch_response_partition_end(buffer, version);
             free(owned);
@@ -261,7 +281,8 @@ static void build_list_offsets(struct mqd_buffer *buffer, int16_t version)
             int32_t partition_index = (int32_t)number();
             int16_t error = (int16_t)number();
             int64_t timestamp = number(), offset = number();
-            mqd_list_offsets_response_partition(buffer, version, partition_index, error, timestamp, offset, (int32_t)number());
+            mqd_list_offsets_response_partition(buffer, version, partition_index, error, timestamp, offset,
+                                                (int32_t)number());
         }
         mqd_list_offsets_response_topic_end(buffer, version);
     }
@@ -273,8 +294,11 @@ static void on_request(void)
     int16_t api_key = (int16_t)number(), version = (int16_t)number();
     uint32_t size_bytes;
     uint8_t *body = unhex(token(), &size_bytes);
-    int done = api_key == 0 ? dump_produce(body, size_bytes, version) : api_key == 1 ? dump_fetch(body, size_bytes, version) : dump_list_offsets(body, size_bytes, version);
-    if (done) printf("\n");
+    int done = api_key == 0   ? dump_produce(body, size_bytes, version)
+               : api_key == 1 ? dump_fetch(body, size_bytes, version)
+                              : dump_list_offsets(body, size_bytes, version);
+    if (done)
+        printf("\n");
     free(body);
 }
 
@@ -299,12 +323,16 @@ static void on_response(void)
     int16_t api_key = (int16_t)number(), version = (int16_t)number();
     struct mqd_buffer buffer = {0};
     mqd_response_begin(&buffer, api_key, version, (int32_t)number());
-    if (api_key == 0) build_produce(&buffer, version);
-    if (api_key == 1) build_fetch(&buffer, version);
-    if (api_key == 2) build_list_offsets(&buffer, version);
+    if (api_key == 0)
+        build_produce(&buffer, version);
+    if (api_key == 1)
+        build_fetch(&buffer, version);
+    if (api_key == 2)
+        build_list_offsets(&buffer, version);
     mqd_response_finish(&buffer, 0);
     printf("ok ");
-    for (uint32_t i = 0; i < buffer.size_bytes; i++) printf("%02x", buffer.bytes[i]);
+    for (uint32_t i = 0; i < buffer.size_bytes; i++)
+        printf("%02x", buffer.bytes[i]);
     printf("\n");
     mqd_buffer_free(&buffer);
 }
@@ -315,10 +343,14 @@ int main(void)
     size_t capacity = 0;
     while (getline(&line, &capacity, stdin) > 0) {
         const char *command = strtok(line, " \n");
-        if (command == NULL) break;
-        if (strcmp(command, "request") == 0) on_request();
-        if (strcmp(command, "header") == 0) on_header();
-        if (strcmp(command, "response") == 0) on_response();
+        if (command == NULL)
+            break;
+        if (strcmp(command, "request") == 0)
+            on_request();
+        if (strcmp(command, "header") == 0)
+            on_header();
+        if (strcmp(command, "response") == 0)
+            on_response();
         if (strcmp(command, "flexible") == 0) {
             int16_t api_key = (int16_t)number();
             printf("ok %d\n", mqd_api_flexible(api_key, (int16_t)number()));

@@ -1,10 +1,11 @@
-/* Load through shared memory, by the C client (native/client/client.h). Words are NAME=VALUE; one JSON object is printed.
+/* Load through shared memory, by the C client (native/client/client.h). Words are NAME=VALUE; one
+ * JSON object is printed.
  *
- *   local produce  socket topic record batch       [partitions acks inflight data milliseconds count chunk linger]   as fast as it goes, until all is acknowledged
- *   local latency  socket topic record count       [acks spin pause_us]                                        one record at a time: from put to its acknowledgement
- *   local pace     socket topic record rate        [partitions acks batch linger inflight data milliseconds spin]   an open loop: records fall due evenly; latency runs
- *                                                                                                               from when one was due, whether or not it could be sent
- * Bytes and microseconds. One thread, one attachment.
+ *   local produce  socket topic record batch       [partitions acks inflight data milliseconds count chunk linger]   as
+ * fast as it goes, until all is acknowledged local latency  socket topic record count       [acks spin pause_us] one
+ * record at a time: from put to its acknowledgement local pace     socket topic record rate        [partitions acks
+ * batch linger inflight data milliseconds spin]   an open loop: records fall due evenly; latency runs from when one was
+ * due, whether or not it could be sent Bytes and microseconds. One thread, one attachment.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -22,7 +23,10 @@
 #define CHUNK_MAX 65536
 #define PENDING (1u << 16) /* batches of a paced load under way, a power of two */
 
-struct arguments { int count; char **word; };
+struct arguments {
+    int count;
+    char **word;
+};
 
 static void fail(const char *what)
 {
@@ -79,22 +83,33 @@ struct load {
     struct mqd_delivery delivery[DELIVERIES];
 };
 
-static void load_open(struct load *load, const struct arguments *arguments, int64_t batch, int64_t linger_us, int64_t spin_us)
+static void load_open(struct load *load, const struct arguments *arguments, int64_t batch, int64_t linger_us,
+                      int64_t spin_us)
 {
     struct mqd_client_options client = {
-        .socket_path = text_of(arguments, "socket", NULL), .client_id = "perf-local", .timeout_ms = 5000,
-        .data_bytes = (uint64_t)number_of(arguments, "data", 64 << 20), .spin_us = (uint32_t)spin_us,
+        .socket_path = text_of(arguments, "socket", NULL),
+        .client_id = "perf-local",
+        .timeout_ms = 5000,
+        .data_bytes = (uint64_t)number_of(arguments, "data", 64 << 20),
+        .spin_us = (uint32_t)spin_us,
     };
     struct mqd_producer_options producer = {
-        .acks = (int16_t)number_of(arguments, "acks", 1), .producer_epoch = -1, .request_timeout_ms = 30000, .producer_id = -1, .batch_bytes = (uint32_t)batch,
-        .inflight_max = (uint32_t)number_of(arguments, "inflight", 64), .linger_us = linger_us, .produce_version = 12,
+        .acks = (int16_t)number_of(arguments, "acks", 1),
+        .producer_epoch = -1,
+        .request_timeout_ms = 30000,
+        .producer_id = -1,
+        .batch_bytes = (uint32_t)batch,
+        .inflight_max = (uint32_t)number_of(arguments, "inflight", 64),
+        .linger_us = linger_us,
+        .produce_version = 12,
     };
     *load = (struct load){.client = mqd_client_open(&client)};
     if (!load->client)
         fail("attach");
     if (!(load->producer = mqd_producer_open(load->client, &producer)))
         fail("producer");
-    load->topic = mqd_producer_topic(load->producer, text_of(arguments, "topic", NULL), (int32_t)number_of(arguments, "partitions", 1), MQD_PARTITIONER_CONSISTENT_RANDOM);
+    load->topic = mqd_producer_topic(load->producer, text_of(arguments, "topic", NULL),
+                                     (int32_t)number_of(arguments, "partitions", 1), MQD_PARTITIONER_CONSISTENT_RANDOM);
     if (load->topic < 0)
         fail("topic");
 }
@@ -147,13 +162,15 @@ static uint8_t *values_make(int64_t record, int64_t count)
 
 static int produce_main(const struct arguments *arguments)
 {
-    int64_t record = number_of(arguments, "record", INT64_MIN), batch = number_of(arguments, "batch", INT64_MIN), chunk = number_of(arguments, "chunk", 0);
+    int64_t record = number_of(arguments, "record", INT64_MIN), batch = number_of(arguments, "batch", INT64_MIN),
+            chunk = number_of(arguments, "chunk", 0);
     int64_t count_max = number_of(arguments, "count", INT64_MAX), partitions = number_of(arguments, "partitions", 1);
     if (!chunk)
         chunk = 4 * (batch / (record + 10) + 1);
     chunk = chunk < CHUNK_MAX ? chunk : CHUNK_MAX;
     struct load load;
-    load_open(&load, arguments, batch, number_of(arguments, "linger", 1000), number_of(arguments, "spin", 50)); /* a chunk's end is no batch's end */
+    /* a chunk's end is no batch's end */
+    load_open(&load, arguments, batch, number_of(arguments, "linger", 1000), number_of(arguments, "spin", 50));
     uint8_t *values = values_make(record, chunk);
     int64_t begin = now_ns(), end = begin + number_of(arguments, "milliseconds", 10000) * 1000000;
     int64_t sent = 0;
@@ -161,7 +178,11 @@ static int produce_main(const struct arguments *arguments)
     double cpu_before = cpu_seconds();
     while (sent < count_max && now_ns() < end) {
         int64_t wanted = chunk < count_max - sent ? chunk : count_max - sent;
-        struct mqd_record_columns columns = {.count = (uint32_t)wanted, .values = values, .fixed_value_bytes = (int32_t)record, .partition = partition, .timestamp_ms = 1700000000000};
+        struct mqd_record_columns columns = {.count = (uint32_t)wanted,
+                                             .values = values,
+                                             .fixed_value_bytes = (int32_t)record,
+                                             .partition = partition,
+                                             .timestamp_ms = 1700000000000};
         int64_t taken = mqd_producer_append(load.producer, load.topic, &columns, NULL);
         if (taken < 0)
             fail("append");
@@ -179,9 +200,11 @@ static int produce_main(const struct arguments *arguments)
         if (!load_answers(&load, NULL, NULL))
             load_wait(&load, 1000000);
     double seconds = (double)(now_ns() - begin) / 1e9, cpu = cpu_seconds() - cpu_before;
-    printf("{\"what\": \"local produce\", \"count\": %llu, \"bytes\": %llu, \"batches\": %llu, \"errors\": %llu, \"lost\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.6f, \"worker\": %u}\n",
-           (unsigned long long)load.acknowledged, (unsigned long long)load.acknowledged * (unsigned long long)record, (unsigned long long)load.batches,
-           (unsigned long long)load.errors, (long long)(sent - (int64_t)load.acknowledged), seconds, cpu, mqd_client_worker(load.client));
+    printf("{\"what\": \"local produce\", \"count\": %llu, \"bytes\": %llu, \"batches\": %llu, \"errors\": %llu, "
+           "\"lost\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.6f, \"worker\": %u}\n",
+           (unsigned long long)load.acknowledged, (unsigned long long)load.acknowledged * (unsigned long long)record,
+           (unsigned long long)load.batches, (unsigned long long)load.errors,
+           (long long)(sent - (int64_t)load.acknowledged), seconds, cpu, mqd_client_worker(load.client));
     load_close(&load);
     return load.errors || (uint64_t)sent != load.acknowledged;
 }
@@ -196,7 +219,8 @@ static int by_value(const void *a, const void *b)
 
 static int latency_main(const struct arguments *arguments)
 {
-    int64_t record = number_of(arguments, "record", INT64_MIN), count = number_of(arguments, "count", INT64_MIN), pause_us = number_of(arguments, "pause_us", 0);
+    int64_t record = number_of(arguments, "record", INT64_MIN), count = number_of(arguments, "count", INT64_MIN),
+            pause_us = number_of(arguments, "pause_us", 0);
     int64_t warm = count / 10 + 10;
     struct load load;
     load_open(&load, arguments, 16384, 0, number_of(arguments, "spin", 1000));
@@ -206,7 +230,9 @@ static int latency_main(const struct arguments *arguments)
     int64_t begin_all = now_ns();
     for (int64_t i = -warm; i < count; i++) {
         int64_t begin = now_ns();
-        if (mqd_producer_put(load.producer, load.topic, 0, value, (int32_t)record, NULL, -1, NULL, 0, 1700000000000) <= 0 || mqd_producer_send(load.producer, begin / 1000, 1) < 0)
+        if (mqd_producer_put(load.producer, load.topic, 0, value, (int32_t)record, NULL, -1, NULL, 0, 1700000000000) <=
+                0 ||
+            mqd_producer_send(load.producer, begin / 1000, 1) < 0)
             fail("put");
         while (!load_answers(&load, NULL, NULL))
             load_wait(&load, 5000000);
@@ -218,8 +244,10 @@ static int latency_main(const struct arguments *arguments)
     }
     double seconds = (double)(now_ns() - begin_all) / 1e9, cpu = cpu_seconds() - cpu_before;
     qsort(took, (size_t)count, sizeof *took, by_value);
-    printf("{\"what\": \"local latency\", \"count\": %lld, \"errors\": %llu, \"p50_us\": %.2f, \"p90_us\": %.2f, \"p99_us\": %.2f, \"p999_us\": %.2f, \"max_us\": %.2f, \"seconds\": %.6f, \"client_cpu_seconds\": %.6f}\n",
-           (long long)count, (unsigned long long)load.errors, (double)took[count / 2] / 1e3, (double)took[count * 90 / 100] / 1e3, (double)took[count * 99 / 100] / 1e3,
+    printf("{\"what\": \"local latency\", \"count\": %lld, \"errors\": %llu, \"p50_us\": %.2f, \"p90_us\": %.2f, "
+           "\"p99_us\": %.2f, \"p999_us\": %.2f, \"max_us\": %.2f, \"seconds\": %.6f, \"client_cpu_seconds\": %.6f}\n",
+           (long long)count, (unsigned long long)load.errors, (double)took[count / 2] / 1e3,
+           (double)took[count * 90 / 100] / 1e3, (double)took[count * 99 / 100] / 1e3,
            (double)took[count * 999 / 1000] / 1e3, (double)took[count - 1] / 1e3, seconds, cpu);
     load_close(&load);
     return load.errors != 0;
@@ -227,9 +255,15 @@ static int latency_main(const struct arguments *arguments)
 
 /* ---- at a pace ---- */
 
-struct weighed { int64_t ns; uint32_t records; };
+struct weighed {
+    int64_t ns;
+    uint32_t records;
+};
 struct pace {
-    struct { uint64_t batch; int64_t due_ns; } pending[PENDING]; /* by batch number; when its oldest record was due */
+    struct {
+        uint64_t batch;
+        int64_t due_ns;
+    } pending[PENDING]; /* by batch number; when its oldest record was due */
     struct weighed *took;
     uint64_t took_count, took_capacity;
 };
@@ -247,7 +281,8 @@ static void pace_told(void *context, const struct mqd_delivery *delivery)
         if (!(pace->took = realloc(pace->took, sizeof *pace->took * pace->took_capacity)))
             exit(1);
     }
-    pace->took[pace->took_count++] = (struct weighed){now_ns() - pace->pending[at].due_ns, delivery->record_count}; /* every record of it counts as its oldest */
+    /* every record of it counts as its oldest */
+    pace->took[pace->took_count++] = (struct weighed){now_ns() - pace->pending[at].due_ns, delivery->record_count};
 }
 
 static int by_ns(const void *a, const void *b)
@@ -267,10 +302,13 @@ static double pace_quantile(const struct pace *pace, uint64_t records, double sh
 
 static int pace_main(const struct arguments *arguments)
 {
-    int64_t record = number_of(arguments, "record", INT64_MIN), rate = number_of(arguments, "rate", INT64_MIN), partitions = number_of(arguments, "partitions", 1);
-    int64_t milliseconds = number_of(arguments, "milliseconds", 5000), total = rate * milliseconds / 1000, sent = 0, behind_most = 0, full = 0;
+    int64_t record = number_of(arguments, "record", INT64_MIN), rate = number_of(arguments, "rate", INT64_MIN),
+            partitions = number_of(arguments, "partitions", 1);
+    int64_t milliseconds = number_of(arguments, "milliseconds", 5000), total = rate * milliseconds / 1000, sent = 0,
+            behind_most = 0, full = 0;
     struct load load;
-    load_open(&load, arguments, number_of(arguments, "batch", 65536), number_of(arguments, "linger", 200), number_of(arguments, "spin", 0));
+    load_open(&load, arguments, number_of(arguments, "batch", 65536), number_of(arguments, "linger", 200),
+              number_of(arguments, "spin", 0));
     struct pace *pace = calloc(1, sizeof *pace);
     uint8_t *values = values_make(record, 1024);
     uint64_t *batch_of = malloc(sizeof *batch_of * 1024);
@@ -282,7 +320,11 @@ static int pace_main(const struct arguments *arguments)
         due = due < total ? due : total;
         if (due > sent) {
             int64_t wanted = due - sent < 1024 ? due - sent : 1024;
-            struct mqd_record_columns columns = {.count = (uint32_t)wanted, .values = values, .fixed_value_bytes = (int32_t)record, .partition = partition, .timestamp_ms = 1700000000000};
+            struct mqd_record_columns columns = {.count = (uint32_t)wanted,
+                                                 .values = values,
+                                                 .fixed_value_bytes = (int32_t)record,
+                                                 .partition = partition,
+                                                 .timestamp_ms = 1700000000000};
             int64_t taken = mqd_producer_append(load.producer, load.topic, &columns, batch_of);
             if (taken < 0)
                 fail("append");
@@ -313,10 +355,13 @@ static int pace_main(const struct arguments *arguments)
     double seconds = (double)(now_ns() - begin) / 1e9, cpu = cpu_seconds() - cpu_before;
     qsort(pace->took, pace->took_count, sizeof *pace->took, by_ns);
     uint64_t records = load.acknowledged;
-    printf("{\"what\": \"local pace\", \"count\": %llu, \"batches\": %llu, \"errors\": %llu, \"behind_most\": %lld, \"full\": %lld, \"p50_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, "
+    printf("{\"what\": \"local pace\", \"count\": %llu, \"batches\": %llu, \"errors\": %llu, \"behind_most\": %lld, "
+           "\"full\": %lld, \"p50_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, "
            "\"max_us\": %.1f, \"seconds\": %.6f, \"client_cpu_seconds\": %.6f}\n",
-           (unsigned long long)records, (unsigned long long)load.batches, (unsigned long long)load.errors, (long long)behind_most, (long long)full, pace_quantile(pace, records, 0.5),
-           pace_quantile(pace, records, 0.99), pace_quantile(pace, records, 0.999), pace->took_count ? (double)pace->took[pace->took_count - 1].ns / 1e3 : 0.0, seconds, cpu);
+           (unsigned long long)records, (unsigned long long)load.batches, (unsigned long long)load.errors,
+           (long long)behind_most, (long long)full, pace_quantile(pace, records, 0.5),
+           pace_quantile(pace, records, 0.99), pace_quantile(pace, records, 0.999),
+           pace->took_count ? (double)pace->took[pace->took_count - 1].ns / 1e3 : 0.0, seconds, cpu);
     load_close(&load);
     return load.errors || (int64_t)records != total;
 }

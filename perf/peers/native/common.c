@@ -72,7 +72,8 @@ double client_cpu_seconds(void)
 {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 }
 
 void pool_make(struct pool *pool)
@@ -96,7 +97,10 @@ uint8_t *pool_next(struct pool *pool, size_t size)
     return record;
 }
 
-void stamp_write(uint8_t *record, int64_t due_ns) { memcpy(record, &due_ns, sizeof due_ns); }
+void stamp_write(uint8_t *record, int64_t due_ns)
+{
+    memcpy(record, &due_ns, sizeof due_ns);
+}
 
 int64_t stamp_read(const uint8_t *record)
 {
@@ -139,8 +143,10 @@ static double percentile_us(const struct samples *samples, double share)
 void samples_print(const char *name, struct samples *samples, const char *after)
 {
     qsort(samples->ns, samples->count, sizeof *samples->ns, compare);
-    printf("\"%s\": {\"count\": %zu, \"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, \"max_us\": %.1f}%s", name, samples->count,
-           percentile_us(samples, 0.5), percentile_us(samples, 0.9), percentile_us(samples, 0.99), percentile_us(samples, 0.999), percentile_us(samples, 1.0), after);
+    printf("\"%s\": {\"count\": %zu, \"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, "
+           "\"max_us\": %.1f}%s",
+           name, samples->count, percentile_us(samples, 0.5), percentile_us(samples, 0.9), percentile_us(samples, 0.99),
+           percentile_us(samples, 0.999), percentile_us(samples, 1.0), after);
 }
 
 void sleep_until_ns(int64_t when)

@@ -1,7 +1,10 @@
-/* What the laboratory's load generators share: words NAME=VALUE, the clock, the records they send, exact percentiles.
+/* What the laboratory's load generators share: words NAME=VALUE, the clock, the records they send,
+ * exact percentiles.
  *
- * Latency is measured as by an open loop: record i is due at start + i / rate whether or not the ones before it were answered, and its latency runs from when it was
- * due, not from when the program came to send it. A broker (or a client) that stalls is charged for every record that had to wait: no coordinated omission.
+ * Latency is measured as by an open loop: record i is due at start + i / rate whether or not the
+ * ones before it were answered, and its latency runs from when it was due, not from when the
+ * program came to send it. A broker (or a client) that stalls is charged for every record that had
+ * to wait: no coordinated omission.
  */
 #ifndef MQD_PEERS_COMMON_H
 #define MQD_PEERS_COMMON_H
@@ -10,20 +13,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct arguments { int count; char **word; };
-const char *argument_text(const struct arguments *arguments, const char *name, const char *otherwise); /* otherwise NULL: it must be there */
-int64_t argument_number(const struct arguments *arguments, const char *name, int64_t otherwise);       /* otherwise INT64_MIN: it must be there */
+struct arguments {
+    int count;
+    char **word;
+};
+/* otherwise NULL: it must be there */
+const char *argument_text(const struct arguments *arguments, const char *name, const char *otherwise);
+/* otherwise INT64_MIN: it must be there */
+int64_t argument_number(const struct arguments *arguments, const char *name, int64_t otherwise);
 
 void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 void *allocate(size_t size);
 int64_t now_ns(void);
 double client_cpu_seconds(void);
 
-/* Records are letters A to Z, as those of Kafka's ProducerPerformance: about 4.7 bits a byte. No two that are near one another share text, so that a codec
- * finds in a batch what it finds in one record and no more. */
+/* Records are letters A to Z, as those of Kafka's ProducerPerformance: about 4.7 bits a byte. No
+ * two that are near one another share text, so that a codec finds in a batch what it finds in one
+ * record and no more. */
 #define POOL_BYTES ((size_t)64 << 20)
 #define RECORD_BYTES_MAX ((size_t)1 << 20)
-struct pool { uint8_t *bytes; size_t at; };
+struct pool {
+    uint8_t *bytes;
+    size_t at;
+};
 void pool_make(struct pool *pool);
 uint8_t *pool_next(struct pool *pool, size_t size); /* valid, and not given again, until POOL_BYTES later */
 
@@ -32,10 +44,15 @@ void stamp_write(uint8_t *record, int64_t due_ns);
 int64_t stamp_read(const uint8_t *record);
 
 /* Single writer. Keeps every latency: percentiles are exact. */
-struct samples { int64_t *ns; size_t count, capacity; };
+struct samples {
+    int64_t *ns;
+    size_t count, capacity;
+};
 void samples_make(struct samples *samples, size_t capacity);
-void samples_add(struct samples *samples, int64_t ns); /* what is over the capacity is dropped: callers make it as large as the count of records */
-void samples_print(const char *name, struct samples *samples, const char *after); /* "name": {"count": .., "p50_us": ..}; sorts */
+/* what is over the capacity is dropped: callers make it as large as the count of records */
+void samples_add(struct samples *samples, int64_t ns);
+void samples_print(const char *name, struct samples *samples,
+                   const char *after); /* "name": {"count": .., "p50_us": ..}; sorts */
 
 /* Sleeps until then, or not at all when it is over. */
 void sleep_until_ns(int64_t when);

@@ -1,5 +1,6 @@
-/* The part of librdkafka's C interface that rdkafka_load.c calls, declared here because the wheel of confluent-kafka holds the library without its header.
- * The interface is stable by librdkafka's own promise since 0.8 (its ABI policy); only documented, public functions are named.
+/* The part of librdkafka's C interface that rdkafka_load.c calls, declared here because the wheel
+ * of confluent-kafka holds the library without its header. The interface is stable by librdkafka's
+ * own promise since 0.8 (its ABI policy); only documented, public functions are named.
  */
 #ifndef MQD_PEERS_RDKAFKA_ABI_H
 #define MQD_PEERS_RDKAFKA_ABI_H
@@ -42,20 +43,26 @@ const char *rd_kafka_err2str(int error);
 int rd_kafka_last_error(void);
 rd_kafka_conf_t *rd_kafka_conf_new(void);
 int rd_kafka_conf_set(rd_kafka_conf_t *conf, const char *name, const char *value, char *error, size_t error_size);
-void rd_kafka_conf_set_dr_msg_cb(rd_kafka_conf_t *conf, void (*callback)(rd_kafka_t *, const rd_kafka_message_t *, void *opaque));
+void rd_kafka_conf_set_dr_msg_cb(rd_kafka_conf_t *conf,
+                                 void (*callback)(rd_kafka_t *, const rd_kafka_message_t *, void *opaque));
 rd_kafka_t *rd_kafka_new(int type, rd_kafka_conf_t *conf, char *error, size_t error_size);
 rd_kafka_topic_t *rd_kafka_topic_new(rd_kafka_t *rk, const char *topic, rd_kafka_topic_conf_t *conf);
-int rd_kafka_produce(rd_kafka_topic_t *topic, int32_t partition, int flags, void *payload, size_t size, const void *key, size_t key_size, void *opaque);
+int rd_kafka_produce(rd_kafka_topic_t *topic, int32_t partition, int flags, void *payload, size_t size, const void *key,
+                     size_t key_size, void *opaque);
 int rd_kafka_poll(rd_kafka_t *rk, int timeout_ms);
 int rd_kafka_flush(rd_kafka_t *rk, int timeout_ms);
-int rd_kafka_query_watermark_offsets(rd_kafka_t *rk, const char *topic, int32_t partition, int64_t *low, int64_t *high, int timeout_ms);
+int rd_kafka_query_watermark_offsets(rd_kafka_t *rk, const char *topic, int32_t partition, int64_t *low, int64_t *high,
+                                     int timeout_ms);
 int rd_kafka_poll_set_consumer(rd_kafka_t *rk);
 rd_kafka_topic_partition_list_t *rd_kafka_topic_partition_list_new(int size);
-rd_kafka_topic_partition_t *rd_kafka_topic_partition_list_add(rd_kafka_topic_partition_list_t *list, const char *topic, int32_t partition);
-int rd_kafka_topic_partition_list_set_offset(rd_kafka_topic_partition_list_t *list, const char *topic, int32_t partition, int64_t offset);
+rd_kafka_topic_partition_t *rd_kafka_topic_partition_list_add(rd_kafka_topic_partition_list_t *list, const char *topic,
+                                                              int32_t partition);
+int rd_kafka_topic_partition_list_set_offset(rd_kafka_topic_partition_list_t *list, const char *topic,
+                                             int32_t partition, int64_t offset);
 int rd_kafka_assign(rd_kafka_t *rk, const rd_kafka_topic_partition_list_t *list);
 rd_kafka_queue_t *rd_kafka_queue_get_consumer(rd_kafka_t *rk);
-ssize_t rd_kafka_consume_batch_queue(rd_kafka_queue_t *queue, int timeout_ms, rd_kafka_message_t **messages, size_t size);
+ssize_t rd_kafka_consume_batch_queue(rd_kafka_queue_t *queue, int timeout_ms, rd_kafka_message_t **messages,
+                                     size_t size);
 void rd_kafka_message_destroy(rd_kafka_message_t *message);
 
 #endif

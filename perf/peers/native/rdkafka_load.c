@@ -1,11 +1,15 @@
-/* Kafka-protocol load through librdkafka: the neutral client, the same for every broker that speaks the protocol.
+/* Kafka-protocol load through librdkafka: the neutral client, the same for every broker that speaks
+ * the protocol.
  *
- *   produce  as fast as it goes: RECORDS or MILLISECONDS, whichever is reached first; READING=1: with a consumer that reads along, until it has the last one
+ *   produce  as fast as it goes: RECORDS or MILLISECONDS, whichever is reached first; READING=1:
+ *            with a consumer that reads along, until it has the last one
  *   consume  from the beginning: RECORDS
- *   latency  open loop at RATE for MILLISECONDS after WARM_MILLISECONDS: due to acknowledged, and due to consumed by a second client in the same process
+ *   latency  open loop at RATE for MILLISECONDS after WARM_MILLISECONDS: due to acknowledged, and
+ *            due to consumed by a second client in the same process
  *
- * librdkafka's defaults hold but for what the words say (linger_ms, acks, compression) and what `consumer` names. One producer, one consumer.
- * Prints one JSON object. Exits 1 with a reason when a record was refused or did not arrive.
+ * librdkafka's defaults hold but for what the words say (linger_ms, acks, compression) and what
+ * `consumer` names. One producer, one consumer. Prints one JSON object. Exits 1 with a reason when
+ * a record was refused or did not arrive.
  */
 #define _GNU_SOURCE
 #include "common.h"
@@ -21,7 +25,8 @@
 #define CONSUME_BATCH 1000
 #define STALL_NS ((int64_t)20 * 1000000000) /* nothing happened for so long: give up, with a reason */
 #define CONNECT_NS ((int64_t)300000000)     /* the consumer has connected and is waiting by then */
-#define OPEN_LOOP_SLICE_NS 100000           /* the sender sleeps this long at least: what became due meanwhile goes out together */
+/* the sender sleeps this long at least: what became due meanwhile goes out together */
+#define OPEN_LOOP_SLICE_NS 100000
 
 static const char *topic;
 static int64_t record_bytes, partitions, warm_until_ns;
@@ -93,7 +98,8 @@ static rd_kafka_t *producer(const struct arguments *arguments, rd_kafka_topic_t 
 static void refuse_failures(void)
 {
     if (atomic_load(&failed))
-        fail("%lld records were refused, the first with: %s", (long long)atomic_load(&failed), rd_kafka_err2str(first_error));
+        fail("%lld records were refused, the first with: %s", (long long)atomic_load(&failed),
+             rd_kafka_err2str(first_error));
 }
 
 static void flush_all(rd_kafka_t *rk)
@@ -136,7 +142,8 @@ static void wait_stored(rd_kafka_t *rk, int64_t wanted)
     int64_t deadline = now_ns() + STALL_NS;
     while (records_in_topic(rk) < wanted) {
         if (now_ns() > deadline)
-            fail("%lld of %lld records arrived: with acks=0 they may be lost, and were", (long long)records_in_topic(rk), (long long)wanted);
+            fail("%lld of %lld records arrived: with acks=0 they may be lost, and were",
+                 (long long)records_in_topic(rk), (long long)wanted);
         sleep_until_ns(now_ns() + 1000000);
     }
 }
@@ -149,7 +156,9 @@ static rd_kafka_t *consumer(const struct arguments *arguments, rd_kafka_queue_t 
     set(conf, "group.id", "peers");
     set(conf, "enable.auto.commit", "false");
     set(conf, "auto.offset.reset", "earliest");
-    set(conf, "fetch.queue.backoff.ms", "10"); /* 1000 by default: so long would it sleep whenever a broker filled its queue, and its naps be measured */
+    /* 1000 by default: so long would it sleep whenever a broker filled its queue, and its naps be
+     * measured */
+    set(conf, "fetch.queue.backoff.ms", "10");
     rd_kafka_t *rk = make(RD_KAFKA_CONSUMER, conf);
     rd_kafka_poll_set_consumer(rk);
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)partitions);
@@ -164,7 +173,8 @@ static rd_kafka_t *consumer(const struct arguments *arguments, rd_kafka_queue_t 
     return rk;
 }
 
-/* A batch call waits until its batch is full or its time is over: the first record is waited for alone, what is there by then comes with it. */
+/* A batch call waits until its batch is full or its time is over: the first record is waited for
+ * alone, what is there by then comes with it. */
 static ssize_t take(rd_kafka_queue_t *queue, rd_kafka_message_t **messages)
 {
     ssize_t first = rd_kafka_consume_batch_queue(queue, 100, messages, 1);
@@ -174,7 +184,12 @@ static ssize_t take(rd_kafka_queue_t *queue, rd_kafka_message_t **messages)
     return more > 0 ? more + 1 : 1;
 }
 
-struct reading { rd_kafka_queue_t *queue; _Atomic int64_t wanted; int64_t last_ns; }; /* wanted: may become less while it reads */
+/* wanted: may become less while it reads */
+struct reading {
+    rd_kafka_queue_t *queue;
+    _Atomic int64_t wanted;
+    int64_t last_ns;
+};
 
 /* Calls `each` for every record until so many as wanted are read. Returns when the first came. */
 static int64_t consume_until(struct reading *reading, void (*each)(const rd_kafka_message_t *, int64_t now))
@@ -186,7 +201,8 @@ static int64_t consume_until(struct reading *reading, void (*each)(const rd_kafk
         ssize_t count = take(queue, messages);
         int64_t now = now_ns();
         if (count <= 0 && now - last > STALL_NS)
-            fail("%lld of %lld records could be read; then nothing came for %lld s", (long long)read, (long long)wanted, (long long)(STALL_NS / 1000000000));
+            fail("%lld of %lld records could be read; then nothing came for %lld s", (long long)read, (long long)wanted,
+                 (long long)(STALL_NS / 1000000000));
         for (ssize_t index = 0; index < count; index++) {
             if (messages[index]->err && messages[index]->err != RD_KAFKA_RESP_ERR__PARTITION_EOF)
                 fail("consume: %s", rd_kafka_err2str(messages[index]->err));
@@ -213,7 +229,8 @@ static int consume_main(const struct arguments *arguments)
     consumer(arguments, &reading.queue);
     double cpu = client_cpu_seconds();
     int64_t first = consume_until(&reading, NULL);
-    printf("{\"records\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)records, (double)(reading.last_ns - first) / 1e9, client_cpu_seconds() - cpu);
+    printf("{\"records\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)records,
+           (double)(reading.last_ns - first) / 1e9, client_cpu_seconds() - cpu);
     return 0;
 }
 
@@ -243,7 +260,8 @@ static int produce_main(const struct arguments *arguments)
     rd_kafka_topic_t *handle;
     rd_kafka_t *rk = producer(arguments, &handle);
     for (int64_t index = 0; index < partitions; index++) /* connections, metadata, the partitions' first segments */
-        if (rd_kafka_produce(handle, (int32_t)index, 0, pool_next(&pool, (size_t)record_bytes), (size_t)record_bytes, NULL, 0, NULL))
+        if (rd_kafka_produce(handle, (int32_t)index, 0, pool_next(&pool, (size_t)record_bytes), (size_t)record_bytes,
+                             NULL, 0, NULL))
             fail("produce: %s", rd_kafka_err2str(rd_kafka_last_error()));
     flush_all(rk);
     int64_t warm = unanswered ? partitions : atomic_load(&delivered), sent = 0;
@@ -282,8 +300,8 @@ static int produce_main(const struct arguments *arguments)
         pthread_join(reader, NULL);
         ended = reading.last_ns > ended ? reading.last_ns : ended;
     }
-    printf("{\"records\": %lld, \"stored\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)sent, (long long)(sent + warm), (double)(ended - began) / 1e9,
-           client_cpu_seconds() - cpu);
+    printf("{\"records\": %lld, \"stored\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)sent,
+           (long long)(sent + warm), (double)(ended - began) / 1e9, client_cpu_seconds() - cpu);
     return 0;
 }
 
@@ -301,7 +319,8 @@ static void *poll_deliveries(void *rk)
 
 static int latency_main(const struct arguments *arguments)
 {
-    int64_t rate = argument_number(arguments, "rate", INT64_MIN), milliseconds = argument_number(arguments, "milliseconds", INT64_MIN);
+    int64_t rate = argument_number(arguments, "rate", INT64_MIN),
+            milliseconds = argument_number(arguments, "milliseconds", INT64_MIN);
     int64_t warm_ms = argument_number(arguments, "warm_milliseconds", 1000);
     int64_t count = rate * (warm_ms + milliseconds) / 1000;
     if (rate <= 0 || count <= 0)
@@ -354,8 +373,9 @@ static int latency_main(const struct arguments *arguments)
     atomic_store(&polling, false);
     pthread_join(deliveries, NULL);
     refuse_failures();
-    printf("{\"records\": %lld, \"rate\": %lld, \"seconds\": %.6f, \"reached\": %.1f, \"client_cpu_seconds\": %.3f, ", (long long)count, (long long)rate,
-           (double)(now_ns() - began) / 1e9, (double)count / ((double)(ended - began) / 1e9), client_cpu_seconds() - cpu);
+    printf("{\"records\": %lld, \"rate\": %lld, \"seconds\": %.6f, \"reached\": %.1f, \"client_cpu_seconds\": %.3f, ",
+           (long long)count, (long long)rate, (double)(now_ns() - began) / 1e9,
+           (double)count / ((double)(ended - began) / 1e9), client_cpu_seconds() - cpu);
     samples_print("acknowledged", &acknowledged, ", ");
     samples_print("consumed", &consumed, ", ");
     samples_print("late", &late, "}\n");

@@ -1,4 +1,5 @@
-/* The engine: see stream_load.h and, for what is measured, common.h and rdkafka_load.c, whose words and JSON it shares.
+/* The engine: see stream_load.h and, for what is measured, common.h and rdkafka_load.c, whose words
+ * and JSON it shares.
  *
  *   create | delete | ping                 of all streams of TOPIC
  *   produce | consume | latency            as rdkafka_load; WINDOW records at most are not acknowledged yet
@@ -24,12 +25,13 @@
 #define SLICE_NS 100000
 #define OUT_BYTES_MAX ((size_t)1 << 20) /* not sent yet: then the socket comes first */
 #define READ_BYTES ((size_t)256 << 10)
-#define READS_OF_A_TURN 8 /* then it is the other connection's turn */
+#define READS_OF_A_TURN 8              /* then it is the other connection's turn */
 #define SETTLE_NS ((int64_t)300000000) /* the reader is waiting by then */
 
 struct load load;
 static const struct protocol *protocol;
-static int64_t acknowledged_count, received_count, last_acknowledged_ns, last_received_ns, first_received_ns, warm_until_ns = INT64_MAX;
+static int64_t acknowledged_count, received_count, last_acknowledged_ns, last_received_ns, first_received_ns,
+    warm_until_ns = INT64_MAX;
 static int64_t began_ns, rate;
 static struct samples acknowledged, consumed, late;
 
@@ -71,7 +73,10 @@ void buffer_text(struct buffer *buffer, const char *format, ...)
     buffer_add(buffer, text, (size_t)size);
 }
 
-void stream_name(char name[NAME_MAX_BYTES], int stream) { snprintf(name, NAME_MAX_BYTES, "%s-%d", load.topic, stream); }
+void stream_name(char name[NAME_MAX_BYTES], int stream)
+{
+    snprintf(name, NAME_MAX_BYTES, "%s-%d", load.topic, stream);
+}
 
 void stream_of_name(const char *name, size_t size, int *stream)
 {
@@ -88,7 +93,8 @@ void stream_of_name(const char *name, size_t size, int *stream)
 
 static void link_open(struct link *link, int port)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     link->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (link->fd < 0 || connect(link->fd, (struct sockaddr *)&address, sizeof address))
         fail("cannot connect to 127.0.0.1:%d: %s", port, strerror(errno));
@@ -146,7 +152,10 @@ static void not_blocking(struct link *link)
 
 /* ---- what the peer says ---- */
 
-static int64_t due_of(int64_t number) { return began_ns + (int64_t)((double)number * 1e9 / (double)rate); }
+static int64_t due_of(int64_t number)
+{
+    return began_ns + (int64_t)((double)number * 1e9 / (double)rate);
+}
 
 void on_acknowledged(int64_t number)
 {
@@ -192,7 +201,8 @@ static void turn(struct link *publisher, struct link *subscriber, int64_t until)
             ;
         link_send(link);
         links[count] = link;
-        wanted[count++] = (struct pollfd){.fd = link->fd, .events = (short)(POLLIN | (buffer_held(&link->out) ? POLLOUT : 0))};
+        wanted[count++] =
+            (struct pollfd){.fd = link->fd, .events = (short)(POLLIN | (buffer_held(&link->out) ? POLLOUT : 0))};
     }
     int64_t left = until - now_ns();
     struct timespec wait = {.tv_sec = left > 0 ? left / 1000000000 : 0, .tv_nsec = left > 0 ? left % 1000000000 : 0};
@@ -222,8 +232,9 @@ static void wait_until_all(struct link *publisher, struct link *subscriber, int6
             deadline = now_ns() + STALL_NS;
         }
         if (now_ns() > deadline)
-            fail("nothing came for %lld s; acknowledged: %lld of %lld, read: %lld of %lld", (long long)(STALL_NS / 1000000000), (long long)acknowledged_count,
-                 (long long)acknowledgements, (long long)received_count, (long long)receipts);
+            fail("nothing came for %lld s; acknowledged: %lld of %lld, read: %lld of %lld",
+                 (long long)(STALL_NS / 1000000000), (long long)acknowledged_count, (long long)acknowledgements,
+                 (long long)received_count, (long long)receipts);
     }
 }
 
@@ -252,7 +263,8 @@ static int64_t warm_up(struct link *publisher, struct pool *pool)
 
 static int produce_main(const struct arguments *arguments, int port)
 {
-    int64_t records = argument_number(arguments, "records", INT64_MAX), window = argument_number(arguments, "window", 4000);
+    int64_t records = argument_number(arguments, "records", INT64_MAX),
+            window = argument_number(arguments, "window", 4000);
     int64_t nanoseconds = argument_number(arguments, "milliseconds", INT64_MIN) * 1000000;
     bool reading = argument_number(arguments, "reading", 0);
     struct pool pool;
@@ -270,7 +282,8 @@ static int produce_main(const struct arguments *arguments, int port)
     double cpu = client_cpu_seconds();
     began_ns = now_ns();
     while (sent < records && now_ns() - began_ns < nanoseconds) {
-        while (sent < records && sent + warm - acknowledged_count < window && buffer_held(&publisher.out) < OUT_BYTES_MAX) {
+        while (sent < records && sent + warm - acknowledged_count < window &&
+               buffer_held(&publisher.out) < OUT_BYTES_MAX) {
             publish_one(&publisher, &pool, sent, 0);
             sent++;
         }
@@ -280,8 +293,8 @@ static int produce_main(const struct arguments *arguments, int port)
     published(&publisher);
     wait_until_all(&publisher, second, warm + sent, warm + sent);
     int64_t ended = reading && last_received_ns > last_acknowledged_ns ? last_received_ns : last_acknowledged_ns;
-    printf("{\"records\": %lld, \"stored\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)sent, (long long)(sent + warm), (double)(ended - began_ns) / 1e9,
-           client_cpu_seconds() - cpu);
+    printf("{\"records\": %lld, \"stored\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)sent,
+           (long long)(sent + warm), (double)(ended - began_ns) / 1e9, client_cpu_seconds() - cpu);
     return 0;
 }
 
@@ -294,15 +307,17 @@ static int consume_main(const struct arguments *arguments, int port)
     protocol->subscriber(&subscriber);
     not_blocking(&subscriber);
     wait_until_all(NULL, &subscriber, 0, records);
-    printf("{\"records\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)received_count, (double)(last_received_ns - first_received_ns) / 1e9,
-           client_cpu_seconds() - cpu);
+    printf("{\"records\": %lld, \"seconds\": %.6f, \"client_cpu_seconds\": %.3f}\n", (long long)received_count,
+           (double)(last_received_ns - first_received_ns) / 1e9, client_cpu_seconds() - cpu);
     return 0;
 }
 
 static int latency_main(const struct arguments *arguments, int port)
 {
-    int64_t wanted_rate = argument_number(arguments, "rate", INT64_MIN), milliseconds = argument_number(arguments, "milliseconds", INT64_MIN);
-    int64_t warm_ms = argument_number(arguments, "warm_milliseconds", 1000), window = argument_number(arguments, "window", 4000);
+    int64_t wanted_rate = argument_number(arguments, "rate", INT64_MIN),
+            milliseconds = argument_number(arguments, "milliseconds", INT64_MIN);
+    int64_t warm_ms = argument_number(arguments, "warm_milliseconds", 1000),
+            window = argument_number(arguments, "window", 4000);
     int64_t count = wanted_rate * (warm_ms + milliseconds) / 1000, sent = 0;
     if (count <= 0)
         fail("rate and milliseconds must be above 0");
@@ -325,7 +340,8 @@ static int latency_main(const struct arguments *arguments, int port)
     double cpu = client_cpu_seconds();
     while (sent < count) {
         int64_t now = now_ns();
-        while (sent < count && due_of(sent) <= now && sent + warm - acknowledged_count < window && buffer_held(&publisher.out) < OUT_BYTES_MAX) {
+        while (sent < count && due_of(sent) <= now && sent + warm - acknowledged_count < window &&
+               buffer_held(&publisher.out) < OUT_BYTES_MAX) {
             if (due_of(sent) >= warm_until_ns)
                 samples_add(&late, now - due_of(sent));
             publish_one(&publisher, &pool, sent, due_of(sent));
@@ -337,8 +353,9 @@ static int latency_main(const struct arguments *arguments, int port)
     }
     int64_t ended = now_ns();
     wait_until_all(&publisher, &subscriber, warm + count, warm + count);
-    printf("{\"records\": %lld, \"rate\": %lld, \"seconds\": %.6f, \"reached\": %.1f, \"client_cpu_seconds\": %.3f, ", (long long)count, (long long)rate,
-           (double)(now_ns() - began_ns) / 1e9, (double)count / ((double)(ended - began_ns) / 1e9), client_cpu_seconds() - cpu);
+    printf("{\"records\": %lld, \"rate\": %lld, \"seconds\": %.6f, \"reached\": %.1f, \"client_cpu_seconds\": %.3f, ",
+           (long long)count, (long long)rate, (double)(now_ns() - began_ns) / 1e9,
+           (double)count / ((double)(ended - began_ns) / 1e9), client_cpu_seconds() - cpu);
     samples_print("acknowledged", &acknowledged, ", ");
     samples_print("consumed", &consumed, ", ");
     samples_print("late", &late, "}\n");
@@ -368,10 +385,14 @@ int main(int count, char **words)
         if (!strcmp(known[index]->name, wanted))
             protocol = known[index];
     int port = (int)argument_number(&arguments, "port", INT64_MIN);
-    load = (struct load){.topic = argument_text(&arguments, "topic", "ping"), .streams = (int)argument_number(&arguments, "partitions", 1),
-                         .record_bytes = argument_number(&arguments, "record_bytes", 1024), .durable = argument_number(&arguments, "durable", 0)};
-    if (!protocol || load.streams < 1 || load.streams > STREAMS_MAX || load.record_bytes < 8 || load.record_bytes > (int64_t)RECORD_BYTES_MAX || strlen(load.topic) > NAME_MAX_BYTES - 8)
-        fail("protocol is nats, rabbitmq or redis; partitions 1 to %d; record_bytes 8 to %zu", STREAMS_MAX, RECORD_BYTES_MAX);
+    load = (struct load){.topic = argument_text(&arguments, "topic", "ping"),
+                         .streams = (int)argument_number(&arguments, "partitions", 1),
+                         .record_bytes = argument_number(&arguments, "record_bytes", 1024),
+                         .durable = argument_number(&arguments, "durable", 0)};
+    if (!protocol || load.streams < 1 || load.streams > STREAMS_MAX || load.record_bytes < 8 ||
+        load.record_bytes > (int64_t)RECORD_BYTES_MAX || strlen(load.topic) > NAME_MAX_BYTES - 8)
+        fail("protocol is nats, rabbitmq or redis; partitions 1 to %d; record_bytes 8 to %zu", STREAMS_MAX,
+             RECORD_BYTES_MAX);
     if (!strcmp(what, "produce"))
         return produce_main(&arguments, port);
     if (!strcmp(what, "consume"))

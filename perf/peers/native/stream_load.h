@@ -1,6 +1,8 @@
-/* Load for peers with protocols of their own: one engine (stream_load.c), one file for each protocol (stream_nats.c, stream_rabbitmq.c, stream_redis.c).
+/* Load for peers with protocols of their own: one engine (stream_load.c), one file for each
+ * protocol (stream_nats.c, stream_rabbitmq.c, stream_redis.c).
  *
- * One thread, two connections: one publishes, one reads. A record has a number; number n goes to stream (n / STICKY) % streams, as a client that fills batches does.
+ * One thread, two connections: one publishes, one reads. A record has a number; number n goes to
+ * stream (n / STICKY) % streams, as a client that fills batches does.
  */
 #ifndef MQD_PEERS_STREAM_LOAD_H
 #define MQD_PEERS_STREAM_LOAD_H
@@ -11,14 +13,26 @@
 #define STREAMS_MAX 128
 #define NAME_MAX_BYTES 64
 
-struct buffer { uint8_t *at; size_t start, end, capacity; };
-struct link { int fd; bool reads; struct buffer in, out; }; /* reads: it is the one of subscriber */
+struct buffer {
+    uint8_t *at;
+    size_t start, end, capacity;
+};
+struct link {
+    int fd;
+    bool reads;
+    struct buffer in, out;
+}; /* reads: it is the one of subscriber */
 
 /* What all share; set by main before anything else. */
-struct load { const char *topic; int streams; int64_t record_bytes; bool durable; };
+struct load {
+    const char *topic;
+    int streams;
+    int64_t record_bytes;
+    bool durable;
+};
 extern struct load load;
 
-void stream_name(char name[NAME_MAX_BYTES], int stream); /* TOPIC-0, TOPIC-1, ... */
+void stream_name(char name[NAME_MAX_BYTES], int stream);         /* TOPIC-0, TOPIC-1, ... */
 void stream_of_name(const char *name, size_t size, int *stream); /* the reverse; fails when it is none of ours */
 
 /* The engine's ears: a protocol calls these from take. */
@@ -28,8 +42,14 @@ void on_received(const uint8_t *record, size_t size);
 uint8_t *buffer_room(struct buffer *buffer, size_t size); /* at its end; grows */
 void buffer_add(struct buffer *buffer, const void *bytes, size_t size);
 void buffer_text(struct buffer *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static inline size_t buffer_held(const struct buffer *buffer) { return buffer->end - buffer->start; }
-static inline const uint8_t *buffer_first(const struct buffer *buffer) { return buffer->at + buffer->start; }
+static inline size_t buffer_held(const struct buffer *buffer)
+{
+    return buffer->end - buffer->start;
+}
+static inline const uint8_t *buffer_first(const struct buffer *buffer)
+{
+    return buffer->at + buffer->start;
+}
 
 /* Blocking, for handshakes. */
 void link_flush(struct link *link);
@@ -40,11 +60,13 @@ struct protocol {
     void (*open)(struct link *);                     /* handshake of either kind of connection */
     void (*make)(struct link *, const char *stream); /* blocking; fails with the peer's reason */
     void (*drop)(struct link *, const char *stream);
-    void (*publisher)(struct link *);                /* before the first publish */
+    void (*publisher)(struct link *); /* before the first publish */
     void (*publish)(struct link *, int64_t number, int stream, const uint8_t *record, size_t size);
-    void (*published)(struct link *);                /* what was published so far may leave: closes an open frame; NULL: nothing to do */
-    void (*subscriber)(struct link *);               /* all streams from their beginnings */
-    bool (*take)(struct link *);                     /* one message out of `in`; false: it is not whole yet. May add to `out`. */
+    /* what was published so far may leave: closes an open frame; NULL: nothing to do */
+    void (*published)(struct link *);
+    void (*subscriber)(struct link *); /* all streams from their beginnings */
+    /* one message out of `in`; false: it is not whole yet. May add to `out`. */
+    bool (*take)(struct link *);
 };
 
 extern const struct protocol nats, rabbitmq, redis;

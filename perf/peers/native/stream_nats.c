@@ -1,5 +1,6 @@
-/* NATS JetStream: every PUB has a reply subject that ends in the record's number, where its PubAck comes; reading is by pull consumers without acknowledgements, which
- * ask for the next records when half of what they asked for has come, as nats.go's Consume does.
+/* NATS JetStream: every PUB has a reply subject that ends in the record's number, where its PubAck
+ * comes; reading is by pull consumers without acknowledgements, which ask for the next records when
+ * half of what they asked for has come, as nats.go's Consume does.
  */
 #define _GNU_SOURCE
 #include "stream_load.h"
@@ -15,7 +16,8 @@
 #define DELIVERY_SID 3 /* and above: one for each stream */
 #define WORDS_MAX 8
 #define PULL_RECORDS 500
-#define PULL_BYTES_MAX (2 << 20) /* of one stream, on the way: a reader with 64 MB before it is given up by the server */
+/* of one stream, on the way: a reader with 64 MB before it is given up by the server */
+#define PULL_BYTES_MAX (2 << 20)
 
 static int wanted[STREAMS_MAX], pull_records; /* asked for and not come yet; how many are asked for */
 
@@ -44,11 +46,13 @@ static void pull(struct link *link, int stream)
     int more = pull_records - wanted[stream];
     stream_name(name, stream);
     snprintf(json, sizeof json, "{\"batch\":%d,\"expires\":%lld}", more, 30000000000ll);
-    buffer_text(&link->out, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.reader%d _INBOX.read.%d.%s %zu\r\n%s\r\n", name, (int)getpid(), (int)getpid(), name, strlen(json), json);
+    buffer_text(&link->out, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.reader%d _INBOX.read.%d.%s %zu\r\n%s\r\n", name,
+                (int)getpid(), (int)getpid(), name, strlen(json), json);
     wanted[stream] += more;
 }
 
-/* The server's word that a request is over before it was filled: what is missing is asked for again. "Status: 408" or the like, with what was not sent. */
+/* The server's word that a request is over before it was filled: what is missing is asked for
+ * again. "Status: 408" or the like, with what was not sent. */
 static void status(struct link *link, int stream, const uint8_t *header, size_t size)
 {
     if (size > 12 && !memcmp(header + 9, "100", 3))
@@ -121,7 +125,9 @@ static void request(struct link *link, const char *subject, const char *json)
 
 static void nats_open(struct link *link)
 {
-    buffer_text(&link->out, "CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\",\"protocol\":1,\"headers\":true,\"no_responders\":false}\r\n");
+    buffer_text(&link->out, "CONNECT "
+                            "{\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\",\"protocol\":1,"
+                            "\"headers\":true,\"no_responders\":false}\r\n");
     buffer_text(&link->out, "SUB _INBOX.ask %d\r\n", ASK_SID);
     request(link, "$JS.API.INFO", "");
 }
@@ -130,8 +136,11 @@ static void nats_make(struct link *link, const char *stream)
 {
     char subject[160], json[400];
     snprintf(subject, sizeof subject, "$JS.API.STREAM.CREATE.%s", stream);
-    snprintf(json, sizeof json, "{\"name\":\"%s\",\"subjects\":[\"%s\"],\"retention\":\"limits\",\"storage\":\"file\",\"discard\":\"old\",\"max_msgs\":-1,\"max_bytes\":-1,"
-             "\"max_age\":0,\"num_replicas\":1}", stream, stream);
+    snprintf(json, sizeof json,
+             "{\"name\":\"%s\",\"subjects\":[\"%s\"],\"retention\":\"limits\",\"storage\":\"file\",\"discard\":\"old\","
+             "\"max_msgs\":-1,\"max_bytes\":-1,"
+             "\"max_age\":0,\"num_replicas\":1}",
+             stream, stream);
     request(link, subject, json);
 }
 
@@ -142,7 +151,10 @@ static void nats_drop(struct link *link, const char *stream)
     request(link, subject, "");
 }
 
-static void nats_publisher(struct link *link) { buffer_text(&link->out, "SUB _INBOX.ack.* %d\r\n", ACK_SID); }
+static void nats_publisher(struct link *link)
+{
+    buffer_text(&link->out, "SUB _INBOX.ack.* %d\r\n", ACK_SID);
+}
 
 static void nats_publish(struct link *link, int64_t number, int stream, const uint8_t *record, size_t size)
 {
@@ -162,10 +174,14 @@ static void nats_subscriber(struct link *link)
         stream_name(name, stream);
         buffer_text(&link->out, "SUB _INBOX.read.%d.%s %d\r\n", (int)getpid(), name, DELIVERY_SID + stream);
         snprintf(subject, sizeof subject, "$JS.API.CONSUMER.DURABLE.CREATE.%s.reader%d", name, (int)getpid());
-        snprintf(json, sizeof json, "{\"stream_name\":\"%s\",\"config\":{\"durable_name\":\"reader%d\",\"deliver_policy\":\"all\",\"ack_policy\":\"none\",\"replay_policy\":\"instant\"}}", name, (int)getpid());
+        snprintf(json, sizeof json,
+                 "{\"stream_name\":\"%s\",\"config\":{\"durable_name\":\"reader%d\",\"deliver_policy\":\"all\",\"ack_"
+                 "policy\":\"none\",\"replay_policy\":\"instant\"}}",
+                 name, (int)getpid());
         request(link, subject, json);
         pull(link, stream);
     }
 }
 
-const struct protocol nats = {"nats", nats_open, nats_make, nats_drop, nats_publisher, nats_publish, NULL, nats_subscriber, nats_take};
+const struct protocol nats = {"nats",       nats_open, nats_make,       nats_drop, nats_publisher,
+                              nats_publish, NULL,      nats_subscriber, nats_take};

@@ -1,5 +1,6 @@
-/* RabbitMQ's stream protocol: records go in Publish frames of up to STICKY, as the Java client's batches of 100; confirms bear their numbers; reading is by credit, one
- * for each chunk that came. Big endian throughout. The protocol is described in RabbitMQ's PROTOCOL.adoc.
+/* RabbitMQ's stream protocol: records go in Publish frames of up to STICKY, as the Java client's
+ * batches of 100; confirms bear their numbers; reading is by credit, one for each chunk that came.
+ * Big endian throughout. The protocol is described in RabbitMQ's PROTOCOL.adoc.
  */
 #include "stream_load.h"
 
@@ -7,8 +8,23 @@
 #include <string.h>
 
 enum {
-    DECLARE_PUBLISHER = 1, PUBLISH = 2, PUBLISH_CONFIRM = 3, PUBLISH_ERROR = 4, SUBSCRIBE = 7, DELIVER = 8, CREDIT = 9, CREATE = 13, DELETE = 14, METADATA_UPDATE = 16,
-    PEER_PROPERTIES = 17, SASL_HANDSHAKE = 18, SASL_AUTHENTICATE = 19, TUNE = 20, OPEN = 21, HEARTBEAT = 23, RESPONSE = 0x8000,
+    DECLARE_PUBLISHER = 1,
+    PUBLISH = 2,
+    PUBLISH_CONFIRM = 3,
+    PUBLISH_ERROR = 4,
+    SUBSCRIBE = 7,
+    DELIVER = 8,
+    CREDIT = 9,
+    CREATE = 13,
+    DELETE = 14,
+    METADATA_UPDATE = 16,
+    PEER_PROPERTIES = 17,
+    SASL_HANDSHAKE = 18,
+    SASL_AUTHENTICATE = 19,
+    TUNE = 20,
+    OPEN = 21,
+    HEARTBEAT = 23,
+    RESPONSE = 0x8000,
 };
 #define VERSION 1
 #define OK 1
@@ -16,7 +32,13 @@ enum {
 #define CHUNK_HEAD 48
 #define FRAME_BYTES_MAX ((size_t)64 << 20)
 
-static struct { size_t frame; int stream; uint32_t records; bool open; } publishing; /* the Publish frame that is being filled; frame: its place in `out`, from out.start */
+/* the Publish frame that is being filled; frame: its place in `out`, from out.start */
+static struct {
+    size_t frame;
+    int stream;
+    uint32_t records;
+    bool open;
+} publishing;
 static bool answered;
 static uint16_t answer_code;
 
@@ -59,7 +81,10 @@ static size_t begin(struct buffer *out, int key)
     return place;
 }
 
-static void finish(struct buffer *out, size_t place) { write_number(out->at + out->start + place, buffer_held(out) - place - 4, 4); }
+static void finish(struct buffer *out, size_t place)
+{
+    write_number(out->at + out->start + place, buffer_held(out) - place - 4, 4);
+}
 
 static void deliver(struct link *link, const uint8_t *at, size_t size)
 {
@@ -103,11 +128,19 @@ static bool rabbitmq_take(struct link *link)
         return false;
     int key = (int)get(first + 4, 2);
     switch (key) {
-    case DELIVER: deliver(link, first + 8, size - 4); break;
-    case PUBLISH_CONFIRM: confirm(first + 8, size - 4); break;
-    case PUBLISH_ERROR: fail("rabbitmq: records were refused");
-    case TUNE: case HEARTBEAT: break;
-    case METADATA_UPDATE: fail("rabbitmq: a stream went away");
+    case DELIVER:
+        deliver(link, first + 8, size - 4);
+        break;
+    case PUBLISH_CONFIRM:
+        confirm(first + 8, size - 4);
+        break;
+    case PUBLISH_ERROR:
+        fail("rabbitmq: records were refused");
+    case TUNE:
+    case HEARTBEAT:
+        break;
+    case METADATA_UPDATE:
+        fail("rabbitmq: a stream went away");
     default:
         if (key == (RESPONSE | CREDIT))
             fail("rabbitmq: credit was refused");
@@ -229,4 +262,6 @@ static void rabbitmq_subscriber(struct link *link)
     }
 }
 
-const struct protocol rabbitmq = {"rabbitmq", rabbitmq_open, rabbitmq_make, rabbitmq_drop, rabbitmq_publisher, rabbitmq_publish, rabbitmq_published, rabbitmq_subscriber, rabbitmq_take};
+const struct protocol rabbitmq = {"rabbitmq",         rabbitmq_open,       rabbitmq_make,
+                                  rabbitmq_drop,      rabbitmq_publisher,  rabbitmq_publish,
+                                  rabbitmq_published, rabbitmq_subscriber, rabbitmq_take};

@@ -1,7 +1,8 @@
 /* Redis Streams: XADD pipelined, XREAD BLOCK over all streams. RESP 2.
  *
- * Replies are taken token by token, so that a reply of megabytes is never looked at twice: `left` holds how many elements each open array still misses.
- * An XREAD reply is [[key, [[id, [field, value]], ...]], ...]: a bulk string's depth and place say what it is.
+ * Replies are taken token by token, so that a reply of megabytes is never looked at twice: `left`
+ * holds how many elements each open array still misses. An XREAD reply is [[key, [[id, [field,
+ * value]], ...]], ...]: a bulk string's depth and place say what it is.
  */
 #include "stream_load.h"
 
@@ -13,7 +14,13 @@
 #define ID_BYTES_MAX 48
 #define READ_COUNT 1000
 
-static struct { int depth; int64_t left[DEPTH_MAX]; int stream; int64_t acknowledged; char last_id[STREAMS_MAX][ID_BYTES_MAX]; } redis_state;
+static struct {
+    int depth;
+    int64_t left[DEPTH_MAX];
+    int stream;
+    int64_t acknowledged;
+    char last_id[STREAMS_MAX][ID_BYTES_MAX];
+} redis_state;
 
 static const uint8_t *line_end(const struct buffer *buffer)
 {
@@ -24,7 +31,9 @@ static const uint8_t *line_end(const struct buffer *buffer)
 static void ask(struct link *link)
 {
     char name[NAME_MAX_BYTES];
-    buffer_text(&link->out, "*%d\r\n$5\r\nXREAD\r\n$5\r\nCOUNT\r\n$%d\r\n%d\r\n$5\r\nBLOCK\r\n$1\r\n0\r\n$7\r\nSTREAMS\r\n", 6 + 2 * load.streams, READ_COUNT > 999 ? 4 : 3, READ_COUNT);
+    buffer_text(&link->out,
+                "*%d\r\n$5\r\nXREAD\r\n$5\r\nCOUNT\r\n$%d\r\n%d\r\n$5\r\nBLOCK\r\n$1\r\n0\r\n$7\r\nSTREAMS\r\n",
+                6 + 2 * load.streams, READ_COUNT > 999 ? 4 : 3, READ_COUNT);
     for (int stream = 0; stream < load.streams; stream++) {
         stream_name(name, stream);
         buffer_text(&link->out, "$%zu\r\n%s\r\n", strlen(name), name);
@@ -80,7 +89,8 @@ static bool redis_take(struct link *link)
         if (buffer_held(&link->in) < head + (size_t)number + 2)
             return false;
         break;
-    case '+': case ':':
+    case '+':
+    case ':':
         number = -2;
         break;
     default:
@@ -106,7 +116,11 @@ static void redis_open(struct link *link)
     link->in.start += 7;
 }
 
-static void redis_make(struct link *link, const char *stream) { (void)link, (void)stream; } /* the first XADD makes it */
+/* the first XADD makes it */
+static void redis_make(struct link *link, const char *stream)
+{
+    (void)link, (void)stream;
+}
 
 static void redis_drop(struct link *link, const char *stream)
 {
@@ -126,7 +140,8 @@ static void redis_publish(struct link *link, int64_t number, int stream, const u
     (void)number; /* replies come in the order of the commands */
     char name[NAME_MAX_BYTES];
     stream_name(name, stream);
-    buffer_text(&link->out, "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n$1\r\nv\r\n$%zu\r\n", strlen(name), name, size);
+    buffer_text(&link->out, "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n$1\r\nv\r\n$%zu\r\n", strlen(name), name,
+                size);
     buffer_add(&link->out, record, size);
     buffer_add(&link->out, "\r\n", 2);
 }
@@ -138,4 +153,5 @@ static void redis_subscriber(struct link *link)
     ask(link);
 }
 
-const struct protocol redis = {"redis", redis_open, redis_make, redis_drop, redis_publisher, redis_publish, NULL, redis_subscriber, redis_take};
+const struct protocol redis = {"redis",       redis_open, redis_make,       redis_drop, redis_publisher,
+                               redis_publish, NULL,       redis_subscriber, redis_take};

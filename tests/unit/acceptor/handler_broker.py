@@ -1,5 +1,7 @@
-"""A broker in one process for tests of handlers: the real controller (cores, shell, log on disk, control segment), the real acceptor above its socket, and workers that
-apply whatever they are told. Only sockets and reactors are missing; positions of partitions are what a test says."""
+"""A broker in one process for tests of handlers: the real controller (cores, shell, log on disk,
+control segment), the real acceptor above its socket, and workers that apply whatever they are told.
+Only sockets and reactors are missing; positions of partitions are what a test says.
+"""
 
 import asyncio
 import mmap
@@ -70,8 +72,10 @@ class Table:
 
 
 class Owners:
-    """Stands for the link and the workers behind it: takes what coordinators append, and answers in the next turn of the loop. `refuse`: with this error instead,
-    and counts it; `hold`: not before release()."""
+    """Stands for the link and the workers behind it: takes what coordinators append, and answers in
+    the next turn of the loop. `refuse`: with this error instead, and counts it; `hold`: not before
+    release().
+    """
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -82,7 +86,9 @@ class Owners:
         self.views: dict[int, list[native.ProducerView]] = {}  # by slot
         self._held: list[tuple[int, int, int]] = []
 
-    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
+    def send_batch(
+        self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
+    ) -> None:
         if self.refuse:
             self.refused_count += 1
             answer = (token, self.refuse, -1)
@@ -114,15 +120,31 @@ class Owners:
 def registration(node_id: int, key, settled) -> broker_messages.RegisterBroker:
     """Of a host that listens for no others."""
     return broker_messages.RegisterBroker(
-        node_id=node_id, directory_id=directory_text(key.directory_id), incarnation=77, host="127.0.0.1", port=9092, rack=None, inter_broker_host="", inter_broker_port=0,
-        controller_host="", controller_port=0, worker_count=WORKER_COUNT, directories=list(reports(settled)), clean_epoch=-1, features={},
-    )  # fmt: skip
+        node_id=node_id,
+        directory_id=directory_text(key.directory_id),
+        incarnation=77,
+        host="127.0.0.1",
+        port=9092,
+        rack=None,
+        inter_broker_host="",
+        inter_broker_port=0,
+        controller_host="",
+        controller_port=0,
+        worker_count=WORKER_COUNT,
+        directories=list(reports(settled)),
+        clean_epoch=-1,
+        features={},
+    )
 
 
 class HandlerBroker:
-    """async with HandlerBroker(tmp_path, {...}) as broker: await broker.ask(MetadataRequest(...), 9)"""
+    """async with HandlerBroker(tmp_path, {...}) as broker: await
+    broker.ask(MetadataRequest(...), 9)
+    """
 
-    def __init__(self, directory: Path, config: dict[str, str] | None = None, listeners: list[tuple[str, str, int]] | None = None) -> None:
+    def __init__(
+        self, directory: Path, config: dict[str, str] | None = None, listeners: list[tuple[str, str, int]] | None = None
+    ) -> None:
         log_dirs = [directory / "a", directory / "b"]
         self.config = {**load_broker(None, {}, config or {}), "log.dirs": ",".join(map(str, log_dirs))}
         self._directory = directory
@@ -146,8 +168,16 @@ class HandlerBroker:
         self.shell.server = self  # type: ignore[assignment]
         self.shell.start_quorum("cluster")
         await self.shell.wait_metadata(0)
-        settled = directories.settle(self.config["log.dirs"].split(","), "cluster", NODE, {}, set(), lambda: new_topic_id().hex())
-        host = HostCore(NODE, NODE, WORKER_COUNT, native.PARTITION_SLOT_COUNT, {entry.directory_id: index for index, entry in enumerate(settled)})
+        settled = directories.settle(
+            self.config["log.dirs"].split(","), "cluster", NODE, {}, set(), lambda: new_topic_id().hex()
+        )
+        host = HostCore(
+            NODE,
+            NODE,
+            WORKER_COUNT,
+            native.PARTITION_SLOT_COUNT,
+            {entry.directory_id: index for index, entry in enumerate(settled)},
+        )
         self.shell.start(host, BrokerCore(NODE, state), settled, registration(NODE, key, settled), 1)
         self._ticking = asyncio.get_running_loop().create_task(self.shell.tick())
         await self.shell.present
@@ -170,7 +200,7 @@ class HandlerBroker:
         self._ticking.cancel()
         await self.shell.stop()
 
-    # -- the controller's socket -------------------------------------------------------------------------------------------
+    # -- the controller's socket -------------------------------------------------------------------
 
     def send(self, number: object, message: messages.FromController) -> None:
         """What the controller says arrives later, in order, as over a socket."""
@@ -189,7 +219,13 @@ class HandlerBroker:
         if isinstance(message, messages.Command):
             self.shell.on_message(connection, messages.CommandDone(message.command_id, 0, max(message.offset, 0)))  # type: ignore[arg-type]
             return
-        topics = message.topics if isinstance(message, messages.Image) else [message.topic] if isinstance(message, messages.TopicPut) else []
+        topics = (
+            message.topics
+            if isinstance(message, messages.Image)
+            else [message.topic]
+            if isinstance(message, messages.TopicPut)
+            else []
+        )
         for topic in topics:
             for partition in topic.partitions:
                 if partition.owner == number and number not in self.refuse_workers:
@@ -200,10 +236,12 @@ class HandlerBroker:
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
         self._request_id += 1
         answered = self._answers[self._request_id] = asyncio.get_running_loop().create_future()
-        self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Request(self._request_id, change, validate_only))  # type: ignore[arg-type]
+        self.shell.on_message(
+            _Subscriber(ACCEPTOR, ACCEPTOR), messages.Request(self._request_id, change, validate_only)
+        )  # type: ignore[arg-type]
         return await answered
 
-    # -- clients -----------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     async def frame(self, frame: bytes, address: Address = ADDRESS) -> dispatch.Outcome:
         self.last = await dispatch.answer(self.broker, address, frame, 1)

@@ -1,4 +1,6 @@
-"""What workers ask before they write: records without keys, in every compression; transactions, by a coordinator that the test plays; the road over the link."""
+"""What workers ask before they write: records without keys, in every compression; transactions, by
+a coordinator that the test plays; the road over the link.
+"""
 
 import asyncio
 import struct
@@ -18,7 +20,9 @@ CODECS = ("gzip", "snappy", "lz4", "zstd")
 
 
 def batch(keys: list[bytes | None], compression: str) -> bytes:
-    return encode_batch([Record(b"value %d" % i, key, headers=[("h", None)]) for i, key in enumerate(keys)], compression=compression)
+    return encode_batch(
+        [Record(b"value %d" % i, key, headers=[("h", None)]) for i, key in enumerate(keys)], compression=compression
+    )
 
 
 def refusal(answer: Answer) -> tuple[int, list[int], str]:
@@ -102,10 +106,21 @@ def test_without_coordinator_nothing_is_transactional() -> None:
     assert asyncio.run(Checks().transaction(b"", 12)) == Answer(ErrorCode.INVALID_TXN_STATE)
 
 
-def ask(wire: Wire, payload: bytes, flags: int, token: int = 7, generation: int | None = None, offset: int = 4096) -> None:
+def ask(
+    wire: Wire, payload: bytes, flags: int, token: int = 7, generation: int | None = None, offset: int = 4096
+) -> None:
     wire.arenas[1][offset : offset + len(payload)] = payload
     generation = wire.control.endpoint_generation(ACCEPTOR) if generation is None else generation
-    descriptor = Descriptor(kind=DescriptorKind.CHECK, flags=flags, token=token, offset=offset, size_bytes=len(payload), error=generation, a=12, b=1)
+    descriptor = Descriptor(
+        kind=DescriptorKind.CHECK,
+        flags=flags,
+        token=token,
+        offset=offset,
+        size_bytes=len(payload),
+        error=generation,
+        a=12,
+        b=1,
+    )
     assert wire.ends[1].send(ACCEPTOR, descriptor)
     wire.ends[1].flush()
 
@@ -143,10 +158,20 @@ def test_checks_that_cannot_be_answered(tmp_path: Path) -> None:
         ask(wire, b"payload", native.CHECK_TRANSACTION)
         assert (await wire.receive(1))[0].error == ErrorCode.NOT_ENOUGH_REPLICAS
         generation = wire.control.endpoint_generation(ACCEPTOR)
-        far = Descriptor(kind=DescriptorKind.CHECK, flags=native.CHECK_RECORDS, token=5, offset=1 << 40, size_bytes=100, error=generation)
+        far = Descriptor(
+            kind=DescriptorKind.CHECK,
+            flags=native.CHECK_RECORDS,
+            token=5,
+            offset=1 << 40,
+            size_bytes=100,
+            error=generation,
+        )
         assert wire.ends[1].send(ACCEPTOR, far)
         ask(wire, b"payload", native.CHECK_TRANSACTION, 6, generation + 1)  # meant for another acceptor
         ask(wire, b"payload", native.CHECK_TRANSACTION, 8)
-        assert [(one.token, one.error) for one in await wire.receive(1, 2)] == [(5, ErrorCode.NOT_ENOUGH_REPLICAS), (8, ErrorCode.NOT_ENOUGH_REPLICAS)]
+        assert [(one.token, one.error) for one in await wire.receive(1, 2)] == [
+            (5, ErrorCode.NOT_ENOUGH_REPLICAS),
+            (8, ErrorCode.NOT_ENOUGH_REPLICAS),
+        ]
 
     run(tmp_path, scenario)

@@ -1,4 +1,6 @@
-"""The acceptor of one host among three: whom it sends clients to, what it refuses, who may connect between hosts; markers and checks of transactions to other hosts."""
+"""The acceptor of one host among three: whom it sends clients to, what it refuses, who may connect
+between hosts; markers and checks of transactions to other hosts.
+"""
 
 import asyncio
 import socket
@@ -51,7 +53,9 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Table:
-    """The control segment: slot = partition index; every replica is online and leads unless a test says otherwise."""
+    """The control segment: slot = partition index; every replica is online and leads unless a test
+    says otherwise.
+    """
 
     def __init__(self) -> None:
         self.metadata_version = 100
@@ -62,19 +66,42 @@ class Table:
         return 1
 
     def slot_view(self, slot: int) -> SlotView:
-        values = dict.fromkeys(SlotView.__struct_fields__, 0) | {"topic_id": TOPIC, "partition_index": slot, "state": SlotState.ONLINE, "owner_generation": 1}
+        values = dict.fromkeys(SlotView.__struct_fields__, 0) | {
+            "topic_id": TOPIC,
+            "partition_index": slot,
+            "state": SlotState.ONLINE,
+            "owner_generation": 1,
+        }
         return SlotView(**values | {"role": self.roles.get(slot, SlotRole.LEADS)})
 
 
 def broker_image(node: int, **fields) -> messages.BrokerImage:
-    return messages.BrokerImage(node, f"host{node}", 9092, f"rack{node}", 10 + node, inter_broker_host="127.0.0.1", inter_broker_port=1, directory_id=f"d{node}", **fields)
+    return messages.BrokerImage(
+        node,
+        f"host{node}",
+        9092,
+        f"rack{node}",
+        10 + node,
+        inter_broker_host="127.0.0.1",
+        inter_broker_port=1,
+        directory_id=f"d{node}",
+        **fields,
+    )
 
 
 def partition(index: int, replicas: tuple[int, ...], leader: int | None = None, **fields) -> messages.PartitionImage:
     here = NODE in replicas
     return messages.PartitionImage(
-        index, index if here else -1, 0 if here else 65535, 0, replicas[0] if leader is None else leader, 3, list(replicas), list(replicas), **fields
-    )  # fmt: skip
+        index,
+        index if here else -1,
+        0 if here else 65535,
+        0,
+        replicas[0] if leader is None else leader,
+        3,
+        list(replicas),
+        list(replicas),
+        **fields,
+    )
 
 
 def topic(*partitions: messages.PartitionImage, name: str = "t", topic_id: bytes = TOPIC) -> messages.TopicImage:
@@ -83,7 +110,11 @@ def topic(*partitions: messages.PartitionImage, name: str = "t", topic_id: bytes
 
 def made(*topics: messages.TopicImage, brokers: list[messages.BrokerImage] | None = None) -> Broker:
     metadata = Metadata()
-    metadata.apply(messages.Image(1, "cluster", 1, brokers or [broker_image(node) for node in (1, 2, 3)], list(topics), {}, node_id=NODE))
+    metadata.apply(
+        messages.Image(
+            1, "cluster", 1, brokers or [broker_image(node) for node in (1, 2, 3)], list(topics), {}, node_id=NODE
+        )
+    )
     config = {**load_broker(None, {}, {"node.id": str(NODE)}), "log.dirs": "/nowhere"}
     return Broker(config, [("PLAINTEXT", "127.0.0.1", 9092)], metadata, None, Table())
 
@@ -91,15 +122,22 @@ def made(*topics: messages.TopicImage, brokers: list[messages.BrokerImage] | Non
 def told(broker: Broker, context: Context | None = None) -> dict[int, tuple[int, int, list[int]]]:
     """Partition -> (error, leader, offline replicas)."""
     request = MetadataRequest(topics=[MetadataRequest.Topic(name="t")])
-    answer = asyncio.run(metadata_handler.handle(context or Context(broker, ADDRESS), RequestHeader(3, 12, 1, None), request))
-    return {one.partition_index: (one.error_code, one.leader_id, one.offline_replicas) for one in answer.topics[0].partitions}
+    answer = asyncio.run(
+        metadata_handler.handle(context or Context(broker, ADDRESS), RequestHeader(3, 12, 1, None), request)
+    )
+    return {
+        one.partition_index: (one.error_code, one.leader_id, one.offline_replicas)
+        for one in answer.topics[0].partitions
+    }
 
 
-# -- metadata ------------------------------------------------------------------------------------------------------------------------
+# -- metadata --------------------------------------------------------------------------------------
 
 
 def test_clients_are_sent_to_leaders_that_live() -> None:
-    broker = made(topic(partition(0, (1, 2)), partition(1, (2, 3)), partition(2, (3, 1)), partition(3, (1, 3), leader=-1)))
+    broker = made(
+        topic(partition(0, (1, 2)), partition(1, (2, 3)), partition(2, (3, 1)), partition(3, (1, 3), leader=-1))
+    )
     missing = int(ErrorCode.LEADER_NOT_AVAILABLE)
     assert told(broker) == {0: (0, 1, []), 1: (0, 2, []), 2: (0, 3, []), 3: (missing, -1, [])}
     broker.metadata.apply(messages.BrokersPut(2, [broker_image(1), broker_image(2), broker_image(3, fenced=True)], 1))
@@ -117,7 +155,9 @@ def test_a_host_without_its_lease_sends_nobody_to_itself() -> None:
 
 
 def test_what_is_said_without_the_lease_is_not_kept_for_when_it_is_back() -> None:
-    """A worker gives again what is cacheable, in the same version: with the lease, also what came without it."""
+    """A worker gives again what is cacheable, in the same version: with the lease, also what came
+    without it.
+    """
     broker = made(topic(partition(0, (1, 3)), partition(1, (2, 3))))
     for deadline_ns, leaders, cacheable in ((INT64_MAX, [1, 2], True), (5, [1, -1], False), (INT64_MAX, [1, 2], True)):
         broker.table.lease_deadline_ns = deadline_ns
@@ -139,7 +179,13 @@ def test_news_of_single_partitions_and_several_news_at_once() -> None:
     broker = made(topic(partition(0, (1, 2)), partition(1, (1, 3))))
     broker.metadata.apply(messages.PartitionsPut(2, TOPIC, [partition(1, (1, 3), leader=3)]))
     assert [one.leader for one in broker.metadata.topics["t"].partitions] == [1, 3] and broker.metadata.version == 2
-    news = messages.Several(3, [messages.BrokersPut(3, [broker_image(2)], 2), messages.PartitionsPut(3, TOPIC, [partition(0, (1, 2), leader=2)])])
+    news = messages.Several(
+        3,
+        [
+            messages.BrokersPut(3, [broker_image(2)], 2),
+            messages.PartitionsPut(3, TOPIC, [partition(0, (1, 2), leader=2)]),
+        ],
+    )
     broker.metadata.apply(news)
     assert (broker.metadata.controller_id, broker.metadata.version, broker.metadata.is_alone) == (2, 3, True)
     assert broker.metadata.topics["t"].partitions[0].leader == 2
@@ -147,17 +193,33 @@ def test_news_of_single_partitions_and_several_news_at_once() -> None:
 
 
 def test_hidden_partitions_are_not_shown() -> None:
-    broker = made(topic(partition(0, (2, 3)), partition(1, (2, 3), retiring=RETIRE_HIDDEN), partition(2, (2, 3), retiring=RETIRE_HIDDEN)))
+    broker = made(
+        topic(
+            partition(0, (2, 3)),
+            partition(1, (2, 3), retiring=RETIRE_HIDDEN),
+            partition(2, (2, 3), retiring=RETIRE_HIDDEN),
+        )
+    )
     assert list(told(broker)) == [0] and broker.metadata.visible_count(broker.metadata.topics["t"], 100) == 1
-    request = DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.Topic(name="t")], response_partition_limit=10)
-    answer = asyncio.run(describe_topic_partitions.handle(Context(broker, ADDRESS), RequestHeader(75, 0, 1, None), request))
+    request = DescribeTopicPartitionsRequest(
+        topics=[DescribeTopicPartitionsRequest.Topic(name="t")], response_partition_limit=10
+    )
+    answer = asyncio.run(
+        describe_topic_partitions.handle(Context(broker, ADDRESS), RequestHeader(75, 0, 1, None), request)
+    )
     assert [one.partition_index for one in answer.topics[0].partitions] == [0] and answer.next_cursor is None
 
 
 def test_fenced_brokers_are_described_on_demand() -> None:
     broker = made(brokers=[broker_image(1), broker_image(2), broker_image(3, fenced=True)])
     for asked, expected in ((False, [(1, False), (2, False)]), (True, [(1, False), (2, False), (3, True)])):
-        answer = asyncio.run(describe_cluster.handle(Context(broker, ADDRESS), RequestHeader(60, 2, 1, None), DescribeClusterRequest(include_fenced_brokers=asked)))
+        answer = asyncio.run(
+            describe_cluster.handle(
+                Context(broker, ADDRESS),
+                RequestHeader(60, 2, 1, None),
+                DescribeClusterRequest(include_fenced_brokers=asked),
+            )
+        )
         assert [(one.broker_id, one.is_fenced) for one in answer.brokers] == expected
 
 
@@ -166,16 +228,25 @@ def test_reassignments_under_way_are_listed() -> None:
     Asked = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
     for topics in (None, [Asked(name="t", partition_indexes=[0, 1, 9]), Asked(name="none", partition_indexes=[0])]):
         request = ListPartitionReassignmentsRequest(timeout_ms=1, topics=topics)
-        answer = asyncio.run(list_partition_reassignments.handle(Context(broker, ADDRESS), RequestHeader(46, 0, 1, None), request))
+        answer = asyncio.run(
+            list_partition_reassignments.handle(Context(broker, ADDRESS), RequestHeader(46, 0, 1, None), request)
+        )
         ((one,),) = [listed.partitions for listed in answer.topics]
-        assert (one.partition_index, one.replicas, one.adding_replicas, one.removing_replicas) == (0, [1, 2, 3], [3], [1])
+        assert (one.partition_index, one.replicas, one.adding_replicas, one.removing_replicas) == (
+            0,
+            [1, 2, 3],
+            [3],
+            [1],
+        )
 
 
-# -- coordinators ----------------------------------------------------------------------------------------------------------------------
+# -- coordinators ----------------------------------------------------------------------------------
 
 
 def test_coordinators_are_where_their_partitions_are_led() -> None:
-    broker = made(topic(partition(0, (2, 3)), partition(1, (1, 2)), partition(2, (3, 1), leader=-1), name="__consumer_offsets"))
+    broker = made(
+        topic(partition(0, (2, 3)), partition(1, (1, 2)), partition(2, (3, 1), leader=-1), name="__consumer_offsets")
+    )
     partitions = InternalPartitions(broker, CONSUMER_OFFSETS)
     assert [partitions.is_elsewhere(index) for index in range(4)] == [False, True, False, False]
     assert [partitions.source(index) is not None for index in range(3)] == [True, False, False]
@@ -186,10 +257,12 @@ def test_coordinators_are_where_their_partitions_are_led() -> None:
     assert refused.value.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-# -- between hosts -----------------------------------------------------------------------------------------------------------------------
+# -- between hosts ---------------------------------------------------------------------------------
 
 
-def hello(node: int = 3, directory: str = "d3", cluster: str = "cluster", worker: int = 0, purpose: str = "data") -> Hello:
+def hello(
+    node: int = 3, directory: str = "d3", cluster: str = "cluster", worker: int = 0, purpose: str = "data"
+) -> Hello:
     return Hello(1, b"", purpose, Identity(node, directory, cluster), worker)
 
 
@@ -221,7 +294,10 @@ class Hosts:
     async def __aenter__(self) -> "Hosts":
         listener = socket.create_server(("127.0.0.1", 0))
         self.handoff, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        brokers = [msgspec.structs.replace(broker_image(node), inter_broker_port=listener.getsockname()[1]) for node in (1, 2, 3)]
+        brokers = [
+            msgspec.structs.replace(broker_image(node), inter_broker_port=listener.getsockname()[1])
+            for node in (1, 2, 3)
+        ]
         self.broker = made(topic(partition(0, (3, 2)), partition(1, (2, 3))), brokers=brokers)
         self.peers = Peers(self.broker.metadata, NODE, SECRET)
         self.between = Between(listener, [self.handoff], SECRET, self.broker.metadata, 3, self._serve)
@@ -247,7 +323,13 @@ def markers_answer(error: int):
         results = [
             WriteTxnMarkersResponse.MarkerResult(
                 producer_id=marker.producer_id,
-                topics=[WriteTxnMarkersResponse.TopicResult(name=one.name, partitions=[WriteTxnMarkersResponse.PartitionResult(partition_index=0, error_code=error)]) for one in marker.topics],
+                topics=[
+                    WriteTxnMarkersResponse.TopicResult(
+                        name=one.name,
+                        partitions=[WriteTxnMarkersResponse.PartitionResult(partition_index=0, error_code=error)],
+                    )
+                    for one in marker.topics
+                ],
             )
             for marker in request.markers
         ]
@@ -260,11 +342,17 @@ def test_markers_of_one_turn_go_in_one_request() -> None:
     async def scenario() -> None:
         async with Hosts(markers_answer(0)) as hosts:
             markers = RemoteMarkers(hosts.peers)
-            given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, producer % 2 == 0, producer == 5, 4)) for producer in range(10)]
+            given = [
+                markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, producer % 2 == 0, producer == 5, 4))
+                for producer in range(10)
+            ]
             await asyncio.gather(*given)
             ((request, node),) = hosts.asked
             assert node == NODE and [one.producer_id for one in request.markers] == list(range(10))
-            said = [(one.transaction_result, one.transaction_version, one.coordinator_epoch, one.leader_epoch) for one in request.markers[4:6]]
+            said = [
+                (one.transaction_result, one.transaction_version, one.coordinator_epoch, one.leader_epoch)
+                for one in request.markers[4:6]
+            ]
             assert said == [(True, 0, 7, 4), (False, 2, 7, 4)]
 
     asyncio.run(scenario())
@@ -301,7 +389,9 @@ def test_whatever_goes_wrong_each_marker_is_answered(failure: Exception | None) 
         markers = RemoteMarkers(Faulty())  # type: ignore[arg-type]
         given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, True, False)) for producer in range(3)]
         for error in await asyncio.wait_for(asyncio.gather(*given, return_exceptions=True), 10):
-            assert isinstance(error, AppendError) and error.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and error.unknown
+            assert (
+                isinstance(error, AppendError) and error.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and error.unknown
+            )
 
     asyncio.run(scenario())
 
@@ -373,15 +463,25 @@ def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successo
 
 def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_newer_one_has_ended() -> None:
     async def scenario() -> None:
-        async with Hosts(lambda request: ListTransactionsResponse() if isinstance(request, remote_transactions.ListTransactionsRequest) else markers_answer(0)(request)) as hosts:
+        async with Hosts(
+            lambda request: (
+                ListTransactionsResponse()
+                if isinstance(request, remote_transactions.ListTransactionsRequest)
+                else markers_answer(0)(request)
+            )
+        ) as hosts:
             asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
-            assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)  # its first markers are under way still
+            # its first markers are under way still
+            assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)
             successor = Peers(hosts.broker.metadata, NODE, SECRET)
             await successor.request(3, MARKERS_OF_ONE, 2, 20)
             successor.close()
             with pytest.raises(PeerError):
                 await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
-            assert [type(request) for request, _ in hosts.asked] == [remote_transactions.ListTransactionsRequest, WriteTxnMarkersRequest]
+            assert [type(request) for request, _ in hosts.asked] == [
+                remote_transactions.ListTransactionsRequest,
+                WriteTxnMarkersRequest,
+            ]
             await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)  # over one that is newer
 
     asyncio.run(scenario())
@@ -391,7 +491,13 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
     """An acceptor passes its clients' requests on over one of their own."""
 
     async def scenario() -> None:
-        async with Hosts(lambda request: ListTransactionsResponse() if isinstance(request, remote_transactions.ListTransactionsRequest) else markers_answer(0)(request)) as hosts:
+        async with Hosts(
+            lambda request: (
+                ListTransactionsResponse()
+                if isinstance(request, remote_transactions.ListTransactionsRequest)
+                else markers_answer(0)(request)
+            )
+        ) as hosts:
             asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             relays = Peers(hosts.broker.metadata, NODE, SECRET)
             try:
@@ -407,8 +513,12 @@ def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
     asyncio.run(scenario())
 
 
-def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They waited until their own time was over, and the next connection got the number of the one that was closed and was never told that it can be written to."""
+def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They waited until their own time was over, and the next connection got the number of the one
+    that was closed and was never told that it can be written to.
+    """
     read_frame = between.read_frame
 
     async def scenario() -> None:
@@ -424,7 +534,16 @@ def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_
             while not (known := hosts.peers._connections.get(3)) or not known.writing.locked():
                 await asyncio.sleep(0.001)
             monkeypatch.setattr(between, "read_frame", read_frame)
-            hosts.broker.metadata.apply(messages.BrokersPut(2, [msgspec.structs.replace(one, epoch=one.epoch + 10) for one in hosts.broker.metadata.brokers.values()], 1))
+            hosts.broker.metadata.apply(
+                messages.BrokersPut(
+                    2,
+                    [
+                        msgspec.structs.replace(one, epoch=one.epoch + 10)
+                        for one in hosts.broker.metadata.brokers.values()
+                    ],
+                    1,
+                )
+            )
             request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
             assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
             for error in await asyncio.wait_for(asyncio.gather(*stuck, return_exceptions=True), 20):
@@ -473,7 +592,8 @@ def test_a_host_of_no_name_is_not_reached() -> None:
     async def scenario() -> None:
         async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
             brokers = hosts.broker.metadata.brokers
-            brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_host="a..b")  # what no resolver can be asked for
+            # what no resolver can be asked for
+            brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_host="a..b")
             with pytest.raises(PeerError, match="a..b is no name of a host"):
                 await hosts.peers.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
 
@@ -483,7 +603,13 @@ def test_a_host_of_no_name_is_not_reached() -> None:
 def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
     async def scenario() -> None:
         async with Hosts(None) as hosts:
-            side = handshake.Initiator(handshake.derive_key(SECRET, "handshake"), "data", Identity(2, "d2", "cluster"), b"n" * handshake.NONCE_BYTES, 0)
+            side = handshake.Initiator(
+                handshake.derive_key(SECRET, "handshake"),
+                "data",
+                Identity(2, "d2", "cluster"),
+                b"n" * handshake.NONCE_BYTES,
+                0,
+            )
             loop = asyncio.get_running_loop()
             connection = socket.socket()
             connection.setblocking(False)
@@ -502,7 +628,7 @@ def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
     asyncio.run(scenario())
 
 
-# -- checks of transactions ------------------------------------------------------------------------------------------------------------
+# -- checks of transactions ------------------------------------------------------------------------
 
 
 class LocalCoordinator:
@@ -533,10 +659,17 @@ class Remote:
 
 def transaction_errors(*errors: tuple[str, int, int]) -> AddPartitionsToTxnResponse:
     topics = [
-        AddPartitionsToTxnResponse.TopicResult(name=name, results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index, partition_error_code=error)])
+        AddPartitionsToTxnResponse.TopicResult(
+            name=name,
+            results_by_partition=[
+                AddPartitionsToTxnResponse.PartitionResult(partition_index=index, partition_error_code=error)
+            ],
+        )
         for name, index, error in errors
     ]
-    return AddPartitionsToTxnResponse(results_by_transaction=[AddPartitionsToTxnResponse.Result(transactional_id="id", topic_results=topics)])
+    return AddPartitionsToTxnResponse(
+        results_by_transaction=[AddPartitionsToTxnResponse.Result(transactional_id="id", topic_results=topics)]
+    )
 
 
 def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
@@ -548,15 +681,27 @@ def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
         assert await here.request("id", lambda number: AddPartitions(number, 5, 1, asked)) == 0
         remote = Remote(transaction_errors(("a", 0, 0), ("b", 4, int(ErrorCode.INVALID_TXN_STATE))))
         there = RoutedCoordinator(broker, LocalCoordinator(1), remote)
-        assert await there.request("id", lambda number: VerifyPartitions(number, 5, 1, asked)) == (0, ErrorCode.INVALID_TXN_STATE)
-        assert await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2)) == ErrorCode.INVALID_TXN_STATE
-        assert [(node, request.transactions[0].verify_only) for node, request in remote.asked] == [(3, True), (3, False)]
+        assert await there.request("id", lambda number: VerifyPartitions(number, 5, 1, asked)) == (
+            0,
+            ErrorCode.INVALID_TXN_STATE,
+        )
+        assert (
+            await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2))
+            == ErrorCode.INVALID_TXN_STATE
+        )
+        assert [(node, request.transactions[0].verify_only) for node, request in remote.asked] == [
+            (3, True),
+            (3, False),
+        ]
         remote.answer = PeerError("gone")
         with pytest.raises(CoordinatorError) as failed:
             await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2))
         assert failed.value.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
         remote.answer = AddPartitionsToTxnResponse()  # says nothing of what was asked
-        assert await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2)) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert (
+            await there.request("id", lambda number: AddPartitions(number, 5, 1, asked, 2))
+            == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        )
 
     asyncio.run(scenario())
 
@@ -565,10 +710,40 @@ def test_a_transaction_s_coordinator_is_asked_wherever_it_is() -> None:
     ("answer", "expected"),
     [
         (ListTransactionsResponse(), 0),
-        (ListTransactionsResponse(transaction_states=[ListTransactionsResponse.TransactionState(transactional_id="x", producer_id=5, transaction_state="Ongoing")]), (ErrorCode.CONCURRENT_TRANSACTIONS, 1, "x")),
-        (ListTransactionsResponse(transaction_states=[ListTransactionsResponse.TransactionState(transactional_id="x", producer_id=5, transaction_state="PrepareCommit")]), ErrorCode.CONCURRENT_TRANSACTIONS),
-        (ListTransactionsResponse(transaction_states=[ListTransactionsResponse.TransactionState(transactional_id="x", producer_id=5, transaction_state="CompleteCommit")]), 0),
-        (ListTransactionsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)), ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (
+            ListTransactionsResponse(
+                transaction_states=[
+                    ListTransactionsResponse.TransactionState(
+                        transactional_id="x", producer_id=5, transaction_state="Ongoing"
+                    )
+                ]
+            ),
+            (ErrorCode.CONCURRENT_TRANSACTIONS, 1, "x"),
+        ),
+        (
+            ListTransactionsResponse(
+                transaction_states=[
+                    ListTransactionsResponse.TransactionState(
+                        transactional_id="x", producer_id=5, transaction_state="PrepareCommit"
+                    )
+                ]
+            ),
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+        ),
+        (
+            ListTransactionsResponse(
+                transaction_states=[
+                    ListTransactionsResponse.TransactionState(
+                        transactional_id="x", producer_id=5, transaction_state="CompleteCommit"
+                    )
+                ]
+            ),
+            0,
+        ),
+        (
+            ListTransactionsResponse(error_code=int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)),
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ),
         (PeerError("gone"), ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ],
 )

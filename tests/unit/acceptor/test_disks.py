@@ -1,4 +1,6 @@
-"""Reads of log directories by the acceptor: one that hangs holds up nobody who asks for another one, and is answered for."""
+"""Reads of log directories by the acceptor: one that hangs holds up nobody who asks for another
+one, and is answered for.
+"""
 
 import asyncio
 import threading
@@ -43,7 +45,9 @@ def run(scenario) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_not_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         asked, hanging = disks(), Hanging()
         reads = [asyncio.create_task(asked.read(HUNG, hanging)) for _ in range(3 * READS_AT_ONCE)]
@@ -63,7 +67,9 @@ def test_reads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_n
     run(scenario())
 
 
-def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_of_a_directory_that_hangs_are_given_up_and_those_of_another_are_not_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         asked, hanging = disks(), Hanging()
         monkeypatch.setattr(module, "SILENT_S", 60)
@@ -118,7 +124,9 @@ def test_a_load_that_gets_on_or_needs_the_directory_no_more_may_take_long(monkey
     run(scenario())
 
 
-def test_what_work_raises_is_raised_and_a_thread_that_is_not_to_be_had_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_work_raises_is_raised_and_a_thread_that_is_not_to_be_had_is_an_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         def refused(self: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -136,11 +144,17 @@ def test_what_work_raises_is_raised_and_a_thread_that_is_not_to_be_had_is_an_err
     run(scenario())
 
 
-def test_offsets_by_time_in_a_directory_that_hangs_are_answered_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All threads waited there for ever, and offsets of no directory were looked up any more, and no group was loaded."""
+def test_offsets_by_time_in_a_directory_that_hangs_are_answered_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads waited there for ever, and offsets of no directory were looked up any more, and
+    no group was loaded.
+    """
     hanging = Hanging()
 
-    def hangs_in_b(_broker: object, _name: str, partition: PartitionImage, *_: object) -> tuple[OffsetAndTimestamp, int]:
+    def hangs_in_b(
+        _broker: object, _name: str, partition: PartitionImage, *_: object
+    ) -> tuple[OffsetAndTimestamp, int]:
         if partition.log_dir == HUNG:
             hanging()
         return OffsetAndTimestamp(-1, -1), -1
@@ -155,9 +169,17 @@ def test_offsets_by_time_in_a_directory_that_hangs_are_answered_with_an_error(tm
                 broker.place("t", partition.index, high_watermark=5)
 
             async def ask(log_dir: int) -> set[int]:
-                asked = [ListOffsetsRequest.Partition(partition_index=one.index, timestamp=7, current_leader_epoch=-1) for one in partitions if one.log_dir == log_dir]
-                response = await broker.ask(ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="t", partitions=asked)]), 7)
-                assert [one.partition_index for one in response.topics[0].partitions] == [one.partition_index for one in asked]
+                asked = [
+                    ListOffsetsRequest.Partition(partition_index=one.index, timestamp=7, current_leader_epoch=-1)
+                    for one in partitions
+                    if one.log_dir == log_dir
+                ]
+                response = await broker.ask(
+                    ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="t", partitions=asked)]), 7
+                )
+                assert [one.partition_index for one in response.topics[0].partitions] == [
+                    one.partition_index for one in asked
+                ]
                 return {one.error_code for one in response.topics[0].partitions}
 
             waiting = asyncio.create_task(ask(HUNG))

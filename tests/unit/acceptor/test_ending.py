@@ -30,8 +30,15 @@ sys.exit(acceptor.main())
 
 @pytest.mark.parametrize(
     ("outcome", "status", "line"),
-    [("return 0", 0, "acceptor ended"), ("return 1", 1, "acceptor ended"), ("raise OSError('no socket')", 1, "no socket"), ("raise ValueError('our own fault')", 1, "our own fault")],
+    [
+        ("return 0", 0, "acceptor ended"),
+        ("return 1", 1, "acceptor ended"),
+        ("raise OSError('no socket')", 1, "no socket"),
+        ("raise ValueError('our own fault')", 1, "our own fault"),
+    ],
 )
 def test_it_ends_with_its_status_and_its_last_line_while_threads_hang(outcome: str, status: int, line: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROCESS.format(outcome=outcome)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS.format(outcome=outcome)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == status and line in done.stderr

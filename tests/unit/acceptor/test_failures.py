@@ -1,4 +1,6 @@
-"""A fault of ours in a handler: the log has the traceback, the client an error; a request that is malformed ends its connection, whatever the texts say."""
+"""A fault of ours in a handler: the log has the traceback, the client an error; a request that is
+malformed ends its connection, whatever the texts say.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ from mqd.protocol.schema.language import BLOBS, Struct
 from tests.unit.acceptor.handler_broker import HandlerBroker
 
 UNKNOWN = int(ErrorCode.UNKNOWN_SERVER_ERROR)
-# The last version whose connection is closed instead: 34 is asked by directory and answered by topic; 35 got an error of its own in 3 and is answered by directory.
+# The last version whose connection is closed instead: 34 is asked by directory and answered by
+# topic; 35 got an error of its own in 3 and is answered by directory.
 NO_ROOM = {34: 2, 35: 2}
-FAULTS = (KeyError("a bug"), ValueError("7 bytes too many"), AttributeError("a bug"), ProtocolError("a bug in an answer", position=3))
+FAULTS = (
+    KeyError("a bug"),
+    ValueError("7 bytes too many"),
+    AttributeError("a bug"),
+    ProtocolError("a bug in an answer", position=3),
+)
 
 
 def _filled(cls: type, struct: Struct, version: int) -> object:
@@ -36,7 +44,19 @@ def _filled(cls: type, struct: Struct, version: int) -> object:
             inner = _filled(getattr(message_class(api.api_key, "Request"), field.struct.name), field.struct, version)
             setattr(message, field.name, [inner] if field.is_array else inner)
         elif field.is_array:
-            setattr(message, field.name, ["asked"] if field.type == "string" else [b"asked"] if field.type in BLOBS else [bytes(16)] if field.type == "uuid" else [7])
+            setattr(
+                message,
+                field.name,
+                (
+                    ["asked"]
+                    if field.type == "string"
+                    else [b"asked"]
+                    if field.type in BLOBS
+                    else [bytes(16)]
+                    if field.type == "uuid"
+                    else [7]
+                ),
+            )
         elif field.type == "string":
             setattr(message, field.name, "asked")
     return message
@@ -89,11 +109,23 @@ def test_every_api_has_an_answer_for_a_fault_of_ours(key: int, tmp_path: Path, m
                     continue
                 assert outcome.close is None and outcome.body is not None and not outcome.cacheable, (api.name, version)
                 correlation_id, response = decode_response(outcome.body, key, version)
-                found = [one for one in _structs(response) if UNKNOWN in (getattr(one, "error_code", 0), getattr(one, "partition_error_code", 0))]
+                found = [
+                    one
+                    for one in _structs(response)
+                    if UNKNOWN in (getattr(one, "error_code", 0), getattr(one, "partition_error_code", 0))
+                ]
                 assert correlation_id == 5 and found, (api.name, version, response)
                 for one in found:  # who asked finds its own
-                    names = [getattr(one, name) for name in ("name", "group_id", "transactional_id", "key", "resource_name", "topic") if hasattr(one, name)]
-                    assert "asked" in names or not any(isinstance(name, str) for name in names) or one is response, (api.name, version, response)
+                    names = [
+                        getattr(one, name)
+                        for name in ("name", "group_id", "transactional_id", "key", "resource_name", "topic")
+                        if hasattr(one, name)
+                    ]
+                    assert "asked" in names or not any(isinstance(name, str) for name in names) or one is response, (
+                        api.name,
+                        version,
+                        response,
+                    )
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -101,14 +133,17 @@ def test_every_api_has_an_answer_for_a_fault_of_ours(key: int, tmp_path: Path, m
 def test_the_answer_names_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _failing(monkeypatch, KeyError("t"))
     partitions = [OffsetCommitRequest.Partition(partition_index=index, committed_offset=1) for index in (4, 2)]
-    request = OffsetCommitRequest(group_id="g", topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name in ("a", "b")])
+    request = OffsetCommitRequest(
+        group_id="g", topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name in ("a", "b")]
+    )
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             response = await broker.ask(request, 8)
-            assert [(topic.name, [(one.partition_index, one.error_code) for one in topic.partitions]) for topic in response.topics] == [
-                (name, [(4, UNKNOWN), (2, UNKNOWN)]) for name in ("a", "b")
-            ]
+            assert [
+                (topic.name, [(one.partition_index, one.error_code) for one in topic.partitions])
+                for topic in response.topics
+            ] == [(name, [(4, UNKNOWN), (2, UNKNOWN)]) for name in ("a", "b")]
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -127,7 +162,9 @@ def test_the_log_has_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert logged == ["Metadata: " + type(fault).__name__]
 
 
-def test_what_is_no_request_and_what_a_handler_refuses_end_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_request_and_what_a_handler_refuses_end_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frame = encode_request(MetadataRequest(topics=[MetadataRequest.Topic(name="t")]), 9, 5)
     logged = _logged(monkeypatch)
 

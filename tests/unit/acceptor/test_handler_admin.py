@@ -1,4 +1,6 @@
-"""Quotas, the quorum, elections, reassignments: through the bytes of both sides, the real controller and its log on disk."""
+"""Quotas, the quorum, elections, reassignments: through the bytes of both sides, the real
+controller and its log on disk.
+"""
 
 import asyncio
 import math
@@ -41,20 +43,34 @@ def versions(key: int) -> range:
     return range(SUPPORTED[key].min_version, SUPPORTED[key].max_version + 1)
 
 
-def alter(entity: dict[str, str | None], sets: dict[str, float | None], validate_only: bool = False) -> AlterClientQuotasRequest:
+def alter(
+    entity: dict[str, str | None], sets: dict[str, float | None], validate_only: bool = False
+) -> AlterClientQuotasRequest:
     entry = AlterClientQuotasRequest.EntryData(
-        entity=[AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()],
-        ops=[AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in sets.items()],
+        entity=[
+            AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()
+        ],
+        ops=[
+            AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
+            for key, value in sets.items()
+        ],
     )
     return AlterClientQuotasRequest(entries=[entry], validate_only=validate_only)
 
 
-async def described(broker: HandlerBroker, components: list[tuple[str, int, str | None]], strict: bool = False, version: int = 1):
-    asked = [DescribeClientQuotasRequest.ComponentData(entity_type=kind, match_type=match_type, match=match) for kind, match_type, match in components]
+async def described(
+    broker: HandlerBroker, components: list[tuple[str, int, str | None]], strict: bool = False, version: int = 1
+):
+    asked = [
+        DescribeClientQuotasRequest.ComponentData(entity_type=kind, match_type=match_type, match=match)
+        for kind, match_type, match in components
+    ]
     response = await broker.ask(DescribeClientQuotasRequest(components=asked, strict=strict), version)
     if response.error_code:
         return response.error_code
-    return {entry.entity[0].entity_name: {value.key: value.value for value in entry.values} for entry in response.entries}
+    return {
+        entry.entity[0].entity_name: {value.key: value.value for value in entry.values} for entry in response.entries
+    }
 
 
 def run(scenario, tmp_path: Path, config: dict[str, str] | None = None) -> None:
@@ -67,18 +83,24 @@ def run(scenario, tmp_path: Path, config: dict[str, str] | None = None) -> None:
     asyncio.run(main())
 
 
-# -- quotas --------------------------------------------------------------------------------------------------------------------
+# -- quotas ----------------------------------------------------------------------------------------
 
 
 def test_quotas_are_set_read_and_removed_in_every_version(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         for version in versions(49):
             client = f"c{version}"
-            (entry,) = (await broker.ask(alter({"client-id": client}, {PRODUCE: 1000.0, FETCH: 2000.0}), version)).entries
+            (entry,) = (
+                await broker.ask(alter({"client-id": client}, {PRODUCE: 1000.0, FETCH: 2000.0}), version)
+            ).entries
             assert (entry.error_code, entry.error_message, entry.entity[0].entity_name) == (0, None, client)
-            assert await described(broker, [("client-id", 0, client)], version=version) == {client: {PRODUCE: 1000.0, FETCH: 2000.0}}
+            assert await described(broker, [("client-id", 0, client)], version=version) == {
+                client: {PRODUCE: 1000.0, FETCH: 2000.0}
+            }
             await broker.ask(alter({"client-id": client}, {PRODUCE: None, REQUEST: 12.5}), version)
-            assert await described(broker, [("client-id", 0, client)], version=version) == {client: {FETCH: 2000.0, REQUEST: 12.5}}
+            assert await described(broker, [("client-id", 0, client)], version=version) == {
+                client: {FETCH: 2000.0, REQUEST: 12.5}
+            }
             await broker.ask(alter({"client-id": client}, {FETCH: None, REQUEST: None}), version)
             assert await described(broker, [], version=version) == {}
 
@@ -92,13 +114,30 @@ def test_the_filter_finds_exact_default_and_any(tmp_path: Path) -> None:
         assert set(await described(broker, [("client-id", 0, "a")])) == {"a"}
         assert set(await described(broker, [("client-id", 0, "zz")])) == set()
         assert set(await described(broker, [("client-id", 1, None)])) == {None}
-        assert set(await described(broker, [("client-id", 2, None)])) == {"a", "b", None} == set(await described(broker, []))
+        assert (
+            set(await described(broker, [("client-id", 2, None)]))
+            == {"a", "b", None}
+            == set(await described(broker, []))
+        )
         assert set(await described(broker, [("client-id", 2, None)], strict=True)) == {"a", "b", None}
-        assert await described(broker, [("client-id", 2, None), ("user", 2, None)]) == await described(broker, [("user", 1, None)]) == {}
+        assert (
+            await described(broker, [("client-id", 2, None), ("user", 2, None)])
+            == await described(broker, [("user", 1, None)])
+            == {}
+        )
         assert await described(broker, [], strict=True) == {}
         refused = ErrorCode.INVALID_REQUEST
-        assert await described(broker, [("client-id", 0, None)]) == await described(broker, [("client-id", 1, "x")]) == await described(broker, [("client-id", 3, None)]) == refused
-        assert await described(broker, [("client-id", 2, None), ("client-id", 1, None)]) == await described(broker, [("ip", 2, None), ("user", 2, None)]) == refused
+        assert (
+            await described(broker, [("client-id", 0, None)])
+            == await described(broker, [("client-id", 1, "x")])
+            == await described(broker, [("client-id", 3, None)])
+            == refused
+        )
+        assert (
+            await described(broker, [("client-id", 2, None), ("client-id", 1, None)])
+            == await described(broker, [("ip", 2, None), ("user", 2, None)])
+            == refused
+        )
         assert await described(broker, [("", 2, None)]) == refused
         assert await described(broker, [("planet", 2, None)]) == ErrorCode.UNSUPPORTED_VERSION
 
@@ -138,11 +177,17 @@ def test_doubled_entities_and_keys_are_refused_and_validation_changes_nothing(tm
         request = alter({"client-id": "c"}, {PRODUCE: 1.0})
         request.entries.append(request.entries[0])
         request.entries.append(alter({"client-id": "d"}, {PRODUCE: 1.0}).entries[0])
-        assert [entry.error_code for entry in (await broker.ask(request, 1)).entries] == [ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST, 0]
+        assert [entry.error_code for entry in (await broker.ask(request, 1)).entries] == [
+            ErrorCode.INVALID_REQUEST,
+            ErrorCode.INVALID_REQUEST,
+            0,
+        ]
         twice = alter({"client-id": "c"}, {PRODUCE: 1.0})
         twice.entries[0].ops.append(twice.entries[0].ops[0])
         assert (await broker.ask(twice, 1)).entries[0].error_code == ErrorCode.INVALID_REQUEST
-        assert (await broker.ask(alter({"client-id": "v"}, {PRODUCE: 1.0}, validate_only=True), 1)).entries[0].error_code == 0
+        assert (await broker.ask(alter({"client-id": "v"}, {PRODUCE: 1.0}, validate_only=True), 1)).entries[
+            0
+        ].error_code == 0
         assert set(await described(broker, [])) == {"d"}
 
     run(scenario, tmp_path)
@@ -161,7 +206,8 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
         assert view.charge(b"own", QuotaKind.PRODUCE, 20_000, now) == 20 * SECOND_NS - burst
         assert view.charge(b"other", QuotaKind.PRODUCE, 200, now) == 20 * SECOND_NS - burst
         assert view.charge(b"another", QuotaKind.PRODUCE, 100, now) == 0
-        assert view.charge(b"own", QuotaKind.REQUEST, 6 * SECOND_NS, now) == 2 * SECOND_NS  # half of a thread; the default's, for it has none of its own
+        # half of a thread; the default's, for it has none of its own
+        assert view.charge(b"own", QuotaKind.REQUEST, 6 * SECOND_NS, now) == 2 * SECOND_NS
         assert view.charge(b"own", QuotaKind.FETCH, 1 << 40, now) == 0
         await broker.ask(alter({"client-id": "own"}, {PRODUCE: None}), 1)
         await broker.ask(alter({"client-id": None}, {PRODUCE: None, REQUEST: None}), 1)
@@ -179,12 +225,17 @@ def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pyte
     async def again(broker: HandlerBroker) -> None:
         view = native.Quotas(broker.control)
         assert view.refresh() == 1 << QuotaKind.PRODUCE  # before any client asks
-        assert await described(broker, []) == {"c": {PRODUCE: 7.0}} and broker.metadata.features == {"metadata.version": 28, **founding_levels()}
+        assert await described(broker, []) == {"c": {PRODUCE: 7.0}} and broker.metadata.features == {
+            "metadata.version": 28,
+            **founding_levels(),
+        }
         view.close()
 
     run(first, tmp_path)
     run(again, tmp_path)
-    monkeypatch.setattr("tests.unit.acceptor.handler_broker.QUORUM_SETTINGS", QuorumSettings(log_bytes_max=1, retained_bytes=0))
+    monkeypatch.setattr(
+        "tests.unit.acceptor.handler_broker.QUORUM_SETTINGS", QuorumSettings(log_bytes_max=1, retained_bytes=0)
+    )
     run(again, tmp_path)  # writes a snapshot
     assert max(int(path.stem) for path in (tmp_path / "metadata").rglob("*.checkpoint")) > 0
     run(again, tmp_path)  # from the snapshot
@@ -194,7 +245,9 @@ def test_there_is_room_for_so_many_client_ids(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("mqd.cluster.metadata.rules.settings.CLIENT_QUOTA_COUNT_MAX", 2)
 
     async def scenario(broker: HandlerBroker) -> None:
-        errors = [(await broker.ask(alter({"client-id": f"c{i}"}, {PRODUCE: 7.0}), 1)).entries[0].error_code for i in range(3)]
+        errors = [
+            (await broker.ask(alter({"client-id": f"c{i}"}, {PRODUCE: 7.0}), 1)).entries[0].error_code for i in range(3)
+        ]
         assert errors == [0, 0, ErrorCode.POLICY_VIOLATION]
         assert (await broker.ask(alter({"client-id": "c0"}, {PRODUCE: 8.0}), 1)).entries[0].error_code == 0
 
@@ -258,12 +311,15 @@ def test_waiting_is_not_work() -> None:
     asyncio.run(main())
 
 
-# -- features ------------------------------------------------------------------------------------------------------------------
+# -- features --------------------------------------------------------------------------------------
 
 
 def update(name: str, level: int, upgrade_type: int = 1, validate_only: bool = False) -> UpdateFeaturesRequest:
     return UpdateFeaturesRequest(
-        feature_updates=[UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)], validate_only=validate_only
+        feature_updates=[
+            UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
+        ],
+        validate_only=validate_only,
     )
 
 
@@ -272,22 +328,36 @@ def test_features_are_told_by_api_versions_and_change_by_update_features(tmp_pat
 
     async def finalized(broker: HandlerBroker) -> dict[str, int]:
         response = await broker.ask(ApiVersionsRequest(client_software_name="t", client_software_version="1"), 4)
-        assert {f.name: (f.min_version, f.max_version) for f in response.supported_features} == {f.name: (f.first, f.last) for f in FEATURES.values()}
+        assert {f.name: (f.min_version, f.max_version) for f in response.supported_features} == {
+            f.name: (f.first, f.last) for f in FEATURES.values()
+        }
         return {f.name: f.max_version_level for f in response.finalized_features}
 
     async def scenario(broker: HandlerBroker) -> None:
         told = {name: level for name, level in levels(founding_levels()).items() if level > 0}
         assert await finalized(broker) == told
-        for request in (update("metadata.version", feature.last + 1), update("metadata.version", feature.first - 1), update("warp.drive", 1), update("metadata.version", feature.first, 1)):
+        for request in (
+            update("metadata.version", feature.last + 1),
+            update("metadata.version", feature.first - 1),
+            update("warp.drive", 1),
+            update("metadata.version", feature.first, 1),
+        ):
             for version in (1, 2):
                 response = await broker.ask(request, version)
-                assert response.error_code == ErrorCode.INVALID_UPDATE_VERSION and request.feature_updates[0].feature in response.error_message
+                assert (
+                    response.error_code == ErrorCode.INVALID_UPDATE_VERSION
+                    and request.feature_updates[0].feature in response.error_message
+                )
         assert (await broker.ask(UpdateFeaturesRequest(), 2)).error_code == ErrorCode.INVALID_REQUEST
         assert (await broker.ask(update("metadata.version", feature.first, 2, validate_only=True), 2)).error_code == 0
         assert await finalized(broker) == told
         assert (await broker.ask(update("metadata.version", feature.first, 2), 1)).results[0].error_code == 0
         assert (await finalized(broker))["metadata.version"] == feature.first
-        old = UpdateFeaturesRequest(feature_updates=[UpdateFeaturesRequest.FeatureUpdateKey(feature="metadata.version", max_version_level=feature.last)])
+        old = UpdateFeaturesRequest(
+            feature_updates=[
+                UpdateFeaturesRequest.FeatureUpdateKey(feature="metadata.version", max_version_level=feature.last)
+            ]
+        )
         assert (await broker.ask(old, 0)).error_code == 0
         assert (await finalized(broker))["metadata.version"] == feature.last
 
@@ -299,34 +369,51 @@ def test_levels_stored_by_another_version_count_as_the_nearest() -> None:
     assert "unknown" not in levels({"unknown": 4})
 
 
-# -- resources -----------------------------------------------------------------------------------------------------------------
+# -- resources -------------------------------------------------------------------------------------
 
 
 def test_config_resources_by_type(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await broker.request(messages.CreateTopic("t", 1, 1, {}, {}), 1000)
         assert (await broker.ask(ListConfigResourcesRequest(), 0)).config_resources == []
-        found = {(one.resource_name, one.resource_type) for one in (await broker.ask(ListConfigResourcesRequest(), 1)).config_resources}
+        found = {
+            (one.resource_name, one.resource_type)
+            for one in (await broker.ask(ListConfigResourcesRequest(), 1)).config_resources
+        }
         assert found == {("t", RESOURCE_TOPIC), ("1", RESOURCE_BROKER), ("1", 8)}
-        assert (await broker.ask(ListConfigResourcesRequest(resource_types=[99]), 1)).error_code == ErrorCode.UNSUPPORTED_VERSION
+        assert (
+            await broker.ask(ListConfigResourcesRequest(resource_types=[99]), 1)
+        ).error_code == ErrorCode.UNSUPPORTED_VERSION
 
     run(scenario, tmp_path)
 
 
-# -- the cluster ---------------------------------------------------------------------------------------------------------------
+# -- the cluster -----------------------------------------------------------------------------------
 
 
 def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await broker.request(messages.CreateTopic("t", 2, 1, {}, {}), 1000)
-        asked = [ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0, 1, 2]), ElectLeadersRequest.TopicPartitions(topic="u", partitions=[0])]
+        asked = [
+            ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0, 1, 2]),
+            ElectLeadersRequest.TopicPartitions(topic="u", partitions=[0]),
+        ]
         for version in versions(43):
             for election_type in (0, 1):
-                response = await broker.ask(ElectLeadersRequest(election_type=election_type, topic_partitions=asked), version)
-                codes = [[partition.error_code for partition in topic.partition_result] for topic in response.replica_election_results]
+                response = await broker.ask(
+                    ElectLeadersRequest(election_type=election_type, topic_partitions=asked), version
+                )
+                codes = [
+                    [partition.error_code for partition in topic.partition_result]
+                    for topic in response.replica_election_results
+                ]
                 assert response.error_code == 0 and codes == [[84, 84, 3], [3]]
-            assert (await broker.ask(ElectLeadersRequest(topic_partitions=None), version)).replica_election_results == []
-        assert (await broker.ask(ElectLeadersRequest(election_type=7, topic_partitions=None), 2)).error_code == ErrorCode.INVALID_REQUEST
+            assert (
+                await broker.ask(ElectLeadersRequest(topic_partitions=None), version)
+            ).replica_election_results == []
+        assert (
+            await broker.ask(ElectLeadersRequest(election_type=7, topic_partitions=None), 2)
+        ).error_code == ErrorCode.INVALID_REQUEST
 
     run(scenario, tmp_path)
 
@@ -334,13 +421,18 @@ def test_no_election_is_needed_on_one_broker(tmp_path: Path) -> None:
 def test_the_quorum_is_this_host(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         asked = [
-            DescribeQuorumRequest.TopicData(topic_name=name, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]) for name in ("__cluster_metadata", "other")
+            DescribeQuorumRequest.TopicData(
+                topic_name=name, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)]
+            )
+            for name in ("__cluster_metadata", "other")
         ]
         for version in versions(55):
             response = await broker.ask(DescribeQuorumRequest(topics=asked), version)
             metadata, other = (topic.partitions[0] for topic in response.topics)
             assert (metadata.error_code, metadata.leader_id, metadata.high_watermark) == (0, 1, broker.metadata.version)
-            assert [(voter.replica_id, voter.log_end_offset) for voter in metadata.current_voters] == [(1, broker.metadata.version)] and metadata.observers == []
+            assert [(voter.replica_id, voter.log_end_offset) for voter in metadata.current_voters] == [
+                (1, broker.metadata.version)
+            ] and metadata.observers == []
             assert other.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert version < 2 or [node.node_id for node in response.nodes] == [1]
 
@@ -353,16 +445,23 @@ def test_reassignments_brokers_and_credentials_on_one_broker(tmp_path: Path) -> 
         for version in versions(45):
             wanted = {None: 85, (1,): 0, (2,): 39, (1, 1): 39, (): 39}
             for replicas, code in wanted.items():
-                partition = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=None if replicas is None else list(replicas))
+                partition = AlterPartitionReassignmentsRequest.ReassignablePartition(
+                    partition_index=0, replicas=None if replicas is None else list(replicas)
+                )
                 topic = AlterPartitionReassignmentsRequest.ReassignableTopic(name="t", partitions=[partition])
                 response = await broker.ask(AlterPartitionReassignmentsRequest(topics=[topic]), version)
                 assert response.error_code == 0 and response.responses[0].partitions[0].error_code == code
         assert (await broker.ask(ListPartitionReassignmentsRequest(topics=None), 0)).topics == []
         assert (await broker.ask(UnregisterBrokerRequest(broker_id=1), 0)).error_code == ErrorCode.INVALID_REQUEST
-        assert (await broker.ask(UnregisterBrokerRequest(broker_id=2), 0)).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+        assert (
+            await broker.ask(UnregisterBrokerRequest(broker_id=2), 0)
+        ).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
         users = [DescribeUserScramCredentialsRequest.UserName(name=name) for name in ("u", "v", "v")]
         response = await broker.ask(DescribeUserScramCredentialsRequest(users=users), 0)
-        assert response.error_code == 0 and [(one.user, one.error_code) for one in response.results] == [("u", 91), ("v", 92)]
+        assert response.error_code == 0 and [(one.user, one.error_code) for one in response.results] == [
+            ("u", 91),
+            ("v", 92),
+        ]
         assert (await broker.ask(DescribeUserScramCredentialsRequest(users=None), 0)).results == []
 
     run(scenario, tmp_path)

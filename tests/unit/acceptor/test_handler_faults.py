@@ -1,4 +1,6 @@
-"""An exception of our own code is never taken for a message that is wrong: between controller and acceptor, as in mqd/acceptor/dispatch.py (test_failures.py)."""
+"""An exception of our own code is never taken for a message that is wrong: between controller and
+acceptor, as in mqd/acceptor/dispatch.py (test_failures.py).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def frame(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, None], ids=lambda fault: type(fault).__name__)
-def test_the_controller_tells_its_own_faults_from_what_is_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None) -> None:
+def test_the_controller_tells_its_own_faults_from_what_is_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception | None
+) -> None:
     log, ends = Log(), []
     monkeypatch.setattr(server, "log", log)
 
@@ -46,7 +50,9 @@ def test_the_controller_tells_its_own_faults_from_what_is_no_message(tmp_path: P
         served = Server(tmp_path / "socket", on_message, lambda connection: ends.append(connection))
         await served.start()
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
-        writer.write(frame(msgspec.msgpack.encode(messages.Subscribe("acceptor", 0, 1)) if fault is not None else b"\xc1"))
+        writer.write(
+            frame(msgspec.msgpack.encode(messages.Subscribe("acceptor", 0, 1)) if fault is not None else b"\xc1")
+        )
         assert await reader.read() == b""
         writer.close()
         await served.stop()
@@ -57,7 +63,9 @@ def test_the_controller_tells_its_own_faults_from_what_is_no_message(tmp_path: P
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-def test_the_acceptor_ends_when_it_cannot_take_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+def test_the_acceptor_ends_when_it_cannot_take_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     """It used to connect again and again, with the fault for a reason of the connection's end."""
     log = Log()
     monkeypatch.setattr(controller_client, "log", log)
@@ -66,7 +74,9 @@ def test_the_acceptor_ends_when_it_cannot_take_metadata(tmp_path: Path, monkeypa
         raise fault
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(msgspec.msgpack.encode(messages.TopicRemoved(version=1, name="t", topic_id=bytes(16), slots=[]))))
+        writer.write(
+            frame(msgspec.msgpack.encode(messages.TopicRemoved(version=1, name="t", topic_id=bytes(16), slots=[])))
+        )
 
     async def run() -> None:
         async with await asyncio.start_unix_server(serve, str(tmp_path / "socket")):

@@ -1,4 +1,6 @@
-"""The acceptor's link and hand-off, over real rings, arenas and sockets in one process; the worker's side is played by the test."""
+"""The acceptor's link and hand-off, over real rings, arenas and sockets in one process; the
+worker's side is played by the test.
+"""
 
 import asyncio
 import mmap
@@ -33,10 +35,23 @@ class Wire:
         self.control = broker.control
         for endpoint in range(ENDPOINTS):
             self.control.set_endpoint_state(endpoint, native.ProcessState.RUNNING, 1)
-        self.arenas: list[mmap.mmap | None] = [mmap.mmap(-1, 1 << 20), mmap.mmap(-1, 1 << 20), mmap.mmap(-1, ARENA_BYTES), None]
+        self.arenas: list[mmap.mmap | None] = [
+            mmap.mmap(-1, 1 << 20),
+            mmap.mmap(-1, 1 << 20),
+            mmap.mmap(-1, ARENA_BYTES),
+            None,
+        ]
         self.ends = [native.Endpoint(self.control, links, endpoint, ENDPOINTS, self.eventfds) for endpoint in range(3)]
         os.eventfd_read(self.eventfds[ACCEPTOR])  # whoever opens wakes all others
-        self.link = Link(broker.broker, self.control, self.ends[ACCEPTOR], self.eventfds[ACCEPTOR], self.arenas[ACCEPTOR], self.arenas, 2)
+        self.link = Link(
+            broker.broker,
+            self.control,
+            self.ends[ACCEPTOR],
+            self.eventfds[ACCEPTOR],
+            self.arenas[ACCEPTOR],
+            self.arenas,
+            2,
+        )
         self.link.start(asyncio.get_running_loop())
 
     def restart(self, worker: int) -> None:
@@ -56,7 +71,12 @@ class Wire:
     def ask(self, worker: int, token: int, frame: bytes, offset: int = 0) -> None:
         self.arenas[worker][offset : offset + len(frame)] = frame
         local = int.from_bytes(socket.inet_aton("10.9.8.7"), "little")
-        assert self.ends[worker].send(ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=token, offset=offset, size_bytes=len(frame), slot=4242, b=1, c=local))
+        assert self.ends[worker].send(
+            ACCEPTOR,
+            Descriptor(
+                kind=DescriptorKind.REQUEST, token=token, offset=offset, size_bytes=len(frame), slot=4242, b=1, c=local
+            ),
+        )
         self.ends[worker].flush()
 
     async def receive(self, worker: int, count: int = 1, rounds: int = 2000) -> list[Descriptor]:
@@ -72,11 +92,15 @@ class Wire:
         return bytes(self.arenas[ACCEPTOR][descriptor.offset : descriptor.offset + descriptor.size_bytes])
 
     def release(self, worker: int, descriptor: Descriptor) -> None:
-        self.ends[worker].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, token=descriptor.token, offset=descriptor.offset))
+        self.ends[worker].send(
+            ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, token=descriptor.token, offset=descriptor.offset)
+        )
         self.ends[worker].flush()
 
     async def turns(self) -> None:
-        """Of the event loop, that look at the eventfd: what has woken the acceptor is served, or it never will be."""
+        """Of the event loop, that look at the eventfd: what has woken the acceptor is served, or it
+        never will be.
+        """
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -125,7 +149,9 @@ def test_request_and_response(tmp_path: Path) -> None:
 
 
 def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JoinGroup waits for other members; its bytes must not keep the worker's arena from everybody else's requests."""
+    """A JoinGroup waits for other members; its bytes must not keep the worker's arena from
+    everybody else's requests.
+    """
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         others = asyncio.Event()
@@ -146,7 +172,9 @@ def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypa
 
 
 def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects, joins a group that waits and goes, again and again, must not fill this process with requests."""
+    """Who connects, joins a group that waits and goes, again and again, must not fill this process
+    with requests.
+    """
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         others = asyncio.Event()
@@ -162,7 +190,10 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
         monkeypatch.setattr(dispatch, "answer", answer)
         wire.ask(0, 7, JOIN_GROUP)
         wire.ask(0, 8, JOIN_GROUP, 1000)
-        assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {(DescriptorKind.PARKED, 7), (DescriptorKind.PARKED, 8)}
+        assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {
+            (DescriptorKind.PARKED, 7),
+            (DescriptorKind.PARKED, 8),
+        }
         generation = wire.control.endpoint_generation(ACCEPTOR)
         abandon(7, generation + 1)  # meant for a predecessor
         abandon(9, generation)
@@ -177,7 +208,9 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
     run(tmp_path, scenario)
 
 
-def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         others, answered, ended = asyncio.Event(), [], []
 
@@ -205,7 +238,9 @@ def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_to
         (parked,) = await wire.receive(0)
         assert (parked.kind, parked.token) == (DescriptorKind.PARKED, 7)
         assert set(wire.link._parked[0]) == {7} and set(wire.link._parked[1]) == {7}
-        wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.ABANDON, token=7, error=wire.control.endpoint_generation(ACCEPTOR)))
+        wire.ends[0].send(
+            ACCEPTOR, Descriptor(kind=DescriptorKind.ABANDON, token=7, error=wire.control.endpoint_generation(ACCEPTOR))
+        )
         wire.ends[0].flush()
         await wire.until(lambda: JOIN_GROUP + b"again" in ended)
         others.set()
@@ -219,8 +254,13 @@ def test_what_has_no_answer(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.ask(0, 1, b"\xff" * 20)
         wire.ask(0, 2, encode_request(ProduceRequest(acks=0), 1, 5), 100)
-        assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {(DescriptorKind.CLOSE, 1), (DescriptorKind.CLOSE, 2)}
-        wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=3, offset=(1 << 20) - 4, size_bytes=100))
+        assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {
+            (DescriptorKind.CLOSE, 1),
+            (DescriptorKind.CLOSE, 2),
+        }
+        wire.ends[0].send(
+            ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=3, offset=(1 << 20) - 4, size_bytes=100)
+        )
         wire.ends[0].flush()
         assert [(one.kind, one.token) for one in await wire.receive(0)] == [(DescriptorKind.CLOSE, 3)]
 
@@ -231,7 +271,10 @@ def test_what_a_predecessor_was_asked_is_not_carried_out(tmp_path: Path) -> None
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         generation = wire.control.endpoint_generation(ACCEPTOR)
         for token, asked in ((1, generation + 1), (2, generation)):
-            wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=token, offset=(1 << 20) - 4, size_bytes=100, error=asked))
+            wire.ends[0].send(
+                ACCEPTOR,
+                Descriptor(kind=DescriptorKind.REQUEST, token=token, offset=(1 << 20) - 4, size_bytes=100, error=asked),
+            )
         wire.ends[0].flush()
         assert [(one.kind, one.token) for one in await wire.receive(0)] == [(DescriptorKind.CLOSE, 2)]
 
@@ -317,7 +360,15 @@ def test_death_of_a_worker_voids_its_tokens(tmp_path: Path) -> None:
 
 def test_death_of_a_worker_before_the_link_begins_and_after_it_has_ended(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        unstarted = Link(broker.broker, wire.control, wire.ends[ACCEPTOR], wire.eventfds[ACCEPTOR], wire.arenas[ACCEPTOR], wire.arenas, 2)
+        unstarted = Link(
+            broker.broker,
+            wire.control,
+            wire.ends[ACCEPTOR],
+            wire.eventfds[ACCEPTOR],
+            wire.arenas[ACCEPTOR],
+            wire.arenas,
+            2,
+        )
         wire.link.stop()
         wire.ask(1, 1, everything())
         for link in (unstarted, wire.link):
@@ -329,7 +380,9 @@ def test_death_of_a_worker_before_the_link_begins_and_after_it_has_ended(tmp_pat
 
 
 def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(tmp_path: Path) -> None:
-    """Killed after it had taken the flag that says who sleeps, before it wrote the eventfd: nobody else would ever write it."""
+    """Killed after it had taken the flag that says who sleeps, before it wrote the eventfd: nobody
+    else would ever write it.
+    """
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         await wire.until(lambda: wire.link._turn is None)  # it sleeps
@@ -354,7 +407,7 @@ def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(t
     run(tmp_path, scenario)
 
 
-# -- hand-off ------------------------------------------------------------------------------------------------------------------
+# -- hand-off --------------------------------------------------------------------------------------
 
 
 def test_packet_is_what_the_reactor_reads() -> None:
@@ -362,7 +415,9 @@ def test_packet_is_what_the_reactor_reads() -> None:
     assert len(data) == 64 and data[:4] == b"ONC1"
     magic, listener, flags, peer, peer_port, local_port, local = PACKET.unpack(data)
     assert (magic, listener, flags, peer_port, local_port) == (MAGIC, 3, 0, 50000, 9092)
-    assert peer == bytes(10) + b"\xff\xff" + bytes([192, 0, 2, 1]) and local == bytes(10) + b"\xff\xff" + bytes([198, 51, 100, 2])
+    assert peer == bytes(10) + b"\xff\xff" + bytes([192, 0, 2, 1]) and local == bytes(10) + b"\xff\xff" + bytes(
+        [198, 51, 100, 2]
+    )
     six = PACKET.unpack(packet(0, ("2001:db8::1", 1, 0, 0), ("fe80::1%eth0", 2, 0, 2)))
     assert six[3].hex() == "20010db8000000000000000000000001" and six[6].hex() == "fe800000000000000000000000000001"
 
@@ -398,13 +453,20 @@ class Handoffs:
 
 @pytest.mark.parametrize("buffer_bytes", [0, 1])
 def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
-    """With the smallest buffers only a few fit before the workers take them: the rest waits, none is dropped."""
+    """With the smallest buffers only a few fit before the workers take them: the rest waits, none
+    is dropped.
+    """
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         handoffs = Handoffs(2, buffer_bytes)
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        acceptor = Acceptor([listener], handoffs.acceptor, lambda worker: len([1 for other, _ in handoffs.taken if other == worker]), lambda worker: True)
+        acceptor = Acceptor(
+            [listener],
+            handoffs.acceptor,
+            lambda worker: len([1 for other, _ in handoffs.taken if other == worker]),
+            lambda worker: True,
+        )
         acceptor.start(loop)
         clients = [socket.create_connection(listener.getsockname()) for _ in range(200)]
         for _ in range(2000):
@@ -414,7 +476,9 @@ def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
             if len(handoffs.taken) == 200:
                 break
         assert len(handoffs.taken) == 200 == acceptor.accepted_count
-        assert {connection.getpeername() for _, connection in handoffs.taken} == {client.getsockname() for client in clients}
+        assert {connection.getpeername() for _, connection in handoffs.taken} == {
+            client.getsockname() for client in clients
+        }
         assert all(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for _, connection in handoffs.taken)
         per_worker = [sum(1 for worker, _ in handoffs.taken if worker == index) for index in (0, 1)]
         assert min(per_worker) >= 60, per_worker
@@ -492,7 +556,7 @@ def test_out_of_descriptors_pauses_and_recovers(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(scenario())
 
 
-# -- batches of coordinators -------------------------------------------------------------------------------------------------------
+# -- batches of coordinators -----------------------------------------------------------------------
 
 
 class Outcomes:
@@ -510,10 +574,14 @@ def test_batches_go_to_their_owner_in_order_and_come_back(tmp_path: Path) -> Non
         outcomes = wire.link.appends = Outcomes()
         batches = [os.urandom(100 + 5000 * number) for number in range(5)]
         for number, batch in enumerate(batches):
-            wire.link.send_batch(1, BATCH_TOKENS | number, 40 + number, batch, native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL, 7, 99)
+            wire.link.send_batch(
+                1, BATCH_TOKENS | number, 40 + number, batch, native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL, 7, 99
+            )
         arrived = await wire.receive(1, 5)
         assert [wire.payload(one) for one in arrived] == batches
-        assert [(one.kind, one.token, one.slot, one.a, one.c) for one in arrived] == [(DescriptorKind.PRODUCE, BATCH_TOKENS | number, 40 + number, 7, 99) for number in range(5)]
+        assert [(one.kind, one.token, one.slot, one.a, one.c) for one in arrived] == [
+            (DescriptorKind.PRODUCE, BATCH_TOKENS | number, 40 + number, 7, 99) for number in range(5)
+        ]
         assert {one.flags for one in arrived} == {native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL}
         used = wire.link.arena_extents[0]
         assert used > 0
@@ -523,7 +591,10 @@ def test_batches_go_to_their_owner_in_order_and_come_back(tmp_path: Path) -> Non
         await wire.until(lambda: wire.link.arena_extents[0] < used)
         assert outcomes.seen == []
         for one in arrived:
-            wire.ends[1].send(ACCEPTOR, Descriptor(kind=DescriptorKind.PRODUCED, slot=one.slot, token=one.token, error=0, a=one.slot * 10))
+            wire.ends[1].send(
+                ACCEPTOR,
+                Descriptor(kind=DescriptorKind.PRODUCED, slot=one.slot, token=one.token, error=0, a=one.slot * 10),
+            )
         wire.ends[1].flush()
         await wire.until(lambda: len(outcomes.seen) == 5 and wire.link.arena_extents[0] == 0)
         assert outcomes.seen == [(BATCH_TOKENS | number, 0, 400 + 10 * number) for number in range(5)]

@@ -1,4 +1,6 @@
-"""Metadata, DescribeTopicPartitions, DescribeCluster, FindCoordinator, ApiVersions: through the bytes of every version."""
+"""Metadata, DescribeTopicPartitions, DescribeCluster, FindCoordinator, ApiVersions: through the
+bytes of every version.
+"""
 
 import asyncio
 from pathlib import Path
@@ -37,7 +39,10 @@ def versions(api_key: int) -> range:
 
 async def create(broker: HandlerBroker, name: str, count: int = 2, **config: str) -> bytes:
     topic = CreateTopicsRequest.Topic(
-        name=name, num_partitions=count, replication_factor=1, configs=[CreateTopicsRequest.Config(name=key.replace("_", "."), value=value) for key, value in config.items()]
+        name=name,
+        num_partitions=count,
+        replication_factor=1,
+        configs=[CreateTopicsRequest.Config(name=key.replace("_", "."), value=value) for key, value in config.items()],
     )
     response = await broker.ask(CreateTopicsRequest(topics=[topic]), 7)
     assert response.topics[0].error_code == 0, response
@@ -59,12 +64,17 @@ def test_metadata_of_every_version(tmp_path: Path) -> None:
                 assert broker.last.cacheable
                 (topic,) = response.topics
                 assert (topic.error_code, topic.name) == (0, "orders")
-                assert [(p.partition_index, p.leader_id, p.replica_nodes, p.isr_nodes, p.error_code) for p in topic.partitions] == [(i, 1, [1], [1], 0) for i in range(3)]
+                assert [
+                    (p.partition_index, p.leader_id, p.replica_nodes, p.isr_nodes, p.error_code)
+                    for p in topic.partitions
+                ] == [(i, 1, [1], [1], 0) for i in range(3)]
                 if version >= 10:
                     assert topic.topic_id == topic_id
                 if version >= 8:
                     assert topic.topic_authorized_operations == -(2**31)
-                    (asked,) = (await broker.ask(named("orders", include_topic_authorized_operations=True), version)).topics
+                    (asked,) = (
+                        await broker.ask(named("orders", include_topic_authorized_operations=True), version)
+                    ).topics
                     assert asked.topic_authorized_operations == 0b1101_1111_1000
                 if version >= 2:
                     assert response.cluster_id == "cluster"
@@ -90,7 +100,10 @@ def test_topic_by_id(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             topic_id = await create(broker, "orders")
-            asked = [MetadataRequest.Topic(topic_id=topic_id, name=None), MetadataRequest.Topic(topic_id=b"x" * 16, name=None)]
+            asked = [
+                MetadataRequest.Topic(topic_id=topic_id, name=None),
+                MetadataRequest.Topic(topic_id=b"x" * 16, name=None),
+            ]
             for version in (12, 13):
                 known, unknown = (await broker.ask(MetadataRequest(topics=asked), version)).topics
                 assert (known.error_code, known.name) == (0, "orders")
@@ -106,10 +119,18 @@ def test_ids_where_topics_are_asked_for_by_name(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             topic_id = await create(broker, "orders")
-            asked = [MetadataRequest.Topic(topic_id=topic_id, name=None), MetadataRequest.Topic(topic_id=b"x" * 16, name="orders"), MetadataRequest.Topic(name=None)]
+            asked = [
+                MetadataRequest.Topic(topic_id=topic_id, name=None),
+                MetadataRequest.Topic(topic_id=b"x" * 16, name="orders"),
+                MetadataRequest.Topic(name=None),
+            ]
             for version in (10, 11):
                 answers = (await broker.ask(MetadataRequest(topics=asked), version)).topics
-                assert [(one.error_code, one.name) for one in answers] == [(ErrorCode.INVALID_REQUEST, ""), (ErrorCode.INVALID_REQUEST, "orders"), (ErrorCode.INVALID_REQUEST, "")]
+                assert [(one.error_code, one.name) for one in answers] == [
+                    (ErrorCode.INVALID_REQUEST, ""),
+                    (ErrorCode.INVALID_REQUEST, "orders"),
+                    (ErrorCode.INVALID_REQUEST, ""),
+                ]
 
     asyncio.run(run())
 
@@ -119,9 +140,15 @@ def test_messages_that_quote_too_much_are_cut(tmp_path: Path) -> None:
         async with HandlerBroker(tmp_path) as broker:
             name = "x" * 32767
             for version in versions(37):
-                request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=name, count=9)], timeout_ms=1000)
+                request = CreatePartitionsRequest(
+                    topics=[CreatePartitionsRequest.Topic(name=name, count=9)], timeout_ms=1000
+                )
                 (result,) = (await broker.ask(request, version)).results
-                assert result.name == name and result.error_code and 100 < len(result.error_message) <= dispatch.MESSAGE_CHARS_MAX
+                assert (
+                    result.name == name
+                    and result.error_code
+                    and 100 < len(result.error_message) <= dispatch.MESSAGE_CHARS_MAX
+                )
 
     asyncio.run(run())
 
@@ -155,7 +182,10 @@ def test_partition_that_is_not_open_yet_has_no_leader(tmp_path: Path) -> None:
             partition = broker.metadata.topics["orders"].partitions[1]
             broker.control.set_slot_state(partition.slot, native.SlotState.OPENING)
             response = await broker.ask(named("orders"), 12)
-            assert [(p.error_code, p.leader_id) for p in response.topics[0].partitions] == [(0, 1), (ErrorCode.LEADER_NOT_AVAILABLE, -1)]
+            assert [(p.error_code, p.leader_id) for p in response.topics[0].partitions] == [
+                (0, 1),
+                (ErrorCode.LEADER_NOT_AVAILABLE, -1),
+            ]
             assert not broker.last.cacheable
 
     asyncio.run(run())
@@ -184,7 +214,11 @@ def test_new_partitions_show_when_every_worker_knows_them(tmp_path: Path) -> Non
     [
         ({}, Address(0, "192.168.7.7", 19092), ("192.168.7.7", 19092)),
         ({}, Address(0, "", 19092), ("localhost", 19092)),
-        ({"advertised.listeners": "PLAINTEXT://broker.example:29092"}, Address(0, "192.168.7.7", 19092), ("broker.example", 29092)),
+        (
+            {"advertised.listeners": "PLAINTEXT://broker.example:29092"},
+            Address(0, "192.168.7.7", 19092),
+            ("broker.example", 29092),
+        ),
     ],
 )
 def test_advertised_address(tmp_path: Path, config: dict, address: Address, expected: tuple) -> None:
@@ -213,7 +247,16 @@ def test_trailing_bytes_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"\0\3", b"\0\3\0\1", b"\0\3\0\1\0\0\0\1\0\5ab", b"\0\3\0\1\0\0\0\1\xff\xff\x7f\xff\xff\xff", bytes.fromhex("7fff000000000001ffff"), bytes.fromhex("0003006300000001ffff00")]
+    "frame",
+    [
+        b"",
+        b"\0\3",
+        b"\0\3\0\1",
+        b"\0\3\0\1\0\0\0\1\0\5ab",
+        b"\0\3\0\1\0\0\0\1\xff\xff\x7f\xff\xff\xff",
+        bytes.fromhex("7fff000000000001ffff"),
+        bytes.fromhex("0003006300000001ffff00"),
+    ],
 )
 def test_hostile_frames_end_one_connection(tmp_path: Path, frame: bytes) -> None:
     async def run() -> None:
@@ -231,17 +274,28 @@ def test_paging_through_topics(tmp_path: Path) -> None:
                 await create(broker, name, count)
             seen, cursor, pages = [], None, 0
             while True:
-                response = await broker.ask(DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2, cursor=cursor), 0)
-                seen += [(topic.name, partition.partition_index) for topic in response.topics for partition in topic.partitions]
+                response = await broker.ask(
+                    DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2, cursor=cursor), 0
+                )
+                seen += [
+                    (topic.name, partition.partition_index)
+                    for topic in response.topics
+                    for partition in topic.partitions
+                ]
                 pages += 1
                 if response.next_cursor is None:
                     break
-                cursor = DescribeTopicPartitionsRequest.Cursor(topic_name=response.next_cursor.topic_name, partition_index=response.next_cursor.partition_index)
+                cursor = DescribeTopicPartitionsRequest.Cursor(
+                    topic_name=response.next_cursor.topic_name, partition_index=response.next_cursor.partition_index
+                )
             assert seen == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1), ("c", 2), ("c", 3)]
             assert pages == 4
             asked = [DescribeTopicPartitionsRequest.Topic(name=name) for name in ("nothing", "b")]
             found = (await broker.ask(DescribeTopicPartitionsRequest(topics=asked), 0)).topics
-            assert [(topic.name, topic.error_code) for topic in found] == [("b", 0), ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+            assert [(topic.name, topic.error_code) for topic in found] == [
+                ("b", 0),
+                ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ]
 
     asyncio.run(run())
 
@@ -253,13 +307,21 @@ def test_cluster_and_coordinators(tmp_path: Path) -> None:
                 response = await broker.ask(DescribeClusterRequest(), version)
                 assert (response.error_code, response.cluster_id, response.controller_id) == (0, "cluster", 1)
                 assert [(b.broker_id, b.host, b.port) for b in response.brokers] == [(1, ADDRESS.local_ip, 9092)]
-            assert (await broker.ask(DescribeClusterRequest(endpoint_type=2), 1)).error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
-            assert (await broker.ask(DescribeClusterRequest(endpoint_type=9), 1)).error_code == ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            assert (
+                await broker.ask(DescribeClusterRequest(endpoint_type=2), 1)
+            ).error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            assert (
+                await broker.ask(DescribeClusterRequest(endpoint_type=9), 1)
+            ).error_code == ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
             for version in versions(10):
                 response = await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
                 found = response.coordinators if version >= 4 else [response]
-                assert all((one.node_id, one.error_code) == (1, 0) for one in found) and len(found) == (2 if version >= 4 else 1)
-            assert (await broker.ask(FindCoordinatorRequest(key="g", key_type=2), 3)).error_code == ErrorCode.INVALID_REQUEST
+                assert all((one.node_id, one.error_code) == (1, 0) for one in found) and len(found) == (
+                    2 if version >= 4 else 1
+                )
+            assert (
+                await broker.ask(FindCoordinatorRequest(key="g", key_type=2), 3)
+            ).error_code == ErrorCode.INVALID_REQUEST
 
     asyncio.run(run())
 
@@ -278,7 +340,9 @@ def test_api_versions(tmp_path: Path) -> None:
             outcome = await broker.frame(bytes.fromhex("00120009000012340003616263"))
             assert outcome.body[:4] == bytes.fromhex("00001234") and outcome.body[4:] == bodies[7]
             unsupported = codec.decode(ApiVersionsResponse, 0, bodies[7])
-            assert unsupported.error_code == 35 and {key.api_key for key in unsupported.api_keys} == set(dispatch.HANDLERS)
+            assert unsupported.error_code == 35 and {key.api_key for key in unsupported.api_keys} == set(
+                dispatch.HANDLERS
+            )
             assert all(len(body) <= 4080 for body in bodies.values())
 
     asyncio.run(run())
@@ -297,7 +361,9 @@ def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> No
         def __init__(self) -> None:
             self.answers: list[asyncio.Future[messages.Answer]] = []
 
-        async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
+        async def request(
+            self, change: messages.Change, timeout_ms: int, validate_only: bool = False
+        ) -> messages.Answer:
             assert isinstance(change, messages.AllocateProducerIds)
             self.answers.append(asyncio.get_running_loop().create_future())
             return await self.answers[-1]
@@ -317,7 +383,9 @@ def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> No
 
         refused = (-1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
         assert await answered(5, messages.Answer(1, ErrorCode.REQUEST_TIMED_OUT), given_up=1) == 4 * [refused]
-        assert sorted(await answered(5, messages.Answer(2, 0, offset=7000, count=1000), given_up=1)) == [(7000 + number, 0) for number in range(4)]
+        assert sorted(await answered(5, messages.Answer(2, 0, offset=7000, count=1000), given_up=1)) == [
+            (7000 + number, 0) for number in range(4)
+        ]
         assert await producer_ids.allocate(broker) == (7004, 0) and not controller.answers
 
     asyncio.run(run())
@@ -326,11 +394,22 @@ def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> No
 def test_producer_ids_are_given_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            responses = await asyncio.gather(*(broker.ask(InitProducerIdRequest(), version) for version in versions(22) for _ in range(400)))
+            responses = await asyncio.gather(
+                *(broker.ask(InitProducerIdRequest(), version) for version in versions(22) for _ in range(400))
+            )
             assert sorted(response.producer_id for response in responses) == list(range(len(responses)))
-            assert {response.error_code for response in responses} == {0} == {response.producer_epoch for response in responses}
-            assert (await broker.ask(InitProducerIdRequest(transactional_id="t"), 4)).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE  # FindCoordinator makes its topic
-            assert (await broker.ask(InitProducerIdRequest(transactional_id=""), 4)).error_code == ErrorCode.INVALID_REQUEST
+            assert (
+                {response.error_code for response in responses}
+                == {0}
+                == {response.producer_epoch for response in responses}
+            )
+            # FindCoordinator makes its topic
+            assert (
+                await broker.ask(InitProducerIdRequest(transactional_id="t"), 4)
+            ).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert (
+                await broker.ask(InitProducerIdRequest(transactional_id=""), 4)
+            ).error_code == ErrorCode.INVALID_REQUEST
         async with HandlerBroker(tmp_path) as broker:  # restarted: the rest of the block is lost, never given again
             assert (await broker.ask(InitProducerIdRequest(), 4)).producer_id >= len(responses)
 
@@ -340,11 +419,19 @@ def test_producer_ids_are_given_once(tmp_path: Path) -> None:
 def test_old_produce_is_refused_by_partition(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            data = [ProduceRequest.TopicData(name="t", partition_data=[ProduceRequest.PartitionData(index=4, records=b"old")])]
+            data = [
+                ProduceRequest.TopicData(
+                    name="t", partition_data=[ProduceRequest.PartitionData(index=4, records=b"old")]
+                )
+            ]
             for version in range(3):
                 response = await broker.ask(ProduceRequest(acks=1, topic_data=data), version)
                 (partition,) = response.responses[0].partition_responses
-                assert (partition.index, partition.error_code, partition.base_offset) == (4, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, -1)
+                assert (partition.index, partition.error_code, partition.base_offset) == (
+                    4,
+                    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+                    -1,
+                )
             assert (await broker.frame(encode_request(ProduceRequest(acks=0, topic_data=data), 1, 1))).close
 
     asyncio.run(run())

@@ -23,9 +23,13 @@ class _Refusing:
         raise CoordinatorError(self._error)
 
 
-def answered(version: int, request: OffsetFetchRequest, error: ErrorCode | None = ErrorCode.NOT_COORDINATOR) -> OffsetFetchResponse:
+def answered(
+    version: int, request: OffsetFetchRequest, error: ErrorCode | None = ErrorCode.NOT_COORDINATOR
+) -> OffsetFetchResponse:
     """As it comes out of the wire; without an error: of a host that has no coordinators yet."""
-    context = SimpleNamespace(broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None))
+    context = SimpleNamespace(
+        broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None)
+    )
     response = asyncio.run(handle(context, RequestHeader(9, version, 1, "client"), request))  # type: ignore[arg-type]
     decoded: OffsetFetchResponse = codec.decode(OffsetFetchResponse, version, codec.encode(response, version))
     return decoded
@@ -36,7 +40,11 @@ def test_a_host_that_does_not_coordinate_says_so_at_each_partition(version: int)
     """Who looks there only, must not take it for a group that has committed nothing."""
     topics = [OffsetFetchRequest.Topic(name="t", partition_indexes=[0, 2])]
     response = answered(version, OffsetFetchRequest(group_id="g", topics=topics))
-    told = [(topic.name, one.partition_index, one.committed_offset, one.error_code) for topic in response.topics for one in topic.partitions]
+    told = [
+        (topic.name, one.partition_index, one.committed_offset, one.error_code)
+        for topic in response.topics
+        for one in topic.partitions
+    ]
     assert told == [("t", 0, -1, ErrorCode.NOT_COORDINATOR), ("t", 2, -1, ErrorCode.NOT_COORDINATOR)]
     assert response.error_code == (ErrorCode.NOT_COORDINATOR if version >= 2 else 0)
 
@@ -50,7 +58,9 @@ def test_clients_are_told_what_they_try_again_after(version: int, error: int | N
     else:
         request = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="g", topics=None)])
     response = answered(version, request, None if error is None else ErrorCode(error))
-    found = {one.error_code for topic in response.topics for one in topic.partitions} | {group.error_code for group in response.groups}
+    found = {one.error_code for topic in response.topics for one in topic.partitions} | {
+        group.error_code for group in response.groups
+    }
     assert found | ({response.error_code} if 2 <= version < 8 else set()) == {told}
 
 

@@ -1,4 +1,6 @@
-"""Topics, configuration, records deleted, offsets looked up, log directories: through the bytes of every version."""
+"""Topics, configuration, records deleted, offsets looked up, log directories: through the bytes of
+every version.
+"""
 
 import asyncio
 import threading
@@ -43,8 +45,17 @@ def test_create_topics(tmp_path: Path) -> None:
                 bad = CreateTopicsRequest.Topic(name="bad", num_partitions=0, replication_factor=1)
                 trial = await broker.ask(CreateTopicsRequest(topics=[good], validate_only=True), version)
                 assert trial.topics[0].error_code == 0 and name not in broker.metadata.topics
-                results = {topic.name: topic for topic in (await broker.ask(CreateTopicsRequest(topics=[good, twice, twice, bad]), version)).topics}
-                assert results[name].error_code == 0 and results["twice"].error_code == ErrorCode.INVALID_REQUEST and results["bad"].error_code == ErrorCode.INVALID_PARTITIONS
+                results = {
+                    topic.name: topic
+                    for topic in (
+                        await broker.ask(CreateTopicsRequest(topics=[good, twice, twice, bad]), version)
+                    ).topics
+                }
+                assert (
+                    results[name].error_code == 0
+                    and results["twice"].error_code == ErrorCode.INVALID_REQUEST
+                    and results["bad"].error_code == ErrorCode.INVALID_PARTITIONS
+                )
                 assert name in broker.metadata.topics, "an answered creation is in force"
                 if version >= 5:
                     assert (results[name].num_partitions, results[name].replication_factor) == (2, 1)
@@ -54,7 +65,9 @@ def test_create_topics(tmp_path: Path) -> None:
                 if version >= 7:
                     assert results[name].topic_id == broker.metadata.topics[name].topic_id
                 again = await broker.ask(CreateTopicsRequest(topics=[good]), version)
-                assert again.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS and "already exists" in (again.topics[0].error_message or "already exists")
+                assert again.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS and "already exists" in (
+                    again.topics[0].error_message or "already exists"
+                )
 
     asyncio.run(run())
 
@@ -65,15 +78,26 @@ def test_delete_topics_by_name_and_id(tmp_path: Path) -> None:
             for version in range(1, 6):
                 await create(broker, "a")
                 response = await broker.ask(DeleteTopicsRequest(topic_names=["a", "nothing"]), version)
-                assert [(one.name, one.error_code) for one in response.responses] == [("a", 0), ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+                assert [(one.name, one.error_code) for one in response.responses] == [
+                    ("a", 0),
+                    ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                ]
                 assert "a" not in broker.metadata.topics
             by_id, _ = await create(broker, "a"), await create(broker, "b")
             state = DeleteTopicsRequest.TopicState
-            asked = [state(name=None, topic_id=by_id), state(name="b", topic_id=b"\0" * 16), state(name=None, topic_id=b"x" * 16), state(name="c", topic_id=b"y" * 16)]
+            asked = [
+                state(name=None, topic_id=by_id),
+                state(name="b", topic_id=b"\0" * 16),
+                state(name=None, topic_id=b"x" * 16),
+                state(name="c", topic_id=b"y" * 16),
+            ]
             response = await broker.ask(DeleteTopicsRequest(topics=asked), 6)
             assert [(one.name, one.error_code) for one in response.responses] == [
-                ("a", 0), ("b", 0), (None, ErrorCode.UNKNOWN_TOPIC_ID), ("c", ErrorCode.INVALID_REQUEST),
-            ]  # fmt: skip
+                ("a", 0),
+                ("b", 0),
+                (None, ErrorCode.UNKNOWN_TOPIC_ID),
+                ("c", ErrorCode.INVALID_REQUEST),
+            ]
             assert not broker.metadata.topics
 
     asyncio.run(run())
@@ -86,7 +110,9 @@ def test_create_partitions(tmp_path: Path) -> None:
             for version in versions(37):
                 count = len(broker.metadata.topics["a"].partitions) + 2
                 topic = CreatePartitionsRequest.Topic(name="a", count=count, assignments=None)
-                assert (await broker.ask(CreatePartitionsRequest(topics=[topic], validate_only=True), version)).results[0].error_code == 0
+                assert (await broker.ask(CreatePartitionsRequest(topics=[topic], validate_only=True), version)).results[
+                    0
+                ].error_code == 0
                 assert len(broker.metadata.topics["a"].partitions) == count - 2
                 assert (await broker.ask(CreatePartitionsRequest(topics=[topic]), version)).results[0].error_code == 0
                 assert len(broker.metadata.topics["a"].partitions) == count
@@ -96,8 +122,12 @@ def test_create_partitions(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("set_to", "replicas", "shown"), [(None, 1, "1"), (None, 2, "2"), (None, 3, "2"), ("1", 3, "1"), ("3", 2, "3")])
-def test_min_insync_replicas_is_shown_as_the_number_in_force(tmp_path: Path, set_to: str | None, replicas: int, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("set_to", "replicas", "shown"), [(None, 1, "1"), (None, 2, "2"), (None, 3, "2"), ("1", 3, "1"), ("3", 2, "3")]
+)
+def test_min_insync_replicas_is_shown_as_the_number_in_force(
+    tmp_path: Path, set_to: str | None, replicas: int, shown: str
+) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             config = {} if set_to is None else {"min.insync.replicas": set_to}
@@ -108,7 +138,9 @@ def test_min_insync_replicas_is_shown_as_the_number_in_force(tmp_path: Path, set
 
 
 async def describe(broker: HandlerBroker, kind: int, name: str, version: int = 4, **options: object):
-    resource = DescribeConfigsRequest.Resource(resource_type=kind, resource_name=name, configuration_keys=options.pop("keys", None))
+    resource = DescribeConfigsRequest.Resource(
+        resource_type=kind, resource_name=name, configuration_keys=options.pop("keys", None)
+    )
     return (await broker.ask(DescribeConfigsRequest(resources=[resource], **options), version)).results[0]
 
 
@@ -121,15 +153,28 @@ def test_describe_configs(tmp_path: Path) -> None:
                 configs = {config.name: config for config in result.configs}
                 assert (configs["retention.ms"].value, configs["retention.ms"].config_source) == ("1000", 1)
                 assert (configs["segment.bytes"].value, configs["segment.bytes"].config_source) == ("1048576", 4)
-                assert [(one.name, one.value, one.source) for one in configs["segment.bytes"].synonyms] == [("log.segment.bytes", "1048576", 4), ("log.segment.bytes", "1073741824", 5)]
+                assert [(one.name, one.value, one.source) for one in configs["segment.bytes"].synonyms] == [
+                    ("log.segment.bytes", "1048576", 4),
+                    ("log.segment.bytes", "1073741824", 5),
+                ]
                 if version >= 3:
                     assert configs["segment.bytes"].config_type == 3 and configs["segment.bytes"].documentation
-            (in_force,) = (await describe(broker, TOPIC, "a", keys=["min.insync.replicas"], include_synonyms=True)).configs
-            assert (in_force.value, in_force.config_source, in_force.synonyms[0].value) == ("1", 5, "1"), "tools compare it with the in-sync set"
+            (in_force,) = (
+                await describe(broker, TOPIC, "a", keys=["min.insync.replicas"], include_synonyms=True)
+            ).configs
+            assert (in_force.value, in_force.config_source, in_force.synonyms[0].value) == ("1", 5, "1"), (
+                "tools compare it with the in-sync set"
+            )
             own = {config.name: config for config in (await describe(broker, BROKER, "1")).configs}
             assert own["advertised.listeners"].value == "PLAINTEXT://10.1.2.3:9092"
-            assert own["log.segment.bytes"].value == "1048576" and not own["log.segment.bytes"].read_only and own["num.partitions"].read_only
-            assert [config.name for config in (await describe(broker, TOPIC, "a", keys=["flush.ms"])).configs] == ["flush.ms"]
+            assert (
+                own["log.segment.bytes"].value == "1048576"
+                and not own["log.segment.bytes"].read_only
+                and own["num.partitions"].read_only
+            )
+            assert [config.name for config in (await describe(broker, TOPIC, "a", keys=["flush.ms"])).configs] == [
+                "flush.ms"
+            ]
             assert (await describe(broker, TOPIC, "nothing")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert (await describe(broker, TOPIC, "bad name")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
             assert (await describe(broker, BROKER, "2")).error_code == ErrorCode.INVALID_REQUEST
@@ -155,7 +200,9 @@ class ToldBroker(HandlerBroker):
     def lag_records_max(self, name: str) -> int:
         """As the replicas of its first partition are told."""
         topic = next(topic for topic in self.catalog.topics.values() if topic.name == name)
-        return assignment_of(topic, topic.partitions[0], self.catalog.cluster, settings_of(topic, self.catalog.cluster, self.config)).lag_records_max
+        return assignment_of(
+            topic, topic.partitions[0], self.catalog.cluster, settings_of(topic, self.catalog.cluster, self.config)
+        ).lag_records_max
 
 
 def test_a_bound_of_records_is_told_from_the_request_to_the_replicas(tmp_path: Path) -> None:
@@ -163,9 +210,15 @@ def test_a_bound_of_records_is_told_from_the_request_to_the_replicas(tmp_path: P
         async with ToldBroker(tmp_path) as broker:
 
             async def alter(operation: int, value: str | None) -> int:
-                config = IncrementalAlterConfigsRequest.Config(name="replica.lag.max.messages", config_operation=operation, value=value)
-                resource = IncrementalAlterConfigsRequest.Resource(resource_type=TOPIC, resource_name="a", configs=[config])
-                return (await broker.ask(IncrementalAlterConfigsRequest(resources=[resource]), 1)).responses[0].error_code
+                config = IncrementalAlterConfigsRequest.Config(
+                    name="replica.lag.max.messages", config_operation=operation, value=value
+                )
+                resource = IncrementalAlterConfigsRequest.Resource(
+                    resource_type=TOPIC, resource_name="a", configs=[config]
+                )
+                return (
+                    (await broker.ask(IncrementalAlterConfigsRequest(resources=[resource]), 1)).responses[0].error_code
+                )
 
             await create(broker, "a", 1, replica_lag_max_messages="100")
             assert broker.lag_records_max("a") == 100
@@ -187,16 +240,38 @@ def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_t
 
             async def alter(operation: int, rate: str | None, replicas: str | None) -> list[int]:
                 asked = IncrementalAlterConfigsRequest
-                of_broker = [asked.Config(name=f"{side}.replication.throttled.rate", config_operation=operation, value=rate) for side in ("leader", "follower")]
-                of_topic = [asked.Config(name=f"{side}.replication.throttled.replicas", config_operation=operation, value=replicas) for side in ("leader", "follower")]
-                resources = [asked.Resource(resource_type=BROKER, resource_name="1", configs=of_broker), asked.Resource(resource_type=TOPIC, resource_name="a", configs=of_topic)]
+                of_broker = [
+                    asked.Config(name=f"{side}.replication.throttled.rate", config_operation=operation, value=rate)
+                    for side in ("leader", "follower")
+                ]
+                of_topic = [
+                    asked.Config(
+                        name=f"{side}.replication.throttled.replicas", config_operation=operation, value=replicas
+                    )
+                    for side in ("leader", "follower")
+                ]
+                resources = [
+                    asked.Resource(resource_type=BROKER, resource_name="1", configs=of_broker),
+                    asked.Resource(resource_type=TOPIC, resource_name="a", configs=of_topic),
+                ]
                 return [one.error_code for one in (await broker.ask(asked(resources=resources), 1)).responses]
 
             def asked_rate(name: str):
                 async def one(operation: int, value: str | None) -> int:
                     asked = IncrementalAlterConfigsRequest
                     configs = [asked.Config(name=name, config_operation=operation, value=value)]
-                    return (await broker.ask(asked(resources=[asked.Resource(resource_type=BROKER, resource_name="1", configs=configs)]), 1)).responses[0].error_code
+                    return (
+                        (
+                            await broker.ask(
+                                asked(
+                                    resources=[asked.Resource(resource_type=BROKER, resource_name="1", configs=configs)]
+                                ),
+                                1,
+                            )
+                        )
+                        .responses[0]
+                        .error_code
+                    )
 
                 return one
 
@@ -210,8 +285,14 @@ def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_t
             assert await alter(0, "1", "*") == [0, 0]
 
             moves = asked_rate("replica.alter.log.dirs.io.max.bytes.per.second")
-            assert [await moves(operation, value) for operation, value in ((0, "1000"), (1, None), (1, None))] == [0, 0, 0]
-            assert [await asked_rate("no.such.name")(operation, value) for operation, value in ((1, None), (0, "1"))] == [0, 40], "nothing is to be deleted; nothing is known"
+            assert [await moves(operation, value) for operation, value in ((0, "1000"), (1, None), (1, None))] == [
+                0,
+                0,
+                0,
+            ]
+            assert [
+                await asked_rate("no.such.name")(operation, value) for operation, value in ((1, None), (0, "1"))
+            ] == [0, 40], "nothing is to be deleted; nothing is known"
 
     asyncio.run(run())
 
@@ -222,12 +303,21 @@ def test_alter_configs(tmp_path: Path) -> None:
             await create(broker, "a", 1, retention_ms="1000")
 
             async def alter(kind: int, name: str, *operations: tuple, version: int = 1, **options: object):
-                configs = [IncrementalAlterConfigsRequest.Config(name=one[0], config_operation=one[1], value=one[2]) for one in operations]
-                resource = IncrementalAlterConfigsRequest.Resource(resource_type=kind, resource_name=name, configs=configs)
-                return (await broker.ask(IncrementalAlterConfigsRequest(resources=[resource], **options), version)).responses[0]
+                configs = [
+                    IncrementalAlterConfigsRequest.Config(name=one[0], config_operation=one[1], value=one[2])
+                    for one in operations
+                ]
+                resource = IncrementalAlterConfigsRequest.Resource(
+                    resource_type=kind, resource_name=name, configs=configs
+                )
+                return (
+                    await broker.ask(IncrementalAlterConfigsRequest(resources=[resource], **options), version)
+                ).responses[0]
 
             for version in versions(44):
-                assert (await alter(TOPIC, "a", ("flush.ms", 0, "7"), version=version, validate_only=True)).error_code == 0
+                assert (
+                    await alter(TOPIC, "a", ("flush.ms", 0, "7"), version=version, validate_only=True)
+                ).error_code == 0
                 assert broker.metadata.topics["a"].config == {"retention.ms": "1000"}
             assert (await alter(TOPIC, "a", ("flush.ms", 0, "7"), ("retention.ms", 1, None))).error_code == 0
             assert broker.metadata.topics["a"].config == {"flush.ms": "7"}
@@ -239,12 +329,16 @@ def test_alter_configs(tmp_path: Path) -> None:
             shown = (await describe(broker, TOPIC, "a", keys=["retention.ms"], include_synonyms=True)).configs[0]
             assert (shown.value, shown.config_source) == ("5000", 2)
             assert [one.source for one in shown.synonyms[:2]] == [2, 3]
-            assert [(one.name, one.value) for one in (await describe(broker, BROKER, "")).configs] == [("log.retention.ms", "6000")]
+            assert [(one.name, one.value) for one in (await describe(broker, BROKER, "")).configs] == [
+                ("log.retention.ms", "6000")
+            ]
             for version in versions(33):
                 config = [AlterConfigsRequest.Config(name="segment.bytes", value="2097152")]
                 resource = AlterConfigsRequest.Resource(resource_type=TOPIC, resource_name="a", configs=config)
                 results = (await broker.ask(AlterConfigsRequest(resources=[resource]), version)).responses
-                assert [one.error_code for one in results] == [0] and broker.metadata.topics["a"].config == {"segment.bytes": "2097152"}
+                assert [one.error_code for one in results] == [0] and broker.metadata.topics["a"].config == {
+                    "segment.bytes": "2097152"
+                }
             twice = await broker.ask(AlterConfigsRequest(resources=[resource, resource]), 2)
             assert [one.error_code for one in twice.responses] == [ErrorCode.INVALID_REQUEST]
 
@@ -260,14 +354,17 @@ def test_delete_records(tmp_path: Path) -> None:
 
                 async def delete(name: str, index: int, offset: int, version: int = version) -> tuple[int, int]:
                     partition = DeleteRecordsRequest.Partition(partition_index=index, offset=offset)
-                    request = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=name, partitions=[partition])], timeout_ms=1000)
+                    request = DeleteRecordsRequest(
+                        topics=[DeleteRecordsRequest.Topic(name=name, partitions=[partition])], timeout_ms=1000
+                    )
                     (result,) = (await broker.ask(request, version)).topics[0].partitions
                     return result.error_code, result.low_watermark
 
                 assert await delete("a", 0, 10) == (0, 10)
                 assert await delete("a", 0, 11) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
                 assert await delete("a", 0, -2) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
-                assert await delete("a", 0, -1) == (0, 0)  # the stand-in for the worker answers what it was asked, at least 0
+                # the stand-in for the worker answers what it was asked, at least 0
+                assert await delete("a", 0, -1) == (0, 0)
                 assert await delete("a", 1, 0) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
                 assert await delete("b", 0, 0) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
 
@@ -278,18 +375,26 @@ def test_list_offsets(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             await create(broker, "a", 1)
-            directory = broker.place("a", 0, log_start_offset=1, high_watermark=6, last_stable_offset=5, log_end_offset=6, leader_epoch=3)
-            write_segment(directory, 0, [encode_batch(0, [100, 300]), encode_batch(2, [200, 400]), encode_batch(4, [350, 350])])
+            directory = broker.place(
+                "a", 0, log_start_offset=1, high_watermark=6, last_stable_offset=5, log_end_offset=6, leader_epoch=3
+            )
+            write_segment(
+                directory, 0, [encode_batch(0, [100, 300]), encode_batch(2, [200, 400]), encode_batch(4, [350, 350])]
+            )
             (directory / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n3 4\n")
 
             async def ask(timestamp: int, version: int = 11, **options: object) -> tuple:
-                partition = ListOffsetsRequest.Partition(partition_index=0, timestamp=timestamp, current_leader_epoch=options.pop("epoch", -1))
-                request = ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="a", partitions=[partition])], **options)
+                partition = ListOffsetsRequest.Partition(
+                    partition_index=0, timestamp=timestamp, current_leader_epoch=options.pop("epoch", -1)
+                )
+                request = ListOffsetsRequest(
+                    topics=[ListOffsetsRequest.Topic(name="a", partitions=[partition])], **options
+                )
                 (result,) = (await broker.ask(request, version)).topics[0].partitions
                 return result.error_code, result.offset, result.timestamp, result.leader_epoch
 
             for version in versions(2):
-                epoch = (lambda known: known if version >= 4 else -1)  # noqa: B023, E731
+                epoch = lambda known: known if version >= 4 else -1  # noqa: B023, E731
                 assert await ask(-1, version) == (0, 6, -1, epoch(3))
                 assert await ask(-2, version) == (0, 1, -1, epoch(0))
                 assert await ask(150, version) == (0, 1, 300, epoch(0))
@@ -306,7 +411,9 @@ def test_list_offsets(tmp_path: Path) -> None:
             assert (await ask(-1, epoch=7))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
             assert (await ask(-7))[0] == ErrorCode.UNSUPPORTED_VERSION
             twice = ListOffsetsRequest.Partition(partition_index=0, timestamp=-1, current_leader_epoch=-1)
-            response = await broker.ask(ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="a", partitions=[twice, twice])]), 7)
+            response = await broker.ask(
+                ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name="a", partitions=[twice, twice])]), 7
+            )
             assert {one.error_code for one in response.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
             (directory / f"{0:020d}.log").write_bytes(b"\xff" * 500)
             assert (await ask(150))[0] == ErrorCode.KAFKA_STORAGE_ERROR
@@ -323,8 +430,12 @@ def test_offset_for_leader_epoch(tmp_path: Path) -> None:
             (directory / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n2 5\n")
 
             async def ask(epoch: int, version: int = 4, current: int = -1, index: int = 0) -> tuple[int, int, int]:
-                partition = OffsetForLeaderEpochRequest.Partition(partition=index, current_leader_epoch=current, leader_epoch=epoch)
-                request = OffsetForLeaderEpochRequest(topics=[OffsetForLeaderEpochRequest.Topic(topic="a", partitions=[partition])])
+                partition = OffsetForLeaderEpochRequest.Partition(
+                    partition=index, current_leader_epoch=current, leader_epoch=epoch
+                )
+                request = OffsetForLeaderEpochRequest(
+                    topics=[OffsetForLeaderEpochRequest.Topic(topic="a", partitions=[partition])]
+                )
                 (result,) = (await broker.ask(request, version)).topics[0].partitions
                 return result.error_code, result.leader_epoch, result.end_offset
 
@@ -351,19 +462,28 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
                 for topics in (None, [DescribeLogDirsRequest.Topic(topic="a", partitions=[0, 1, 2, 3, 9])]):
                     results = (await broker.ask(DescribeLogDirsRequest(topics=topics), version)).results
                     assert [result.log_dir for result in results] == [str(tmp_path / "a"), str(tmp_path / "b")]
-                    sizes = {p.partition_index: p.partition_size for result in results for topic in result.topics for p in topic.partitions}
+                    sizes = {
+                        p.partition_index: p.partition_size
+                        for result in results
+                        for topic in result.topics
+                        for p in topic.partitions
+                    }
                     assert sizes == {0: 1234, 1: 0, 2: 0, 3: 0}
                     assert [len(topic.partitions) for result in results for topic in result.topics] == [2, 2]
                     if version >= 4:
                         assert all(result.total_bytes > result.usable_bytes > 0 for result in results)
             (tmp_path / "b" / "meta.properties").unlink()
             results = (await broker.ask(DescribeLogDirsRequest(topics=None), 4)).results
-            assert [result.error_code for result in results] == [0, ErrorCode.KAFKA_STORAGE_ERROR], "an empty mount point is nobody's, and not used"
+            assert [result.error_code for result in results] == [0, ErrorCode.KAFKA_STORAGE_ERROR], (
+                "an empty mount point is nobody's, and not used"
+            )
 
     asyncio.run(run())
 
 
-def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`mqd status` asks in exactly this case."""
     let_go, hung = threading.Event(), []
     of = describe_log_dirs._measure
@@ -379,7 +499,10 @@ def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            asking = [asyncio.create_task(broker.ask(DescribeLogDirsRequest(topics=None), 4)) for _ in range(2 * READS_AT_ONCE)]
+            asking = [
+                asyncio.create_task(broker.ask(DescribeLogDirsRequest(topics=None), 4))
+                for _ in range(2 * READS_AT_ONCE)
+            ]
             _, waiting = await asyncio.wait(asking, timeout=20)
             free, _ = await asyncio.wait({asyncio.ensure_future(broker.broker.disks.read(1, int))}, timeout=5)
             let_go.set()

@@ -17,11 +17,21 @@ SIZE, FREE, PARTITIONS = "mqd_partition_size_bytes", "mqd_log_dir_free_bytes", 6
 
 def shown(found: Metrics) -> dict[str, dict[str, float]]:
     """Of a scrape: the values of those by the first label that tells them apart."""
-    return {family.name: {sample.labels.get("partition") or sample.labels.get("directory") or "": sample.value for sample in family.samples} for family in found.collect()}
+    return {
+        family.name: {
+            sample.labels.get("partition") or sample.labels.get("directory") or "": sample.value
+            for sample in family.samples
+        }
+        for family in found.collect()
+    }
 
 
-def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each scrape was a thread that waited behind the one before, and there were no metrics while a disk hung."""
+def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each scrape was a thread that waited behind the one before, and there were no metrics while a
+    disk hung.
+    """
     let_go = threading.Event()
     hanging: list[bool] = []
     hung: list[threading.Thread] = []
@@ -51,10 +61,19 @@ def test_a_directory_that_hangs_holds_up_no_scrape_and_takes_one_thread(tmp_path
             for scrape in scrapes:
                 scrape.join(10)
             assert len(results) == 5 and len(set(hung)) == 1
-            assert all(result[SIZE] == sound[SIZE] and len(result[FREE]) == 2 and result["mqd_partition_online"].keys() == sound[SIZE].keys() for result in results)
+            assert all(
+                result[SIZE] == sound[SIZE]
+                and len(result[FREE]) == 2
+                and result["mqd_partition_online"].keys() == sound[SIZE].keys()
+                for result in results
+            )
             new = shown(Metrics(broker.broker, broker.control, 2, tmp_path / "run"))
-            known = {str(partition.index) for partition in broker.metadata.topics["t"].partitions if partition.log_dir == 0}
-            assert new[SIZE].keys() <= known and list(new[FREE]) in ([], [str(tmp_path / "a")]), "of a directory that has never answered nothing is said"
+            known = {
+                str(partition.index) for partition in broker.metadata.topics["t"].partitions if partition.log_dir == 0
+            }
+            assert new[SIZE].keys() <= known and list(new[FREE]) in ([], [str(tmp_path / "a")]), (
+                "of a directory that has never answered nothing is said"
+            )
             let_go.set()
 
     try:

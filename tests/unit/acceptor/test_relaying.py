@@ -1,4 +1,6 @@
-"""Requests that one host's acceptor has another one answer in a client's name: which go where, what comes back, what nobody gains by it."""
+"""Requests that one host's acceptor has another one answer in a client's name: which go where, what
+comes back, what nobody gains by it.
+"""
 
 from __future__ import annotations
 
@@ -71,19 +73,28 @@ class FakePeers:
 
 def relayed(request: object, version: int, address: Address = LOCAL, answer: object = None) -> tuple[FakePeers, object]:
     peers = FakePeers()
-    peers.answer = answer or (lambda envelope: EnvelopeResponse(response_data=bytes(envelope.request_data)[4:8] + b"the answer", error_code=0))
+    peers.answer = answer or (
+        lambda envelope: EnvelopeResponse(response_data=bytes(envelope.request_data)[4:8] + b"the answer", error_code=0)
+    )
     frame = encode_request(request, version, 4711, "app")
     header, decoded = decode_request(frame)
 
     async def here(part: object) -> object:
         asked = [(topic.name, one.partition_index) for topic in part.topics for one in topic.partitions]
-        return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name=name, partitions=[part_of(index, 0, 100 + index)]) for name, index in asked])
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsResponse.TopicResponse(name=name, partitions=[part_of(index, 0, 100 + index)])
+                for name, index in asked
+            ]
+        )
 
     return peers, asyncio.run(Relaying(FakeBroker(), peers).answer(address, header, decoded, frame, here))  # type: ignore[arg-type]
 
 
 def part_of(index: int, error: int, offset: int) -> object:
-    return ListOffsetsResponse.PartitionResponse(partition_index=index, error_code=error, timestamp=-1, offset=offset, leader_epoch=0)
+    return ListOffsetsResponse.PartitionResponse(
+        partition_index=index, error_code=error, timestamp=-1, offset=offset, leader_epoch=0
+    )
 
 
 REQUESTS = [
@@ -115,7 +126,13 @@ def test_what_another_host_coordinates_goes_there_with_its_client(request_: obje
         (HeartbeatRequest(group_id="none"), 4, LOCAL),  # there are no groups yet
         (HeartbeatRequest(group_id="2group"), 4, Address(0)),  # a TCP client goes there itself
         (HeartbeatRequest(group_id="2group"), 4, Address(peer_node=3)),  # nothing goes further than one host
-        (OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="2a"), OffsetFetchRequest.Group(group_id="3b")]), 8, LOCAL),
+        (
+            OffsetFetchRequest(
+                groups=[OffsetFetchRequest.Group(group_id="2a"), OffsetFetchRequest.Group(group_id="3b")]
+            ),
+            8,
+            LOCAL,
+        ),
         (InitProducerIdRequest(transactional_id=None), 4, LOCAL),
         (AddPartitionsToTxnRequest(transactions=[]), 5, LOCAL),  # only hosts ask so
         (MetadataRequest(topics=None), 12, LOCAL),
@@ -139,12 +156,15 @@ def test_a_host_that_does_not_answer_leaves_the_request_to_this_one(answer: obje
     assert relayed(HeartbeatRequest(group_id="2group"), 4, answer=answer)[1] is None
 
 
-# -- ListOffsets ---------------------------------------------------------------------------------------------------------------
+# -- ListOffsets -----------------------------------------------------------------------------------
 
 
 def listing(*indexes: int) -> ListOffsetsRequest:
     Topic, Partition = ListOffsetsRequest.Topic, ListOffsetsRequest.Partition
-    return ListOffsetsRequest(isolation_level=1, topics=[Topic(name="t", partitions=[Partition(partition_index=index, timestamp=-1) for index in indexes])])
+    return ListOffsetsRequest(
+        isolation_level=1,
+        topics=[Topic(name="t", partitions=[Partition(partition_index=index, timestamp=-1) for index in indexes])],
+    )
 
 
 def test_offsets_are_told_by_each_leader() -> None:
@@ -153,20 +173,30 @@ def test_offsets_are_told_by_each_leader() -> None:
         assert asked.isolation_level == 1
         if any(one.partition_index == 3 for one in asked.topics[0].partitions):
             return PeerError("host 3 is away")
-        topic = ListOffsetsResponse.TopicResponse(name="t", partitions=[part_of(one.partition_index, 0, 1000) for one in asked.topics[0].partitions])
-        return EnvelopeResponse(response_data=encode_response(header, ListOffsetsResponse(throttle_time_ms=5, topics=[topic])), error_code=0)
+        topic = ListOffsetsResponse.TopicResponse(
+            name="t", partitions=[part_of(one.partition_index, 0, 1000) for one in asked.topics[0].partitions]
+        )
+        return EnvelopeResponse(
+            response_data=encode_response(header, ListOffsetsResponse(throttle_time_ms=5, topics=[topic])), error_code=0
+        )
 
     peers, response = relayed(listing(2, 1, 3, 2, 9), 8, answer=answer)
     assert sorted(node for node, _, _ in peers.asked) == [2, 3]
     assert response.throttle_time_ms == 5
-    assert [(one.partition_index, one.offset) for one in response.topics[0].partitions] == [(2, 1000), (1, 101), (3, 103), (2, 1000), (9, 109)]
+    assert [(one.partition_index, one.offset) for one in response.topics[0].partitions] == [
+        (2, 1000),
+        (1, 101),
+        (3, 103),
+        (2, 1000),
+        (9, 109),
+    ]
 
 
 def test_offsets_of_own_partitions_are_told_here() -> None:
-    assert relayed(listing(1, 8, 9), 8) [1] is None
+    assert relayed(listing(1, 8, 9), 8)[1] is None
 
 
-# -- the other end -------------------------------------------------------------------------------------------------------------
+# -- the other end ---------------------------------------------------------------------------------
 
 
 def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes]], bytes | None]:
@@ -181,21 +211,43 @@ def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes
     return asked, asyncio.run(relaying.serve(frame, answer))
 
 
-def envelope_of(request: object, version: int, principal: bytes = msgspec.msgpack.encode(Principal(5, 6)), address: bytes = bytes([10, 0, 0, 9])) -> EnvelopeRequest:
-    return EnvelopeRequest(request_data=encode_request(request, version, 7, "app"), request_principal=principal, client_host_address=address)
+def envelope_of(
+    request: object,
+    version: int,
+    principal: bytes = msgspec.msgpack.encode(Principal(5, 6)),
+    address: bytes = bytes([10, 0, 0, 9]),
+) -> EnvelopeRequest:
+    return EnvelopeRequest(
+        request_data=encode_request(request, version, 7, "app"),
+        request_principal=principal,
+        client_host_address=address,
+    )
 
 
 def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
     asked, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
     ((address, _),) = asked
-    assert (address.peer_node, address.listener_id, address.uid, address.pid, address.peer_ip) == (-1, 0, 5, 6, "10.0.0.9")
+    assert (address.peer_node, address.listener_id, address.uid, address.pid, address.peer_ip) == (
+        -1,
+        0,
+        5,
+        6,
+        "10.0.0.9",
+    )
     assert response is not None
     number, answer = decode_response(response, ENVELOPE, 0)
     assert number == 99 and answer.error_code == 0
     assert decode_response(bytes(answer.response_data), HEARTBEAT, 4) == (7, HeartbeatResponse(error_code=0))
 
 
-@pytest.mark.parametrize(("request_", "version"), [(AddPartitionsToTxnRequest(transactions=[]), 5), (MetadataRequest(topics=None), 12), (EnvelopeRequest(request_data=b""), 0)])
+@pytest.mark.parametrize(
+    ("request_", "version"),
+    [
+        (AddPartitionsToTxnRequest(transactions=[]), 5),
+        (MetadataRequest(topics=None), 12),
+        (EnvelopeRequest(request_data=b""), 0),
+    ],
+)
 def test_what_only_hosts_ask_is_no_clients_request(request_: object, version: int) -> None:
     asked, response = served(envelope_of(request_, version))
     assert not asked and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
@@ -203,7 +255,11 @@ def test_what_only_hosts_ask_is_no_clients_request(request_: object, version: in
 
 @pytest.mark.parametrize("inner", [b"", b"\0", b"\0\x0c\0"])
 def test_what_is_no_request_is_refused(inner: bytes) -> None:
-    asked, response = served(EnvelopeRequest(request_data=inner, request_principal=msgspec.msgpack.encode(Principal(5, 6)), client_host_address=b""))
+    asked, response = served(
+        EnvelopeRequest(
+            request_data=inner, request_principal=msgspec.msgpack.encode(Principal(5, 6)), client_host_address=b""
+        )
+    )
     assert not asked and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
 
 

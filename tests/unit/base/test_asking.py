@@ -90,7 +90,9 @@ def test_who_could_not_be_asked_for_want_of_a_thread_is_asked_later(monkeypatch:
 
 
 def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It went round for ever without giving the loop a turn, and the acceptor with it: the loop tells of an answer a turn after it came."""
+    """It went round for ever without giving the loop a turn, and the acceptor with it: the loop
+    tells of an answer a turn after it came.
+    """
 
     async def scenario() -> None:
         answers: list[asyncio.Future[int]] = []

@@ -44,27 +44,40 @@ def test_defaults_are_kafkas():
     assert effective.keys() == TOPIC.keys()
 
 
-# -- sources -----------------------------------------------------------------------------------------------------------------
+# -- sources ---------------------------------------------------------------------------------------
 
 
 def test_sources_first_wins(tmp_path: Path):
     file = tmp_path / "server.properties"
     file.write_text("num.partitions=2\nlog.retention.hours=3\nnode.id=7\n")
-    loaded = c.load_broker(file, {"MQD_NUM_PARTITIONS": "3", "MQD_LOG_RETENTION_HOURS": "4", "HOME": "/"}, {"num.partitions": "4"})
+    loaded = c.load_broker(
+        file, {"MQD_NUM_PARTITIONS": "3", "MQD_LOG_RETENTION_HOURS": "4", "HOME": "/"}, {"num.partitions": "4"}
+    )
     assert (loaded["num.partitions"], loaded["log.retention.hours"], loaded["node.id"]) == ("4", "4", "7")
     assert "log.dirs" not in loaded and "log.retention.ms" not in loaded
 
 
 def test_variables_of_the_tools_are_no_properties():
-    loaded = c.load_broker(None, {"MQD_BOOTSTRAP": "x", "MQD_DEBUG": "1", "MQD_TEST_SEED": "3", "MQD_CRASH_SEED": "7"}, {})
+    loaded = c.load_broker(
+        None, {"MQD_BOOTSTRAP": "x", "MQD_DEBUG": "1", "MQD_TEST_SEED": "3", "MQD_CRASH_SEED": "7"}, {}
+    )
     assert loaded == c.load_broker(None, {}, {})
 
 
 def test_the_message_says_where(tmp_path: Path):
     file = tmp_path / "server.properties"
     file.write_text("# a comment\n\nlog.retentoin.ms=5\n")
-    refused(lambda: c.load_broker(file, {}, {}), f"{file} line 3", "log.retentoin.ms is not a known property", "did you mean log.retention.ms?")
-    refused(lambda: c.load_broker(None, {"MQD_LOG_LEVELS": "info"}, {}), "environment variable MQD_LOG_LEVELS", "did you mean log.level?")
+    refused(
+        lambda: c.load_broker(file, {}, {}),
+        f"{file} line 3",
+        "log.retentoin.ms is not a known property",
+        "did you mean log.retention.ms?",
+    )
+    refused(
+        lambda: c.load_broker(None, {"MQD_LOG_LEVELS": "info"}, {}),
+        "environment variable MQD_LOG_LEVELS",
+        "did you mean log.level?",
+    )
     refused(lambda: c.load_broker(None, {}, {"node.id": "-1"}), "command line", "node.id cannot be '-1'", "at least 0")
     refused(lambda: c.load_broker(tmp_path / "absent", {}, {}), "cannot read the configuration file", "absent")
     (tmp_path / "binary").write_bytes(b"node.id=\xff\n")
@@ -73,7 +86,9 @@ def test_the_message_says_where(tmp_path: Path):
 
 def test_names_in_the_wrong_place():
     refused(lambda: c.load_broker(None, {}, {"retention.ms": "1"}), "of topics, not of brokers", "log.retention.ms")
-    assert str(refused(lambda: c.load_broker(None, {}, {"replica.lag.max.messages": "1"}), "of topics")).endswith("not of brokers")
+    assert str(refused(lambda: c.load_broker(None, {}, {"replica.lag.max.messages": "1"}), "of topics")).endswith(
+        "not of brokers"
+    )
     refused(lambda: c.validate_topic({"log.retention.bytes": "1"}), "of brokers, not of topics", "retention.bytes")
     refused(lambda: c.validate_topic({"node.id": "1"}), "of brokers, not of topics")
     refused(lambda: c.load_broker(None, {}, {"ssl.keystore.location": "x"}), "TLS is not available yet")
@@ -108,20 +123,37 @@ def test_aliases():
 def test_properties_syntax():
     text = "! comment\n  a = 1 \nb:2\nc 3\nd=one, \\\n   two\ne\\=f=g\nh=a\\tb\\u0041\\\\\ni=\nj\na=9\nk=last\\"
     found = {name: value for name, (value, _) in c.parse_properties(text).items()}
-    assert found == {"a": "9", "b": "2", "c": "3", "d": "one, two", "e=f": "g", "h": "a\tbA\\", "i": "", "j": "", "k": "last"}
+    assert found == {
+        "a": "9",
+        "b": "2",
+        "c": "3",
+        "d": "one, two",
+        "e=f": "g",
+        "h": "a\tbA\\",
+        "i": "",
+        "j": "",
+        "k": "last",
+    }
     assert c.parse_properties(text)["e=f"][1] == 7
     assert c.parse_properties("") == {} and c.parse_properties("\\") == {"": ("", 1)}
 
 
-# -- values ------------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("num.partitions", " 3 ", 3), ("log.retention.ms", "-1", -1), ("log.retention.ms", "+5", 5), ("log.preallocate", "TRUE", True),
-        ("log.cleaner.min.cleanable.ratio", ".25", 0.25), ("log.cleanup.policy", " delete , ", ["delete"]), ("worker.cpus", "", []), ("io.backend", "epoll", "epoll"),
-        ("log.flush.interval.messages", str(2**63 - 1), 2**63 - 1), ("broker.rack", "a b", "a b"),
+        ("num.partitions", " 3 ", 3),
+        ("log.retention.ms", "-1", -1),
+        ("log.retention.ms", "+5", 5),
+        ("log.preallocate", "TRUE", True),
+        ("log.cleaner.min.cleanable.ratio", ".25", 0.25),
+        ("log.cleanup.policy", " delete , ", ["delete"]),
+        ("worker.cpus", "", []),
+        ("io.backend", "epoll", "epoll"),
+        ("log.flush.interval.messages", str(2**63 - 1), 2**63 - 1),
+        ("broker.rack", "a b", "a b"),
     ],
 )
 def test_values(name, text, value):
@@ -132,10 +164,25 @@ def test_values(name, text, value):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("num.partitions", "0"), ("num.partitions", "1_0"), ("num.partitions", "1.0"), ("num.partitions", ""), ("num.partitions", "٣"), ("num.partitions", "16385"),
-        ("message.max.bytes", str(2**31)), ("log.retention.ms", str(2**63)), ("log.retention.ms", "-2"), ("log.retention.ms", "9" * 5000),
-        ("auto.create.topics.enable", "yes"), ("auto.create.topics.enable", ""), ("log.cleaner.min.cleanable.ratio", "nan"), ("log.cleaner.min.cleanable.ratio", "inf"),
-        ("log.cleaner.min.cleanable.ratio", "1.5"), ("io.backend", "EPOLL"), ("log.cleanup.policy", ""), ("log.cleanup.policy", "delete,burn"), ("log.level", "trace"),
+        ("num.partitions", "0"),
+        ("num.partitions", "1_0"),
+        ("num.partitions", "1.0"),
+        ("num.partitions", ""),
+        ("num.partitions", "٣"),
+        ("num.partitions", "16385"),
+        ("message.max.bytes", str(2**31)),
+        ("log.retention.ms", str(2**63)),
+        ("log.retention.ms", "-2"),
+        ("log.retention.ms", "9" * 5000),
+        ("auto.create.topics.enable", "yes"),
+        ("auto.create.topics.enable", ""),
+        ("log.cleaner.min.cleanable.ratio", "nan"),
+        ("log.cleaner.min.cleanable.ratio", "inf"),
+        ("log.cleaner.min.cleanable.ratio", "1.5"),
+        ("io.backend", "EPOLL"),
+        ("log.cleanup.policy", ""),
+        ("log.cleanup.policy", "delete,burn"),
+        ("log.level", "trace"),
     ],
 )
 def test_values_refused(name, text):
@@ -150,7 +197,10 @@ def test_what_kafka_has_and_mqd_not_yet_is_said_so():
 
 
 def test_topic_values_are_made_canonical_and_null_means_the_brokers():
-    assert c.validate_topic({"flush.on.ack": "False", "retention.ms": " 0060 ", "segment.ms": None}) == {"flush.on.ack": "false", "retention.ms": "60"}
+    assert c.validate_topic({"flush.on.ack": "False", "retention.ms": " 0060 ", "segment.ms": None}) == {
+        "flush.on.ack": "false",
+        "retention.ms": "60",
+    }
     refused(lambda: c.validate_topic({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"}), "must not exceed")
     refused(lambda: c.validate_topic({"min.insync.replicas": "2"}), "one host keeps one replica", "set it to 1")
     assert c.validate_topic({"replica.lag.max.messages": "-1"}) == {"replica.lag.max.messages": "-1"}
@@ -159,9 +209,16 @@ def test_topic_values_are_made_canonical_and_null_means_the_brokers():
 
 def test_unclean_elections_are_not_left_to_a_property():
     name = "unclean.leader.election.enable"
-    assert c.validate_topic({name: "False"}) == {name: "false"} and c.without_effect(c.load_broker(None, {}, {name: "false"})) == []
+    assert (
+        c.validate_topic({name: "False"}) == {name: "false"}
+        and c.without_effect(c.load_broker(None, {}, {name: "false"})) == []
+    )
     for call in (c.validate_topic, c.validate_broker_dynamic, lambda chosen: c.load_broker(None, {}, chosen)):
-        refused(lambda call=call: call({name: "true"}), f"{name} cannot be 'true'", "kafka-leader-election.sh --election-type unclean")
+        refused(
+            lambda call=call: call({name: "true"}),
+            f"{name} cannot be 'true'",
+            "kafka-leader-election.sh --election-type unclean",
+        )
     assert c.allowed_text(BROKER[name]) == c.allowed_text(TOPIC[name]) == "false"
 
 
@@ -174,7 +231,7 @@ def test_sensitive_values_are_not_shown():
     assert "hunter2" not in str(caught.value)
 
 
-# -- properties together -------------------------------------------------------------------------------------------------------
+# -- properties together ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,7 +256,13 @@ def test_sensitive_values_are_not_shown():
         ({"listeners": "SSL://127.0.0.1:9092"}, "TLS and authentication are not available yet"),
         ({"listeners": "INSIDE://127.0.0.1:9092"}, "add INSIDE:PLAINTEXT to listener.security.protocol.map"),
         ({"listeners": "PLAINTEXT://127.0.0.1:9092,PLAINTEXT://127.0.0.1:9093"}, "twice"),
-        ({"listeners": "A://127.0.0.1:9092,B://127.0.0.1:9092", "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT"}, "twice"),
+        (
+            {
+                "listeners": "A://127.0.0.1:9092,B://127.0.0.1:9092",
+                "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
+            },
+            "twice",
+        ),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "no client can connect"),
         ({"advertised.listeners": "OTHER://localhost:9092"}, "which listeners has not"),
     ],
@@ -241,7 +304,9 @@ def test_which_value_counts():
 
 def test_changes_at_run_time():
     static = c.load_broker(None, {}, {})
-    assert c.validate_broker_dynamic({"log.retention.ms": "5", "log.roll.ms": None}, static) == {"log.retention.ms": "5"}
+    assert c.validate_broker_dynamic({"log.retention.ms": "5", "log.roll.ms": None}, static) == {
+        "log.retention.ms": "5"
+    }
     refused(lambda: c.validate_broker_dynamic({"node.id": "2"}), "cannot be changed while the broker runs", "restart")
     refused(lambda: c.validate_broker_dynamic({"message.max.bytes": "9000000"}, static), "could never arrive")
 
@@ -260,18 +325,27 @@ def test_cpus(tmp_path: Path):
 
 def test_the_manual_page_is_current():
     page = Path(__file__).parents[3] / "docs" / "configuration.md"
-    assert page.read_text(encoding="utf-8") == c.markdown(), "run: python -m mqd.base.config --markdown > docs/configuration.md"
+    assert page.read_text(encoding="utf-8") == c.markdown(), (
+        "run: python -m mqd.base.config --markdown > docs/configuration.md"
+    )
 
 
 def code_beside_the_tables() -> str:
     package = Path(c.__file__).parents[1]
-    return "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != package / "base" / "properties.py")
+    return "\n".join(
+        path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != package / "base" / "properties.py"
+    )
 
 
 def test_every_property_that_is_not_ignored_is_read_somewhere():
     code = code_beside_the_tables()
     followed = {prop.broker_name for prop in TOPIC.values()}
-    unread = [name for table in (BROKER, TOPIC) for name, prop in table.items() if not prop.ignored and f'"{name}"' not in code and name not in followed]
+    unread = [
+        name
+        for table in (BROKER, TOPIC)
+        for name, prop in table.items()
+        if not prop.ignored and f'"{name}"' not in code and name not in followed
+    ]
     # the one allowed value is what is done anyway
     assert [name for name in unread if name not in ("compression.type", "unclean.leader.election.enable")] == []
 
@@ -283,8 +357,12 @@ def test_every_property_that_is_ignored_is_read_nowhere():
 
 
 def test_what_has_no_effect_is_named():
-    loaded = c.load_broker(None, {}, {"num.io.threads": "8", "log.flush.interval.messages": "1", "log.retention.hours": "1"})
+    loaded = c.load_broker(
+        None, {}, {"num.io.threads": "8", "log.flush.interval.messages": "1", "log.retention.hours": "1"}
+    )
     assert c.without_effect(loaded) == ["log.flush.interval.messages", "num.io.threads"]
     assert c.without_effect(c.load_broker(None, {}, {})) == []
-    with_effect = c.load_broker(None, {}, {"replica.lag.time.max.ms": "30000", "controller.listener.names": "CONTROLLER"})
+    with_effect = c.load_broker(
+        None, {}, {"replica.lag.time.max.ms": "30000", "controller.listener.names": "CONTROLLER"}
+    )
     assert c.without_effect(with_effect) == [] and "| `replica.lag.time.max.ms` | `30000` |" in c.markdown()

@@ -67,7 +67,9 @@ def test_any_process_that_cannot_take_the_keeper_s_notices() -> None:
     with connection, other:
         client._connection, client._parent_fds = connection, []
         client.receive = lambda: [Death(role="worker", index=0, endpoint=0, generation=1, pid=1)]  # type: ignore[method-assign]
-        loop = SimpleNamespace(add_reader=lambda fd, callback, *rest: readers.__setitem__(fd, callback), remove_reader=readers.pop)
+        loop = SimpleNamespace(
+            add_reader=lambda fd, callback, *rest: readers.__setitem__(fd, callback), remove_reader=readers.pop
+        )
         client.watch(loop, failing, failing, failing)
         with pytest.raises(Ended, match="1"):
             readers[connection.fileno()]()

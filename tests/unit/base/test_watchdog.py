@@ -1,4 +1,6 @@
-"""A process whose event loop hangs ends and says where; one that is slow, has been stopped or ends by itself is left alone."""
+"""A process whose event loop hangs ends and says where; one that is slow, has been stopped or ends
+by itself is left alone.
+"""
 
 import os
 import signal
@@ -38,7 +40,9 @@ asyncio.run(life(sys.argv[1], float(sys.argv[2])))
 
 
 def start(what: str, seconds: float = 0.0) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, what, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, what, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "began\n"
     return process
 
@@ -75,5 +79,10 @@ def test_who_was_stopped_goes_on() -> None:
 
 def test_the_end_is_not_waited_for() -> None:
     """The thread sleeps for seconds when the loop ends."""
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM.replace("0.1, 10", "60, 10"), "live", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.replace("0.1, 10", "60, 10"), "live", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.communicate(timeout=20) == ("began\nended\n", "") and process.returncode == 0

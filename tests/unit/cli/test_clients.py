@@ -1,4 +1,6 @@
-"""produce, consume and cat against librdkafka's own mock cluster, which needs no broker of ours; topic commands are tested with a real one."""
+"""produce, consume and cat against librdkafka's own mock cluster, which needs no broker of ours;
+topic commands are tested with a real one.
+"""
 
 import io
 import json
@@ -61,7 +63,12 @@ def test_lines_there_and_back(mqd, topic):
 def test_codecs(mqd, topic, codec):
     data = b"".join(b"%d\n" % number for number in range(500))
     code, out, _ = mqd("produce", topic, "-z", codec, "-p", "0", "--format", "json", stdin=data)
-    assert code == 0 and json.loads(out) | {"seconds": 0} == {"topic": topic, "records": 500, "bytes": len(data) - 500, "seconds": 0}
+    assert code == 0 and json.loads(out) | {"seconds": 0} == {
+        "topic": topic,
+        "records": 500,
+        "bytes": len(data) - 500,
+        "seconds": 0,
+    }
     assert mqd("consume", topic, "-e") == (0, data, "")
 
 
@@ -73,7 +80,13 @@ def test_files_and_nulls(mqd, topic, tmp_path):
     assert mqd("produce", topic, "-Z", "-k", "=", "-p", "0", stdin=b"gone=\n")[0] == 0
     code, out, _ = mqd("consume", topic, "-e", "--format", "json")
     shown = [json.loads(line) for line in out.splitlines()]
-    assert [record.get("value", record.get("value_base64")) for record in shown] == ["one", "two", "/wB0aHJlZQ==", "one\ntwo", None]
+    assert [record.get("value", record.get("value_base64")) for record in shown] == [
+        "one",
+        "two",
+        "/wB0aHJlZQ==",
+        "one\ntwo",
+        None,
+    ]
     assert shown[-1]["key"] == "gone"
 
 
@@ -109,26 +122,45 @@ def test_what_does_not_exist(mqd, topic):
     assert code == 1 and "no.such" in error and error.count("\n") == 1
 
 
-# -- kcat's letters ------------------------------------------------------------------------------------------------------------
+# -- kcat's letters --------------------------------------------------------------------------------
 
 
 def test_cat_there_and_back(mqd, topic):
-    code, out, error = mqd("cat", "-t", topic, "-p", "1", "-K:", "-H", "a=1", "-H", "b", "-Z", stdin=b"k1:v1\n\nk2:v2\nv3\n:v4\nk5:\n")
+    code, out, error = mqd(
+        "cat", "-t", topic, "-p", "1", "-K:", "-H", "a=1", "-H", "b", "-Z", stdin=b"k1:v1\n\nk2:v2\nv3\n:v4\nk5:\n"
+    )
     assert (code, out, error) == (0, b"", "% Auto-selecting Producer mode (use -P or -C to override)\n")
-    code, out, error = mqd("cat", "-C", "-t", topic, "-p1", "-e", "-f", "Topic %t [%p] at %o: %k|%K:%s|%S h=%h %R\\n", "-Z")
+    code, out, error = mqd(
+        "cat", "-C", "-t", topic, "-p1", "-e", "-f", "Topic %t [%p] at %o: %k|%K:%s|%S h=%h %R\\n", "-Z"
+    )
     assert error == f"% Reached end of topic {topic} [1] at offset 5: exiting\n"
     head = f"Topic {topic} [1] at ".encode()
     assert out == b"".join(
-        head + line + b"\n" for line in (
-            b"0: k1|2:v1|2 h=a=1,b=NULL \0\0\0\2", b"1: k2|2:v2|2 h=a=1,b=NULL \0\0\0\2", b"2: NULL|-1:v3|2 h=a=1,b=NULL \0\0\0\2",
-            b"3: NULL|-1:v4|2 h=a=1,b=NULL \0\0\0\2", b"4: k5|2:NULL|-1 h=a=1,b=NULL \xff\xff\xff\xff",
+        head + line + b"\n"
+        for line in (
+            b"0: k1|2:v1|2 h=a=1,b=NULL \0\0\0\2",
+            b"1: k2|2:v2|2 h=a=1,b=NULL \0\0\0\2",
+            b"2: NULL|-1:v3|2 h=a=1,b=NULL \0\0\0\2",
+            b"3: NULL|-1:v4|2 h=a=1,b=NULL \0\0\0\2",
+            b"4: k5|2:NULL|-1 h=a=1,b=NULL \xff\xff\xff\xff",
         )
     )
     assert mqd("cat", "-C", "-t", topic, "-p", "1", "-e", "-q", "-K:", "-o", "-2")[1] == b":v4\nk5:\n"
-    assert mqd("cat", "-C", "-t", topic, "-p", "1", "-q", "-O", "-K\\t", "-D", "|", "-c", "2")[1] == b"0\tk1\tv1|1\tk2\tv2|"
+    assert (
+        mqd("cat", "-C", "-t", topic, "-p", "1", "-q", "-O", "-K\\t", "-D", "|", "-c", "2")[1]
+        == b"0\tk1\tv1|1\tk2\tv2|"
+    )
     first = json.loads(mqd("cat", "-C", "-t", topic, "-p", "1", "-q", "-J", "-c", "1", "-u")[1])
     assert first | {"ts": 0} == {
-        "topic": topic, "partition": 1, "offset": 0, "tstype": "create", "ts": 0, "broker": 1, "headers": ["a", "1", "b", None], "key": "k1", "payload": "v1",
+        "topic": topic,
+        "partition": 1,
+        "offset": 0,
+        "tstype": "create",
+        "ts": 0,
+        "broker": 1,
+        "headers": ["a", "1", "b", None],
+        "key": "k1",
+        "payload": "v1",
     }
     assert list(first) == ["topic", "partition", "offset", "tstype", "ts", "broker", "headers", "key", "payload"]
 
@@ -138,8 +170,13 @@ def test_cat_files_tee_count_and_fixed_key(mqd, topic, tmp_path):
     assert mqd("cat", "-P", "-t", topic, "-p", "0", str(tmp_path / "a"))[0] == 0
     assert mqd("cat", "-P", "-t", topic, "-p", "0", "-l", "-k", "fix", "-z", "lz4", str(tmp_path / "a"))[0] == 0
     assert mqd("cat", "-P", "-t", topic, "-p", "0", "-c", "2", "-T", stdin=b"1\n2\n3\n")[1] == b"12"
-    assert mqd("cat", "-P", "-t", topic, str(tmp_path / "absent"))[0::2] == (1, f"mqd: {tmp_path / 'absent'}: No such file or directory\n")
-    assert mqd("cat", "-C", "-t", topic, "-p", "0", "-e", "-q", "-f", "%k=%s;")[1] == b"=one\ntwo\n;fix=one;fix=two;=1;=2;"
+    assert mqd("cat", "-P", "-t", topic, str(tmp_path / "absent"))[0::2] == (
+        1,
+        f"mqd: {tmp_path / 'absent'}: No such file or directory\n",
+    )
+    assert (
+        mqd("cat", "-C", "-t", topic, "-p", "0", "-e", "-q", "-f", "%k=%s;")[1] == b"=one\ntwo\n;fix=one;fix=two;=1;=2;"
+    )
 
 
 def test_cat_lists_and_queries(mqd, topic):
@@ -147,12 +184,23 @@ def test_cat_lists_and_queries(mqd, topic):
     code, out, _ = mqd("cat", "-L", "-t", topic)
     lines = out.decode().splitlines()
     assert code == 0 and lines[0].startswith(f"Metadata for {topic} (from broker ") and lines[1] == " 1 brokers:"
-    assert lines[3:] == [" 1 topics:", f'  topic "{topic}" with 4 partitions:', *(f"    partition {index}, leader 1, replicas: 1, isrs: 1" for index in range(4))]
+    assert lines[3:] == [
+        " 1 topics:",
+        f'  topic "{topic}" with 4 partitions:',
+        *(f"    partition {index}, leader 1, replicas: 1, isrs: 1" for index in range(4)),
+    ]
     listed = json.loads(mqd("cat", "-L", "-J", "-t", topic)[1])
     assert listed["query"] == {"topic": topic}
-    assert listed["topics"][0]["partitions"][0] == {"partition": 0, "leader": 1, "replicas": [{"id": 1}], "isrs": [{"id": 1}]}
+    assert listed["topics"][0]["partitions"][0] == {
+        "partition": 0,
+        "leader": 1,
+        "replicas": [{"id": 1}],
+        "isrs": [{"id": 1}],
+    }
     assert mqd("cat", "-Q", "-t", f"{topic}:3:-1")[1] == f"{topic} [3] offset 1\n".encode()
-    assert json.loads(mqd("cat", "-Q", "-J", "-t", f"{topic}:3:-1")[1]) == {topic: {"topic": topic, "3": {"partition": 3, "offset": 1}}}
+    assert json.loads(mqd("cat", "-Q", "-J", "-t", f"{topic}:3:-1")[1]) == {
+        topic: {"topic": topic, "3": {"partition": 3, "offset": 1}}
+    }
 
 
 def test_cat_fails_as_kcat_does(mqd, topic):

@@ -1,4 +1,6 @@
-"""What commands conclude from coordinators that say nothing: that they know of nothing, but only where every one of them was asked."""
+"""What commands conclude from coordinators that say nothing: that they know of nothing, but only
+where every one of them was asked.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,30 @@ from mqd.cli.common import CliError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    CreatePartitionsRequest, CreatePartitionsResponse, DescribeGroupsRequest, DescribeGroupsResponse, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest,
-    DescribeTransactionsResponse, ListGroupsRequest, ListGroupsResponse, ListTransactionsRequest, ListTransactionsResponse, MetadataRequest, MetadataResponse, WriteTxnMarkersRequest,
-)  # fmt: skip
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+    WriteTxnMarkersRequest,
+)
 
 PRODUCER = 5
 
 
 class World:
-    """Two brokers. Topic "t" is led by broker 1 and has a transaction open that began at 41; the coordinators' topics have the leaders of `leaders`: None, there is no such topic."""
+    """Two brokers. Topic "t" is led by broker 1 and has a transaction open that began at 41; the
+    coordinators' topics have the leaders of `leaders`: None, there is no such topic.
+    """
 
     def __init__(self) -> None:
         self.leaders: dict[str, list[int] | None] = {TRANSACTIONS: [1, 2], GROUPS: [1, 2]}
@@ -42,42 +59,79 @@ class World:
             brokers = [MetadataResponse.Broker(node_id=node, host=f"host{node}", port=9092) for node in (1, 2)]
             return MetadataResponse(brokers=brokers, topics=[self._topic(name) for name in names])
         if isinstance(request, DescribeProducersRequest):
-            open_here = DescribeProducersResponse.ProducerState(producer_id=PRODUCER, current_txn_start_offset=41, last_timestamp=0)
-            return DescribeProducersResponse(topics=[self._producers(topic, [open_here] if topic.name == "t" else []) for topic in request.topics])
+            open_here = DescribeProducersResponse.ProducerState(
+                producer_id=PRODUCER, current_txn_start_offset=41, last_timestamp=0
+            )
+            return DescribeProducersResponse(
+                topics=[self._producers(topic, [open_here] if topic.name == "t" else []) for topic in request.topics]
+            )
         if isinstance(request, ListTransactionsRequest):
             self.when_listed()
-            states = [ListTransactionsResponse.TransactionState(transactional_id=name, producer_id=PRODUCER, transaction_state=state) for name, _, state in self.known]
+            states = [
+                ListTransactionsResponse.TransactionState(
+                    transactional_id=name, producer_id=PRODUCER, transaction_state=state
+                )
+                for name, _, state in self.known
+            ]
             return ListTransactionsResponse(transaction_states=states if bootstrap == "host2:9092" else [])
         if isinstance(request, DescribeTransactionsRequest):
-            return DescribeTransactionsResponse(transaction_states=[self._described(name) for name in request.transactional_ids])
+            return DescribeTransactionsResponse(
+                transaction_states=[self._described(name) for name in request.transactional_ids]
+            )
         if isinstance(request, ListGroupsRequest):
-            listed = [ListGroupsResponse.Group(group_id=name, protocol_type="consumer") for broker, name, _ in self.groups if broker == bootstrap]
+            listed = [
+                ListGroupsResponse.Group(group_id=name, protocol_type="consumer")
+                for broker, name, _ in self.groups
+                if broker == bootstrap
+            ]
             return ListGroupsResponse(error_code=self.groups_error, groups=listed)
         if isinstance(request, DescribeGroupsRequest):
-            groups = [DescribeGroupsResponse.Group(error_code=error, group_id=name, group_state="Empty") for broker, name, error in self.groups if broker == bootstrap]
+            groups = [
+                DescribeGroupsResponse.Group(error_code=error, group_id=name, group_state="Empty")
+                for broker, name, error in self.groups
+                if broker == bootstrap
+            ]
             return DescribeGroupsResponse(groups=groups)
         if isinstance(request, CreatePartitionsRequest):
             if request.topics[0].retire == retiring.RELEASE:
                 self.step = retiring.REDIRECTED
             under_way = CreatePartitionsResponse.Retirement(step=self.step, applied=True, remaining=1)
-            return CreatePartitionsResponse(results=[CreatePartitionsResponse.TopicResult(name="t", retirement=under_way)])
+            return CreatePartitionsResponse(
+                results=[CreatePartitionsResponse.TopicResult(name="t", retirement=under_way)]
+            )
         raise AssertionError(f"nobody expects {request}")
 
     def _topic(self, name: str) -> Any:
         leaders = [1] if name == "t" else self.leaders[name]
         if leaders is None:
             return MetadataResponse.Topic(name=name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        return MetadataResponse.Topic(name=name, partitions=[MetadataResponse.Partition(partition_index=index, leader_id=leader) for index, leader in enumerate(leaders)])
+        return MetadataResponse.Topic(
+            name=name,
+            partitions=[
+                MetadataResponse.Partition(partition_index=index, leader_id=leader)
+                for index, leader in enumerate(leaders)
+            ],
+        )
 
     def _producers(self, topic: Any, there: list[Any]) -> Any:
-        partitions = [DescribeProducersResponse.PartitionResponse(partition_index=index, active_producers=there) for index in topic.partition_indexes]
+        partitions = [
+            DescribeProducersResponse.PartitionResponse(partition_index=index, active_producers=there)
+            for index in topic.partition_indexes
+        ]
         return DescribeProducersResponse.TopicResponse(name=topic.name, partitions=partitions)
 
     def _described(self, name: str) -> Any:
         ((error, state),) = [(error, state) for known, error, state in self.known if known == name]
         topics = [DescribeTransactionsResponse.Topic(topic="t", partitions=[0])]
         return DescribeTransactionsResponse.TransactionState(
-            error_code=error, transactional_id=name, producer_id=PRODUCER, transaction_state=state, topics=topics, transaction_start_time_ms=0, transaction_timeout_ms=0, producer_epoch=0
+            error_code=error,
+            transactional_id=name,
+            producer_id=PRODUCER,
+            transaction_state=state,
+            topics=topics,
+            transaction_start_time_ms=0,
+            transaction_timeout_ms=0,
+            producer_epoch=0,
         )
 
 
@@ -116,7 +170,9 @@ def hanging() -> list[int]:
         ([1, 2], [("x", int(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND), "Ongoing")], [41]),
     ],
 )
-def test_what_no_coordinator_knows_of_hangs(world: World, leaders: list[int] | None, known: list[tuple[str, int, str]], expected: list[int]) -> None:
+def test_what_no_coordinator_knows_of_hangs(
+    world: World, leaders: list[int] | None, known: list[tuple[str, int, str]], expected: list[int]
+) -> None:
     world.leaders[TRANSACTIONS], world.known = leaders, known
     assert hanging() == expected
 
@@ -142,7 +198,9 @@ def test_nothing_is_told_to_hang_when_a_transaction_is_not_described(world: Worl
 NOT_COORDINATOR = int(ErrorCode.NOT_COORDINATOR)
 
 
-def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], noun: str) -> tuple[int, list[str], str]:
+def listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], noun: str
+) -> tuple[int, list[str], str]:
     """Exit code, the first words of the output's lines, and what is said on stderr."""
     from mqd.cli import main
 
@@ -152,16 +210,37 @@ def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return code, [line.split()[0] for line in told.out.splitlines()], told.err
 
 
-def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     world.known = [("x", 0, "Ongoing"), ("y", NOT_COORDINATOR, "Ongoing")]
-    assert listed(monkeypatch, capsys, "txn") == (0, ["TRANSACTIONAL", "x"], "mqd: 1 transactional id is left out (y): coordinators are just changing; try again\n")
+    assert listed(monkeypatch, capsys, "txn") == (
+        0,
+        ["TRANSACTIONAL", "x"],
+        "mqd: 1 transactional id is left out (y): coordinators are just changing; try again\n",
+    )
     world.known = [("z", NOT_COORDINATOR, "Ongoing"), ("y", NOT_COORDINATOR, "Ongoing")]
-    assert listed(monkeypatch, capsys, "txn") == (0, [], "mqd: 2 transactional ids are left out (y first): coordinators are just changing; try again\n")
+    assert listed(monkeypatch, capsys, "txn") == (
+        0,
+        [],
+        "mqd: 2 transactional ids are left out (y first): coordinators are just changing; try again\n",
+    )
 
 
-def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    world.groups = [("host1:9092", "a", 0), ("host1:9092", "b", NOT_COORDINATOR), ("host1:9092", "c", NOT_COORDINATOR), ("host2:9092", "b", 0)]
-    assert listed(monkeypatch, capsys, "group") == (0, ["a", "b"], "mqd: 1 group is left out (c): coordinators are just changing; try again\n")
+def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.groups = [
+        ("host1:9092", "a", 0),
+        ("host1:9092", "b", NOT_COORDINATOR),
+        ("host1:9092", "c", NOT_COORDINATOR),
+        ("host2:9092", "b", 0),
+    ]
+    assert listed(monkeypatch, capsys, "group") == (
+        0,
+        ["a", "b"],
+        "mqd: 1 group is left out (c): coordinators are just changing; try again\n",
+    )
 
 
 def test_what_groups_have_left_is_not_known_while_one_is_not_described(world: World) -> None:
@@ -171,7 +250,9 @@ def test_what_groups_have_left_is_not_known_while_one_is_not_described(world: Wo
         assert "group a" in retiring.groups_behind(cluster, state).unknown
 
 
-def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mqd.cli import main
 
     monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
@@ -181,7 +262,9 @@ def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(world: World, 
     assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.asked)
 
 
-def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[tuple[int, bool]] = []
     states = iter([([1, -1], 0), ([1, 2], int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)), ([1, 2], 0), ([1, 2], 0)])
 
@@ -191,6 +274,13 @@ def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_a
     monkeypatch.setattr(retiring, "time", SimpleNamespace(sleep=onward))
     onward()
     with Cluster("host1:9092") as cluster:
-        state, readers = retiring.wait(cluster, "t", retiring.REDIRECTED, lambda state, readers: looks.append((world.step, bool(readers.unknown))))
-    assert looks == [(retiring.SEALED, True), (retiring.SEALED, True), (retiring.REDIRECTED, False), (retiring.REDIRECTED, False)]
+        state, readers = retiring.wait(
+            cluster, "t", retiring.REDIRECTED, lambda state, readers: looks.append((world.step, bool(readers.unknown)))
+        )
+    assert looks == [
+        (retiring.SEALED, True),
+        (retiring.SEALED, True),
+        (retiring.REDIRECTED, False),
+        (retiring.REDIRECTED, False),
+    ]
     assert state.step == retiring.REDIRECTED and readers == retiring.Readers()

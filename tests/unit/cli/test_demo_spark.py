@@ -20,7 +20,12 @@ class Window(NamedTuple):
     p95_delay: int = 40
 
 
-FLIGHTS = [{"origin": origin, "time_hour": f"2013-01-01T{hour:02}:00:00Z"} for origin in ("EWR", "JFK") for hour in (10, 11) for _ in range(3)]
+FLIGHTS = [
+    {"origin": origin, "time_hour": f"2013-01-01T{hour:02}:00:00Z"}
+    for origin in ("EWR", "JFK")
+    for hour in (10, 11)
+    for _ in range(3)
+]
 
 
 def windows() -> list[Window]:
@@ -43,7 +48,9 @@ def test_each_kind_of_wrong_is_seen() -> None:
     rows = windows()
     assert failed(rows[1:], told(rows[1:])) == {"flights", "windows"}, "a window was never told"
     assert failed([*rows, rows[0]], told(rows)) == {"windows"}, "one was told twice"
-    assert failed([rows[0]._replace(flights=2), *rows[1:]], told(rows)) == {"flights", "windows", "topic"}, "a flight is missing"
+    assert failed([rows[0]._replace(flights=2), *rows[1:]], told(rows)) == {"flights", "windows", "topic"}, (
+        "a flight is missing"
+    )
     assert failed(rows, told(rows)[1:]) == {"topic"}
     assert failed(rows, [*told(rows), told(rows)[0]]) == {"topic"}
 

@@ -43,7 +43,9 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [("produce", "t"), ("cat", "-P", "-t", "t")])
-def test_ctrl_c_at_the_end_of_the_input(silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+def test_ctrl_c_at_the_end_of_the_input(
+    silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
     """A flush of librdkafka's would go on to message.timeout.ms."""
     timers: list[threading.Timer] = []
 
@@ -67,7 +69,9 @@ def test_ctrl_c_at_the_end_of_the_input(silent: str, monkeypatch: pytest.MonkeyP
 
 
 class Queue:
-    """A producer of librdkafka's: acknowledges `each_flush` records with each flush, or raises what it is given there."""
+    """A producer of librdkafka's: acknowledges `each_flush` records with each flush, or raises what
+    it is given there.
+    """
 
     def __init__(self, flushes: list[int | BaseException]) -> None:
         self.queued, self.flushes = 0, flushes
@@ -110,14 +114,19 @@ def send(writing: Writer, problem: BaseException | None = None) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), from_a_callback()])
-def test_what_is_not_acknowledged_when_it_is_interrupted_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interruption: BaseException) -> None:
+def test_what_is_not_acknowledged_when_it_is_interrupted_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interruption: BaseException
+) -> None:
     with pytest.raises(type(interruption)):
         send(writer(monkeypatch, [1, interruption]))
     assert capsys.readouterr().err == "mqd: interrupted: 2 of 3 records were not acknowledged\n"
     assert common.is_interruption(interruption)
 
 
-@pytest.mark.parametrize(("flushes", "told"), [([1, 2], ""), ([2, KeyboardInterrupt()], "mqd: interrupted: 1 of 3 records were not acknowledged\n")])
+@pytest.mark.parametrize(
+    ("flushes", "told"),
+    [([1, 2], ""), ([2, KeyboardInterrupt()], "mqd: interrupted: 1 of 3 records were not acknowledged\n")],
+)
 def test_what_is_queued_when_the_input_is_interrupted_is_written_or_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flushes: list[int | BaseException], told: str
 ) -> None:
@@ -128,7 +137,9 @@ def test_what_is_queued_when_the_input_is_interrupted_is_written_or_counted(
     assert not flushes
 
 
-def test_what_was_read_before_an_error_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_read_before_an_error_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(b"1\n2\n3\n")
     second.symlink_to("/proc/self/mem")  # opens, and cannot be read from its beginning
@@ -138,7 +149,9 @@ def test_what_was_read_before_an_error_is_written(monkeypatch: pytest.MonkeyPatc
     assert not flushes and "Input/output error" in capsys.readouterr().err
 
 
-def test_what_an_interruption_in_a_callback_ends_with(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_interruption_in_a_callback_ends_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     writer(monkeypatch, [from_a_callback()])
     monkeypatch.setattr(sys, "stdin", Stdin(b"one\n", lambda: None))
     assert main._run(["produce", "t"]) == 130
@@ -164,7 +177,14 @@ def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: 
 
 
 @pytest.mark.parametrize(("unread", "code", "told"), [(True, 0, ""), (False, 1, "mqd: p: a pipe of Spark's\n")])
-def test_a_pipeline_ends_well_when_nobody_reads_its_progress(handlers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], unread: bool, code: int, told: str) -> None:
+def test_a_pipeline_ends_well_when_nobody_reads_its_progress(
+    handlers: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    unread: bool,
+    code: int,
+    told: str,
+) -> None:
     import click
 
     from mqd.cli.verbs import pipeline

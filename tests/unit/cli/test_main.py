@@ -1,4 +1,6 @@
-"""The command line without a broker: lazy verbs, exit codes, one-line errors, completion, start-up time."""
+"""The command line without a broker: lazy verbs, exit codes, one-line errors, completion, start-up
+time.
+"""
 
 import errno
 import io
@@ -21,7 +23,14 @@ ROOT = Path(__file__).parents[3]
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MQD_")}
-    return subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments], capture_output=True, text=True, cwd=ROOT, env=clean | environment, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "mqd.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=clean | environment,
+        timeout=60,
+    )
 
 
 @pytest.fixture
@@ -38,14 +47,20 @@ def test_every_command_is_there_and_helps(name, capsys):
 
 
 def test_the_help_lists_every_command_and_imports_none():
-    code = "import sys\nfrom mqd.cli.main import _run\n_run(['--help'])\nprint(sorted(m for m in sys.modules if m.startswith('mqd.') or m in ('confluent_kafka', 'rich', 'asyncio')))"
+    code = (
+        "import sys\nfrom mqd.cli.main import _run\n_run(['--help'])\nprint(sorted(m for m in sys.modules if"
+        " m.startswith('mqd.') or m in ('confluent_kafka', 'rich', 'asyncio')))"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert shown.splitlines()[-1] == "['mqd.cli', 'mqd.cli.common', 'mqd.cli.main']"
     assert all(name in shown for name in COMMANDS)
 
 
 def test_start_up_costs_little():
-    """CPU time of the child, which a busy machine does not change much. The promise is 150 ms of wall clock on an idle one."""
+    """CPU time of the child, which a busy machine does not change much. The promise is 150 ms of
+    wall clock on an idle one.
+    """
+
     def cpu_s(*arguments: str) -> float:
         before = os.times()
         run(*arguments)
@@ -57,14 +72,24 @@ def test_start_up_costs_little():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["topic", "list"], ["topic", "create", "t"], ["topic", "describe", "t"], ["config", "get", "topic/t"], ["consume", "t"], ["produce", "t"], ["topic", "delete", "t"]],
+    [
+        ["topic", "list"],
+        ["topic", "create", "t"],
+        ["topic", "describe", "t"],
+        ["config", "get", "topic/t"],
+        ["consume", "t"],
+        ["produce", "t"],
+        ["topic", "delete", "t"],
+    ],
 )
 def test_no_broker_is_exit_code_3_and_says_the_way_out(arguments, closed_port, capsys):
     assert main_module._run([*arguments, "-b", f"127.0.0.1:{closed_port}"]) == EXIT_UNREACHABLE
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert f"cannot reach a broker at 127.0.0.1:{closed_port}" in captured.err and "start one with: mqd up" in captured.err
+    assert (
+        f"cannot reach a broker at 127.0.0.1:{closed_port}" in captured.err and "start one with: mqd up" in captured.err
+    )
 
 
 def test_bootstrap_comes_from_option_group_or_environment(closed_port):
@@ -81,12 +106,24 @@ def test_bootstrap_comes_from_option_group_or_environment(closed_port):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["topc"], "did you mean topic?"), (["frobnicate"], "mqd --help lists them"), (["topic", "create"], "NAME"), (["topic", "create", "t", "-p", "0"], "0"),
-        (["topic", "create", "t", "-c", "retention"], "takes KEY=VALUE"), (["topic", "alter", "t"], "nothing to change"), (["produce", "t", "-k", ""], "cannot be empty"),
-        (["produce", "t", "--idempotent", "--acks", "1"], "needs --acks all"), (["consume", "t", "-o", "nowhere"], "no place to begin"), (["consume", "t", "-f", "%y"], "%y"),
-        (["consume", "t", "--until", "soon"], "no time"), (["topic", "list", "-b", "host:99999"], "not HOST:PORT"), (["cat", "-G", "g"], "not available yet"),
-        (["cat", "-C"], "-t TOPIC is missing"), (["cat", "-Q", "-t", "x"], "TOPIC:PARTITION:TIMESTAMP"), (["log", "dump", "/nonexistent"], "does not exist"),
-        (["completion", "tcsh"], "tcsh"), (["--frob"], "--frob"),
+        (["topc"], "did you mean topic?"),
+        (["frobnicate"], "mqd --help lists them"),
+        (["topic", "create"], "NAME"),
+        (["topic", "create", "t", "-p", "0"], "0"),
+        (["topic", "create", "t", "-c", "retention"], "takes KEY=VALUE"),
+        (["topic", "alter", "t"], "nothing to change"),
+        (["produce", "t", "-k", ""], "cannot be empty"),
+        (["produce", "t", "--idempotent", "--acks", "1"], "needs --acks all"),
+        (["consume", "t", "-o", "nowhere"], "no place to begin"),
+        (["consume", "t", "-f", "%y"], "%y"),
+        (["consume", "t", "--until", "soon"], "no time"),
+        (["topic", "list", "-b", "host:99999"], "not HOST:PORT"),
+        (["cat", "-G", "g"], "not available yet"),
+        (["cat", "-C"], "-t TOPIC is missing"),
+        (["cat", "-Q", "-t", "x"], "TOPIC:PARTITION:TIMESTAMP"),
+        (["log", "dump", "/nonexistent"], "does not exist"),
+        (["completion", "tcsh"], "tcsh"),
+        (["--frob"], "--frob"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_in_one_line(arguments, part, capsys):
@@ -118,7 +155,10 @@ def test_interrupts_are_quiet(monkeypatch, capsys):
 
 
 def test_errors_in_words():
-    assert explain(FileNotFoundError(2, "No such file or directory", "x")) == ("x: No such file or directory", EXIT_FAILED)
+    assert explain(FileNotFoundError(2, "No such file or directory", "x")) == (
+        "x: No such file or directory",
+        EXIT_FAILED,
+    )
     from confluent_kafka import KafkaError, KafkaException
 
     text, code = explain(KafkaException(KafkaError(KafkaError._TRANSPORT)))
@@ -153,7 +193,9 @@ def test_completion_scripts(shell, capsys):
 def test_completion_completes():
     words = run(_MQD_COMPLETE="bash_complete", COMP_WORDS="mqd topic ad", COMP_CWORD="2").stdout.split()
     assert words == ["plain,add-partitions"]
-    words = run(_MQD_COMPLETE="bash_complete", COMP_WORDS="mqd config set topic/x retention.m", COMP_CWORD="4").stdout.split()
+    words = run(
+        _MQD_COMPLETE="bash_complete", COMP_WORDS="mqd config set topic/x retention.m", COMP_CWORD="4"
+    ).stdout.split()
     assert words == ["plain,retention.ms="]
 
 
@@ -184,6 +226,10 @@ def test_another_pipe_that_breaks_is_an_error(has_file, monkeypatch, capfd):
 
 def test_a_reader_that_has_enough_is_no_error():
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {sys.executable} -m mqd.cli.main completion bash | head -n 1"], capture_output=True, text=True, cwd=ROOT, timeout=60
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m mqd.cli.main completion bash | head -n 1"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
     )
     assert done.stderr == ""

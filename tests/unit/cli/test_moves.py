@@ -1,4 +1,6 @@
-"""`mqd topic reassign`: a plan is one topic's, and is verified partition by partition. Against a cluster that is played here."""
+"""`mqd topic reassign`: a plan is one topic's, and is verified partition by partition. Against a
+cluster that is played here.
+"""
 
 import json
 from pathlib import Path
@@ -27,7 +29,9 @@ UNKNOWN_TOPIC = 3
 
 
 class PlayedCluster:
-    """Topics -> partitions -> replicas, and what moves: (adding, removing) by topic and partition. `bytes_at`: of one partition on one host; a host that is not in `reachable` does not answer."""
+    """Topics -> partitions -> replicas, and what moves: (adding, removing) by topic and partition.
+    `bytes_at`: of one partition on one host; a host that is not in `reachable` does not answer.
+    """
 
     def __init__(self) -> None:
         self.topics = {"big": [[1, 2], [2, 3], [3, 1]], "racked": [[1, 2]]}
@@ -42,9 +46,16 @@ class PlayedCluster:
         topics = []
         for name in self.topics if asked.topics is None else [topic.name for topic in asked.topics]:
             partitions = [
-                MetadataResponse.Partition(partition_index=index, leader_id=replicas[0], replica_nodes=replicas, isr_nodes=replicas) for index, replicas in enumerate(self.topics.get(name, ()))
+                MetadataResponse.Partition(
+                    partition_index=index, leader_id=replicas[0], replica_nodes=replicas, isr_nodes=replicas
+                )
+                for index, replicas in enumerate(self.topics.get(name, ()))
             ]
-            topics.append(MetadataResponse.Topic(name=name, partitions=partitions, error_code=0 if name in self.topics else UNKNOWN_TOPIC))
+            topics.append(
+                MetadataResponse.Topic(
+                    name=name, partitions=partitions, error_code=0 if name in self.topics else UNKNOWN_TOPIC
+                )
+            )
         brokers = [MetadataResponse.Broker(node_id=node, host=f"h{node}", port=9) for node in NODES]
         return MetadataResponse(topics=topics, brokers=brokers)
 
@@ -52,7 +63,15 @@ class PlayedCluster:
         one = ListPartitionReassignmentsResponse.OngoingPartitionReassignment
         topics = [
             ListPartitionReassignmentsResponse.OngoingTopicReassignment(
-                name=name, partitions=[one(partition_index=index, replicas=self.topics[name][index], adding_replicas=adding, removing_replicas=removing)]
+                name=name,
+                partitions=[
+                    one(
+                        partition_index=index,
+                        replicas=self.topics[name][index],
+                        adding_replicas=adding,
+                        removing_replicas=removing,
+                    )
+                ],
             )
             for (name, index), (adding, removing) in self.moving.items()
         ]
@@ -61,7 +80,13 @@ class PlayedCluster:
     def log_dirs(self, node: int, asked: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
         topics = [
             DescribeLogDirsResponse.Topic(
-                name=topic.topic, partitions=[DescribeLogDirsResponse.Partition(partition_index=index, partition_size=self.bytes_at.get((topic.topic, index, node), 0)) for index in topic.partitions]
+                name=topic.topic,
+                partitions=[
+                    DescribeLogDirsResponse.Partition(
+                        partition_index=index, partition_size=self.bytes_at.get((topic.topic, index, node), 0)
+                    )
+                    for index in topic.partitions
+                ],
             )
             for topic in asked.topics
         ]
@@ -69,8 +94,14 @@ class PlayedCluster:
 
     def alter(self, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
         if asked.balance:
-            target = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(partition_index=0, target=self.balanced)
-            return AlterPartitionReassignmentsResponse(responses=[AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name="racked", partitions=[target])])
+            target = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+                partition_index=0, target=self.balanced
+            )
+            return AlterPartitionReassignmentsResponse(
+                responses=[
+                    AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name="racked", partitions=[target])
+                ]
+            )
         self.asked_to_move += [(topic.name, one.partition_index) for topic in asked.topics for one in topic.partitions]
         return AlterPartitionReassignmentsResponse()
 
@@ -99,7 +130,12 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
                     return cluster.log_dirs(self.node, asked)
                 case DescribeClusterRequest():
                     assert asked.include_fenced_brokers, "a host that is away has its rack all the same"
-                    return DescribeClusterResponse(brokers=[DescribeClusterResponse.Broker(broker_id=node, rack=cluster.racks.get(node)) for node in NODES])
+                    return DescribeClusterResponse(
+                        brokers=[
+                            DescribeClusterResponse.Broker(broker_id=node, rack=cluster.racks.get(node))
+                            for node in NODES
+                        ]
+                    )
                 case AlterPartitionReassignmentsRequest():
                     return cluster.alter(asked)
             return cluster.reassignments()
@@ -111,7 +147,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
 
 @pytest.fixture
 def mqd(capsys: pytest.CaptureFixture[str]):
-    """mqd("big", ...) -> (exit status, output, errors) of `mqd topic reassign`, or of another command."""
+    """mqd("big", ...) -> (exit status, output, errors) of `mqd topic reassign`, or of another
+    command.
+    """
 
     def call(*arguments: str, command: tuple[str, ...] = ("topic", "reassign")) -> tuple[int, str, str]:
         code = main_module._run([*command, *arguments])
@@ -123,15 +161,26 @@ def mqd(capsys: pytest.CaptureFixture[str]):
 
 def plan(tmp_path: Path, *partitions: tuple[str, int, list[int]]) -> str:
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": index, "replicas": replicas} for topic, index, replicas in partitions]}))
+    file.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "partitions": [
+                    {"topic": topic, "partition": index, "replicas": replicas} for topic, index, replicas in partitions
+                ],
+            }
+        )
+    )
     return str(file)
 
 
-# -- a plan is one topic's ---------------------------------------------------------------------------------------------------------
+# -- a plan is one topic's -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [(), ("--dry-run",), ("--no-wait",)])
-def test_a_plan_of_another_topic_is_refused_and_nothing_moves(mqd, played: PlayedCluster, tmp_path: Path, how: tuple[str, ...]) -> None:
+def test_a_plan_of_another_topic_is_refused_and_nothing_moves(
+    mqd, played: PlayedCluster, tmp_path: Path, how: tuple[str, ...]
+) -> None:
     code, said, error = mqd("big", "--plan", plan(tmp_path, ("big", 0, [1, 2]), ("racked", 0, [2, 3])), *how)
     assert (code, said, played.asked_to_move) == (1, "", [])
     assert "racked-0" in error and "big-0" not in error and "mqd topic reassign racked --plan FILE" in error
@@ -148,7 +197,7 @@ def test_a_plan_of_the_topic_is_carried_out(mqd, played: PlayedCluster, tmp_path
     assert played.asked_to_move == [("big", 0), ("big", 2)]
 
 
-# -- whether it was carried out ----------------------------------------------------------------------------------------------------
+# -- whether it was carried out --------------------------------------------------------------------
 
 
 def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, tmp_path: Path) -> None:
@@ -164,27 +213,51 @@ def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, t
         ["1", "under", "way", "3,4", "3,4,2", "63%"],
         ["2", "otherwise", "1,2", "3,1", "-"],
         ["7", "otherwise", "1,2", "-", "-"],
-        *[line.split() for line in ["topic big: of 4 partitions 1 done, 1 under way, 2 otherwise (carry the plan out again for these)"]],
+        *[
+            line.split()
+            for line in [
+                "topic big: of 4 partitions 1 done, 1 under way, 2 otherwise (carry the plan out again for these)"
+            ]
+        ],
     ]
     found = json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])
     assert [one["state"] for one in found] == ["done", "under_way", "otherwise", "otherwise"]
     assert found[1] == {
-        "topic": "big", "partition": 1, "state": "under_way", "planned": [3, 4], "replicas": [3, 4, 2], "adding": [3, 4], "removing": [2], "copied_bytes": 1_260, "total_bytes": 2_000
-    }  # fmt: skip
+        "topic": "big",
+        "partition": 1,
+        "state": "under_way",
+        "planned": [3, 4],
+        "replicas": [3, 4, 2],
+        "adding": [3, 4],
+        "removing": [2],
+        "copied_bytes": 1_260,
+        "total_bytes": 2_000,
+    }
 
 
-def test_a_plan_that_is_carried_out_is_a_success_and_one_that_is_under_way_is_none(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_a_plan_that_is_carried_out_is_a_success_and_one_that_is_under_way_is_none(
+    mqd, played: PlayedCluster, tmp_path: Path
+) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 1, [2, 3]))
-    assert (found := mqd("big", "--plan", file, "--status"))[0] == 0 and found[1].endswith("topic big: all of the plan is done\n")
+    assert (found := mqd("big", "--plan", file, "--status"))[0] == 0 and found[1].endswith(
+        "topic big: all of the plan is done\n"
+    )
     assert mqd("big", "--plan", file, "--status", "--format", "json")[0] == 0
     played.topics["big"][0], played.moving["big", 0] = [1, 2, 3], ([], [3])
-    assert (found := mqd("big", "--plan", file, "--status"))[0] == 1 and "of 2 partitions 1 done, 1 under way\n" in found[1]
+    assert (found := mqd("big", "--plan", file, "--status"))[
+        0
+    ] == 1 and "of 2 partitions 1 done, 1 under way\n" in found[1]
 
 
-def test_what_moves_elsewhere_or_has_another_preferred_leader_is_not_what_was_planned(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+def test_what_moves_elsewhere_or_has_another_preferred_leader_is_not_what_was_planned(
+    mqd, played: PlayedCluster, tmp_path: Path
+) -> None:
     played.topics["big"][0], played.moving["big", 0] = [4, 2, 1], ([4], [1])
     file = plan(tmp_path, ("big", 0, [1, 3]), ("big", 1, [3, 2]))
-    assert [one["state"] for one in json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])] == ["otherwise", "otherwise"]
+    assert [one["state"] for one in json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])] == [
+        "otherwise",
+        "otherwise",
+    ]
 
 
 def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: PlayedCluster, tmp_path: Path) -> None:
@@ -195,8 +268,12 @@ def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: Pl
     assert code == 1 and said.splitlines()[1].split() == ["1", "under", "way", "3,4", "3,4,2", "-"]
 
 
-@pytest.mark.parametrize("arguments", [("--brokers", "1", "--status"), ("--cancel", "--status"), ("--plan", "FILE", "--cancel"), ()])
-def test_what_does_not_go_together_is_a_usage_error(mqd, played: PlayedCluster, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("--brokers", "1", "--status"), ("--cancel", "--status"), ("--plan", "FILE", "--cancel"), ()]
+)
+def test_what_does_not_go_together_is_a_usage_error(
+    mqd, played: PlayedCluster, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]))
     assert mqd("big", *(file if word == "FILE" else word for word in arguments))[0] == 2
 
@@ -206,16 +283,23 @@ def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: Pl
     assert code == 1 and "racked-0" in error
 
 
-# -- a balance ---------------------------------------------------------------------------------------------------------------------
+# -- a balance -------------------------------------------------------------------------------------
 
 
 def test_a_balance_that_nobody_waits_for_says_what_ends_it(mqd, played: PlayedCluster) -> None:
     played.balanced = [3, 4]
     code, said, _ = mqd("--no-wait", command=("cluster", "balance"))
-    assert code == 0 and said.startswith("1 partition moves") and "another active controller" in said and "mqd cluster balance" in said
+    assert (
+        code == 0
+        and said.startswith("1 partition moves")
+        and "another active controller" in said
+        and "mqd cluster balance" in said
+    )
 
 
-def test_a_balance_that_has_stopped_says_how_it_goes_on(mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_balance_that_has_stopped_says_how_it_goes_on(
+    mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(moves, "STALLED_S", 0.0)
     monkeypatch.setattr(moves, "LOOK_S", 0.001)
     played.balanced = [3, 4]
@@ -225,11 +309,17 @@ def test_a_balance_that_has_stopped_says_how_it_goes_on(mqd, played: PlayedClust
     assert code == 1 and "racked-0" in error and "somebody has cancelled it" in error and "balance" not in error
 
 
-# -- where replicas go -------------------------------------------------------------------------------------------------------------
+# -- where replicas go -----------------------------------------------------------------------------
 
 
-def spread(current: list[list[int]], brokers: list[int], factor: int | None = None, racks: dict[int, str] | None = None) -> list[list[int]]:
-    return list(moves.spread({("t", index): replicas for index, replicas in enumerate(current)}, brokers, factor, racks or {}).values())
+def spread(
+    current: list[list[int]], brokers: list[int], factor: int | None = None, racks: dict[int, str] | None = None
+) -> list[list[int]]:
+    return list(
+        moves.spread(
+            {("t", index): replicas for index, replicas in enumerate(current)}, brokers, factor, racks or {}
+        ).values()
+    )
 
 
 def test_replicas_that_may_stay_do_and_the_others_go_where_the_fewest_are() -> None:
@@ -244,7 +334,9 @@ def test_replicas_go_to_other_racks_first() -> None:
     racks = {1: "a", 2: "a", 3: "b", 4: "b"}
     for replicas in spread([[1], [1], [2], [3]], [1, 2, 3, 4], 2, racks):
         assert {racks[node] for node in replicas} == {"a", "b"}, replicas
-    assert spread([[1, 3], [2, 4]], [1, 2, 3, 4], None, racks) == [[1, 3], [2, 4]], "what is spread over the racks stays"
+    assert spread([[1, 3], [2, 4]], [1, 2, 3, 4], None, racks) == [[1, 3], [2, 4]], (
+        "what is spread over the racks stays"
+    )
 
 
 def test_a_replica_beside_another_of_its_rack_stays_only_where_no_other_rack_is_left() -> None:
@@ -252,9 +344,13 @@ def test_a_replica_beside_another_of_its_rack_stays_only_where_no_other_rack_is_
     ((first, second),) = spread([[1, 2]], [1, 2, 3, 4], None, racks)
     assert first == 1 and second in (3, 4)
     assert spread([[1, 2]], [1, 2], None, racks) == [[1, 2]]
-    assert spread([[3, 4, 1]], [1, 2, 3, 4], 2, racks) == [[3, 1]], "one that is given up is one of two in the same rack"
+    assert spread([[3, 4, 1]], [1, 2, 3, 4], 2, racks) == [[3, 1]], (
+        "one that is given up is one of two in the same rack"
+    )
     one_and_three = {1: "a", 2: "b", 3: "b", 4: "b", 5: "b"}
-    assert sorted(spread([[2, 3, 4, 1]], [1, 2, 3, 4, 5], None, one_and_three)[0]) == [1, 2, 3, 4], "nothing is copied that gains nothing"
+    assert sorted(spread([[2, 3, 4, 1]], [1, 2, 3, 4, 5], None, one_and_three)[0]) == [1, 2, 3, 4], (
+        "nothing is copied that gains nothing"
+    )
 
 
 def test_new_replicas_are_spread_evenly_within_the_racks() -> None:

@@ -1,4 +1,6 @@
-"""What `mqd cluster status` says of partitions without a leader: on which host in service, and in which log directory, the replica lies that cannot be served."""
+"""What `mqd cluster status` says of partitions without a leader: on which host in service, and in
+which log directory, the replica lies that cannot be served.
+"""
 
 import threading
 from types import SimpleNamespace
@@ -13,7 +15,10 @@ from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsRespons
 
 
 def directory(path: str, error: int = 0, **partitions: int) -> DescribeLogDirsResponse.Result:
-    topics = [DescribeLogDirsResponse.Topic(name=name, partitions=[DescribeLogDirsResponse.Partition(partition_index=index)]) for name, index in partitions.items()]
+    topics = [
+        DescribeLogDirsResponse.Topic(name=name, partitions=[DescribeLogDirsResponse.Partition(partition_index=index)])
+        for name, index in partitions.items()
+    ]
     return DescribeLogDirsResponse.Result(error_code=error, log_dir=path, topics=topics)
 
 
@@ -40,8 +45,13 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
         def ask(self, api_key: int, request: object) -> object:
             if isinstance(request, DescribeLogDirsRequest):
                 assert request.topics and self.timeout_s == offline.DIRECTORIES_S
-            partitions = [MetadataResponse.Partition(partition_index=index, leader_id=leader, replica_nodes=[1, 2]) for index, leader in ((0, -1), (1, 1), (2, -1))]
-            return SimpleNamespace(results=self.results, controller_id=1, topics=[MetadataResponse.Topic(name="t", partitions=partitions)])
+            partitions = [
+                MetadataResponse.Partition(partition_index=index, leader_id=leader, replica_nodes=[1, 2])
+                for index, leader in ((0, -1), (1, 1), (2, -1))
+            ]
+            return SimpleNamespace(
+                results=self.results, controller_id=1, topics=[MetadataResponse.Topic(name="t", partitions=partitions)]
+            )
 
     monkeypatch.setattr(offline, "Broker", Broker)
     return found
@@ -51,7 +61,11 @@ def test_host_and_directory_of_each_are_named(hosts) -> None:
     hosts["a:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
     hosts["b:1"] = [directory("/d3"), directory("/d4", FAILED), directory("/d5", FAILED)]
     found = offline.places([("t", 0, (1, 3)), ("u", 4, (2, 9))], {1: "a:1", 2: "b:1", 3: "c:1"})
-    assert found == [offline.Place("t-0", 1, ("/d1",)), offline.Place("t-0", 3, ()), offline.Place("u-4", 2, ("/d4", "/d5"), True)]
+    assert found == [
+        offline.Place("t-0", 1, ("/d1",)),
+        offline.Place("t-0", 3, ()),
+        offline.Place("u-4", 2, ("/d4", "/d5"), True),
+    ]
     assert [place.told() for place in found] == [
         "t-0 is not served by node 1, which is in service: log directory /d1",
         "t-0 is not served by node 3, which is in service: its log directories cannot be asked for",
@@ -71,10 +85,15 @@ def test_one_broker_tells_of_its_own_alone(hosts) -> None:
     assert offline.here("127.0.0.1", 1) == []
     hosts["127.0.0.1:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
     found = offline.here("0.0.0.0", 1)
-    assert [(place.partition, place.node, place.directories) for place in found] == [("t-0", 1, ("/d1",)), ("t-2", 1, ("/d2",))]
+    assert [(place.partition, place.node, place.directories) for place in found] == [
+        ("t-0", 1, ("/d1",)),
+        ("t-2", 1, ("/d2",)),
+    ]
 
 
-def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of the others a size would have to be taken of every partition."""
     together, asked = threading.Barrier(3), {}
 

@@ -38,7 +38,9 @@ class Message:
 
 
 class Consumer:
-    """`logs`: partition -> times of its records when it is asked. `feed`: what poll() brings, one after another; a callable is called, and nothing came."""
+    """`logs`: partition -> times of its records when it is asked. `feed`: what poll() brings, one
+    after another; a callable is called, and nothing came.
+    """
 
     def __init__(self, logs: dict[int, list[int]], feed: list[Any]) -> None:
         self.logs, self.feed = logs, feed
@@ -78,7 +80,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, consumer: Consumer, until_ms: int | None, count: int | None = None) -> tuple[list[tuple[int, int]], KafkaException | None]:
+def shown(
+    monkeypatch: pytest.MonkeyPatch, consumer: Consumer, until_ms: int | None, count: int | None = None
+) -> tuple[list[tuple[int, int]], KafkaException | None]:
     monkeypatch.setattr(reading, "Consumer", lambda _config: consumer)
     reader = Reader("", "t")
     reader.assign(sorted(consumer.logs), Start("beginning"), None if until_ms is None else Start("time", until_ms))
@@ -94,18 +98,37 @@ def shown(monkeypatch: pytest.MonkeyPatch, consumer: Consumer, until_ms: int | N
 @pytest.mark.parametrize(
     ("what", "logs", "feed", "expected"),
     [
-        ("a partition ends before the time", {0: [900, 1100], 1: [800]}, [Message(0, 0, 900), Message(0, 1, 1100), Message(1, 0, 800)], [(0, 0), (1, 0)]),
+        (
+            "a partition ends before the time",
+            {0: [900, 1100], 1: [800]},
+            [Message(0, 0, 900), Message(0, 1, 1100), Message(1, 0, 800)],
+            [(0, 0), (1, 0)],
+        ),
         ("an empty one", {0: [900, 1100], 1: []}, [Message(0, 0, 900), QUIET, Message(1, 0, error=END)], [(0, 0)]),
         ("what is written meanwhile is later", {0: [800]}, [Message(0, 0, 800), Message(0, 1, 5000)], [(0, 0)]),
         ("the last offset is a marker's", {0: [800, 900]}, [Message(0, 0, 800), Message(0, 2, error=END)], [(0, 0)]),
-        ("offsets without records before the stop", {0: [700, 800, 900, 1100]}, [Message(0, 0, 700), Message(0, 5, 1100)], [(0, 0)]),
+        (
+            "offsets without records before the stop",
+            {0: [700, 800, 900, 1100]},
+            [Message(0, 0, 700), Message(0, 5, 1100)],
+            [(0, 0)],
+        ),
     ],
 )
-def test_until_a_time_that_is_over(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int], what: str, logs: dict[int, list[int]], feed: list[Any], expected: list[tuple[int, int]]) -> None:
+def test_until_a_time_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+    clock: dict[str, int],
+    what: str,
+    logs: dict[int, list[int]],
+    feed: list[Any],
+    expected: list[tuple[int, int]],
+) -> None:
     assert shown(monkeypatch, Consumer(logs, feed), 1000) == (expected, None), what
 
 
-def test_what_is_written_between_the_two_questions_for_a_stop_is_left_out(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+def test_what_is_written_between_the_two_questions_for_a_stop_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]
+) -> None:
     consumer = Consumer({0: [800]}, [Message(0, 0, 800), Message(0, 1, 5000)])
     consumer.get_watermark_offsets = lambda partition, timeout: (0, 2)  # type: ignore[method-assign]
     assert shown(monkeypatch, consumer, 1000) == ([(0, 0)], None)
@@ -121,19 +144,32 @@ def test_until_a_time_that_comes(monkeypatch: pytest.MonkeyPatch, clock: dict[st
         clock["ms"] = NOW + 100
 
     consumer.feed = [
-        Message(0, 0, error=END), Message(1, 0, error=END), QUIET, written, Message(0, 0, NOW + 1), Message(1, 0, NOW + 2), Message(0, 1, NOW + 100), Message(1, 1, error=END), QUIET, over,
-    ]  # fmt: skip
+        Message(0, 0, error=END),
+        Message(1, 0, error=END),
+        QUIET,
+        written,
+        Message(0, 0, NOW + 1),
+        Message(1, 0, NOW + 2),
+        Message(0, 1, NOW + 100),
+        Message(1, 1, error=END),
+        QUIET,
+        over,
+    ]
     assert shown(monkeypatch, consumer, NOW + 100) == ([(0, 0), (1, 0)], None)
     assert consumer.feed == []
 
 
 def test_a_time_that_comes_while_earlier_records_go_on(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
     """Of a producer whose clock is slow: what is there when the time is over is the last."""
-    consumer = Consumer({0: [1, 2]}, [Message(0, 0, 1), lambda: clock.update(ms=NOW + 100), Message(0, 1, 2), Message(0, 2, 3)])
+    consumer = Consumer(
+        {0: [1, 2]}, [Message(0, 0, 1), lambda: clock.update(ms=NOW + 100), Message(0, 1, 2), Message(0, 2, 3)]
+    )
     assert shown(monkeypatch, consumer, NOW + 100) == ([(0, 0), (0, 1)], None)
 
 
 def test_what_came_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
-    consumer = Consumer({0: [1, 2]}, [Message(0, 0, 1), Message(0, 1, 2), Message(0, -1, error=KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    consumer = Consumer(
+        {0: [1, 2]}, [Message(0, 0, 1), Message(0, 1, 2), Message(0, -1, error=KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+    )
     found, problem = shown(monkeypatch, consumer, None)
     assert found == [(0, 0), (0, 1)] and problem is not None

@@ -16,7 +16,15 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
 
 class Message:
     def __init__(self, key=b"k", value=b"v", headers=None, timestamp=(1, 1700000000000)):
-        self._fields = {"key": key, "value": value, "headers": headers, "timestamp": timestamp, "topic": "t", "partition": 3, "offset": 7}
+        self._fields = {
+            "key": key,
+            "value": value,
+            "headers": headers,
+            "timestamp": timestamp,
+            "topic": "t",
+            "partition": 3,
+            "offset": 7,
+        }
 
     def __getattr__(self, name):
         return lambda: self._fields[name]
@@ -24,7 +32,16 @@ class Message:
 
 @pytest.mark.parametrize(
     ("text", "data"),
-    [("a\\nb", b"a\nb"), ("\\t\\r", b"\t\r"), ("\\x41\\x4z", b"A\x04z"), ("\\q\\\\", b"q\\"), ("é", "é".encode()), ("\\xff", b"\xff"), ("", b""), ("a\\", b"a\\")],
+    [
+        ("a\\nb", b"a\nb"),
+        ("\\t\\r", b"\t\r"),
+        ("\\x41\\x4z", b"A\x04z"),
+        ("\\q\\\\", b"q\\"),
+        ("é", "é".encode()),
+        ("\\xff", b"\xff"),
+        ("", b""),
+        ("a\\", b"a\\"),
+    ],
 )
 def test_unescape(text, data):
     assert records.unescape(text) == data
@@ -55,12 +72,18 @@ def test_unknown_tokens_are_refused(text):
 
 def test_envelopes():
     message = Message(key=None, value=b"\xff{", headers=[("a", b"\xfe"), ("b", None)])
-    assert records.kcat_envelope(message, 1) == (
-        b'{"topic":"t","partition":3,"offset":7,"tstype":"create","ts":1700000000000,"broker":1,"headers":["a","\xfe","b",null],"key":null,"payload":"\xff{"}\n'
+    assert (
+        records.kcat_envelope(message, 1)
+        == b'{"topic":"t","partition":3,"offset":7,"tstype":"create","ts":1700000000000,"broker":1,"headers":["a","\xfe","b",null],"key":null,"payload":"\xff{"}\n'
     )
     assert json.loads(records.envelope(message)) == {
-        "topic": "t", "partition": 3, "offset": 7, "timestamp_ms": 1700000000000,
-        "headers": [{"name": "a", "value_base64": "/g=="}, {"name": "b", "value": None}], "key": None, "value_base64": "/3s=",
+        "topic": "t",
+        "partition": 3,
+        "offset": 7,
+        "timestamp_ms": 1700000000000,
+        "headers": [{"name": "a", "value_base64": "/g=="}, {"name": "b", "value": None}],
+        "key": None,
+        "value_base64": "/3s=",
     }
     assert "headers" not in json.loads(records.envelope(Message()))
 
@@ -78,7 +101,13 @@ class Dribble(io.RawIOBase):
 @pytest.mark.parametrize("make", [io.BytesIO, Dribble])
 @pytest.mark.parametrize(
     ("data", "delimiter", "parts"),
-    [(b"a\nb\n\nc", b"\n", [b"a", b"b", b"c"]), (b"", b"\n", []), (b"\n\n", b"\n", []), (b"a--b-c--", b"--", [b"a", b"b-c"]), (b"x" * 200_000, b"\n", [b"x" * 200_000])],
+    [
+        (b"a\nb\n\nc", b"\n", [b"a", b"b", b"c"]),
+        (b"", b"\n", []),
+        (b"\n\n", b"\n", []),
+        (b"a--b-c--", b"--", [b"a", b"b-c"]),
+        (b"x" * 200_000, b"\n", [b"x" * 200_000]),
+    ],
 )
 def test_split(make, data, delimiter, parts):
     if make is Dribble and len(data) > 1000:
@@ -100,9 +129,16 @@ def test_split_key_and_header():
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("beginning", Start("beginning")), ("earliest", Start("beginning")), ("end", Start("end")), ("42", Start("offset", 42)), ("-5", Start("tail", 5)),
-        ("@1700000000000", Start("time", 1700000000000)), ("@0", Start("time", 0)), ("@2026-01-31T11:00+00:00", Start("time", 1769857200000)),
-        ("@-90s", Start("time", 1769860710000)), ("@-1d", Start("time", 1769774400000)),
+        ("beginning", Start("beginning")),
+        ("earliest", Start("beginning")),
+        ("end", Start("end")),
+        ("42", Start("offset", 42)),
+        ("-5", Start("tail", 5)),
+        ("@1700000000000", Start("time", 1700000000000)),
+        ("@0", Start("time", 0)),
+        ("@2026-01-31T11:00+00:00", Start("time", 1769857200000)),
+        ("@-90s", Start("time", 1769860710000)),
+        ("@-1d", Start("time", 1769774400000)),
     ],
 )
 def test_starting_points(text, start):
@@ -115,7 +151,7 @@ def test_no_starting_points(text):
         records.parse_start(text, NOW)
 
 
-# -- the demo's verdict ----------------------------------------------------------------------------------------------------------
+# -- the demo's verdict ----------------------------------------------------------------------------
 
 PAIRS = [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (None, b"4"), (None, b"5")]
 
@@ -127,7 +163,8 @@ def verdict(received) -> dict[str, bool]:
 def test_the_demo_sees_what_went_wrong():
     good = dict.fromkeys(("count", "bytes", "content", "order"), True)
     assert verdict(PAIRS) == good
-    assert verdict([PAIRS[1], PAIRS[4], PAIRS[0], PAIRS[2], PAIRS[3]]) == good  # keys among each other, and records without key, have no order
+    # keys among each other, and records without key, have no order
+    assert verdict([PAIRS[1], PAIRS[4], PAIRS[0], PAIRS[2], PAIRS[3]]) == good
     assert verdict([PAIRS[2], PAIRS[1], PAIRS[0], PAIRS[3], PAIRS[4]]) == good | {"order": False}
     assert verdict(PAIRS[:-1]) == good | {"count": False, "bytes": False, "content": False}
     assert verdict([*PAIRS[:-1], PAIRS[0]]) == good | {"bytes": False, "content": False, "order": False}
@@ -142,10 +179,12 @@ def test_the_flights_are_read_without_their_package(tmp_path):
         archive.writestr("flights.csv", "year,dep_time,tailnum,carrier\n2013,517,N14228,UA\n2013,,,AA\n2013,NA,NA,B6\n")
     rows = list(demo.read_flights(tmp_path / "flights.csv.zip"))
     assert rows == [
-        {"year": 2013, "dep_time": 517, "tailnum": "N14228", "carrier": "UA"}, {"year": 2013, "dep_time": None, "tailnum": None, "carrier": "AA"},
+        {"year": 2013, "dep_time": 517, "tailnum": "N14228", "carrier": "UA"},
+        {"year": 2013, "dep_time": None, "tailnum": None, "carrier": "AA"},
         {"year": 2013, "dep_time": None, "tailnum": None, "carrier": "B6"},
     ]
     assert demo.encode_flights(rows)[:2] == [
-        (b"N14228", b'{"year":2013,"dep_time":517,"tailnum":"N14228","carrier":"UA"}'), (None, b'{"year":2013,"dep_time":null,"tailnum":null,"carrier":"AA"}'),
+        (b"N14228", b'{"year":2013,"dep_time":517,"tailnum":"N14228","carrier":"UA"}'),
+        (None, b'{"year":2013,"dep_time":null,"tailnum":null,"carrier":"AA"}'),
     ]
     assert len(list(demo.read_flights(tmp_path / "flights.csv.zip", 1))) == 1

@@ -1,4 +1,6 @@
-"""One connection to a broker: what becomes of it when it ends or an answer is late, and what waits longer than it lives."""
+"""One connection to a broker: what becomes of it when it ends or an answer is late, and what waits
+longer than it lives.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LIST_GROUPS = 16
 
 
 class Server:
-    """A broker that knows ListGroups. `misbehave(count, header)` says what the count-th such request of all is answered: None, the honest answer; b"", it closes the connection."""
+    """A broker that knows ListGroups. `misbehave(count, header)` says what the count-th such
+    request of all is answered: None, the honest answer; b"", it closes the connection.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -50,9 +54,21 @@ class Server:
                     answer = self.misbehave(self.count, header)
                     if answer == b"":
                         return
-                    connection.sendall(answer or with_length(encode_response(header, ListGroupsResponse(groups=[ListGroupsResponse.Group(group_id=f"g{self.count}")]))))
+                    connection.sendall(
+                        answer
+                        or with_length(
+                            encode_response(
+                                header, ListGroupsResponse(groups=[ListGroupsResponse.Group(group_id=f"g{self.count}")])
+                            )
+                        )
+                    )
                 else:
-                    keys = [ApiVersionsResponse.ApiVersion(api_key=one.key, min_version=one.min_version, max_version=one.max_version) for one in SUPPORTED.values()]
+                    keys = [
+                        ApiVersionsResponse.ApiVersion(
+                            api_key=one.key, min_version=one.min_version, max_version=one.max_version
+                        )
+                        for one in SUPPORTED.values()
+                    ]
                     connection.sendall(with_length(encode_response(header, ApiVersionsResponse(api_keys=keys))))
 
 
@@ -77,11 +93,17 @@ def test_a_connection_that_has_ended_is_made_again(server: Server) -> None:
 
 
 def test_a_late_answer_is_never_that_to_the_next_request(server: Server) -> None:
-    """The first answer is to a request that nobody has made: as when one that was given up is answered late."""
+    """The first answer is to a request that nobody has made: as when one that was given up is
+    answered late.
+    """
 
     def another(count: int, header: RequestHeader) -> bytes | None:
         late = RequestHeader(header.api_key, header.api_version, header.correlation_id - 1, header.client_id)
-        return with_length(encode_response(late, ListGroupsResponse(groups=[ListGroupsResponse.Group(group_id="late")]))) if count == 1 else None
+        return (
+            with_length(encode_response(late, ListGroupsResponse(groups=[ListGroupsResponse.Group(group_id="late")])))
+            if count == 1
+            else None
+        )
 
     server.misbehave = another
     with Broker(server.bootstrap) as broker:
@@ -90,12 +112,19 @@ def test_a_late_answer_is_never_that_to_the_next_request(server: Server) -> None
         assert names(broker) == ["g2"]
 
 
-def test_what_is_waited_for_is_looked_at_again_when_a_connection_is_lost(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_waited_for_is_looked_at_again_when_a_connection_is_lost(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.misbehave = lambda count, header: b"" if count in (2, 3) else None
     monkeypatch.setattr(request, "_AGAIN_S", 0)
     monkeypatch.setattr(moves, "LOOK_S", 0)
     with Broker(server.bootstrap) as broker:
-        moves._watch("moving", lambda: {("t", 0)} if names(broker) != ["g5"] else set(), moves._Stall(broker, lambda left: ""), False)
+        moves._watch(
+            "moving",
+            lambda: {("t", 0)} if names(broker) != ["g5"] else set(),
+            moves._Stall(broker, lambda left: ""),
+            False,
+        )
     assert server.count == 5
 
 
@@ -127,7 +156,9 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tries) == 1, "what is refused is not asked again"
 
 
-def test_groups_behind_one_that_cannot_be_deleted_are_deleted_and_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_behind_one_that_cannot_be_deleted_are_deleted_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from types import SimpleNamespace
 
     from mqd.cli import main

@@ -44,7 +44,15 @@ class Frame:
         (False, 2000, 1500, 1500, ""),
     ],
 )
-def test_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool, max_rows: int | None, there: int, shown: int, told: str) -> None:
+def test_rows(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+    max_rows: int | None,
+    there: int,
+    shown: int,
+    told: str,
+) -> None:
     monkeypatch.setattr(sql, "_lines", lambda frame: frame)
     assert sql._show(Frame(there), as_json, max_rows) == 0  # type: ignore[arg-type]
     out, error = capsys.readouterr()
@@ -54,7 +62,9 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 class Query:
-    """A streaming query of one batch, which comes in a thread of its own, as Spark's do. `failures`: what that raised."""
+    """A streaming query of one batch, which comes in a thread of its own, as Spark's do.
+    `failures`: what that raised.
+    """
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame

@@ -1,4 +1,6 @@
-"""What `mqd cluster status` says of the voters: whom the quorum's leader has not heard lately, who does not keep up, and how many more may be lost."""
+"""What `mqd cluster status` says of the voters: whom the quorum's leader has not heard lately, who
+does not keep up, and how many more may be lost.
+"""
 
 import json
 
@@ -7,19 +9,37 @@ import pytest
 from mqd.cli import voters
 from mqd.cli import kafka_request as request
 from mqd.cli import main as main_module
-from mqd.protocol.messages import DescribeClusterResponse, DescribeConfigsResponse, DescribeQuorumResponse, MetadataResponse
+from mqd.protocol.messages import (
+    DescribeClusterResponse,
+    DescribeConfigsResponse,
+    DescribeQuorumResponse,
+    MetadataResponse,
+)
 
 NOW_MS = 1_700_000_000_000  # by the leader's clock; no other counts
 
 
-def replica(node: int, fetched_ago_ms: int | None = 0, caught_up_ago_ms: int | None = 0, log_end_offset: int = 10) -> DescribeQuorumResponse.ReplicaState:
+def replica(
+    node: int, fetched_ago_ms: int | None = 0, caught_up_ago_ms: int | None = 0, log_end_offset: int = 10
+) -> DescribeQuorumResponse.ReplicaState:
     fetched, caught_up = (-1 if ago is None else NOW_MS - ago for ago in (fetched_ago_ms, caught_up_ago_ms))
-    return DescribeQuorumResponse.ReplicaState(replica_id=node, log_end_offset=log_end_offset, last_fetch_timestamp=fetched, last_caught_up_timestamp=caught_up)
+    return DescribeQuorumResponse.ReplicaState(
+        replica_id=node, log_end_offset=log_end_offset, last_fetch_timestamp=fetched, last_caught_up_timestamp=caught_up
+    )
 
 
-def quorum(*replicas: DescribeQuorumResponse.ReplicaState, observers: tuple[DescribeQuorumResponse.ReplicaState, ...] = (), fetch_timeout_ms: int = 2_000) -> DescribeQuorumResponse.PartitionData:
+def quorum(
+    *replicas: DescribeQuorumResponse.ReplicaState,
+    observers: tuple[DescribeQuorumResponse.ReplicaState, ...] = (),
+    fetch_timeout_ms: int = 2_000,
+) -> DescribeQuorumResponse.PartitionData:
     return DescribeQuorumResponse.PartitionData(
-        leader_id=1, leader_epoch=3, high_watermark=10, current_voters=list(replicas), observers=list(observers), fetch_timeout_ms=fetch_timeout_ms
+        leader_id=1,
+        leader_epoch=3,
+        high_watermark=10,
+        current_voters=list(replicas),
+        observers=list(observers),
+        fetch_timeout_ms=fetch_timeout_ms,
     )
 
 
@@ -31,7 +51,9 @@ def seen(partition: DescribeQuorumResponse.PartitionData) -> tuple[list[int], li
 def test_a_voter_that_has_fallen_silent_may_not_be_counted_on() -> None:
     """It was heard of in this epoch: that says nothing of now."""
     assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, 30_409, 30_409))) == ([3], [], 0)
-    assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, None, None, -1))) == ([3], [], 0), "never heard of in this epoch"
+    assert seen(quorum(replica(1), replica(2, 500, 500), replica(3, None, None, -1))) == ([3], [], 0), (
+        "never heard of in this epoch"
+    )
     assert seen(quorum(*map(replica, (1, 2, 3)))) == ([], [], 1)
     assert seen(quorum(replica(1), replica(2), replica(3), replica(4), replica(5, 6_000, 6_000))) == ([5], [], 1)
     assert seen(quorum(replica(1))) == ([], [], 0)
@@ -45,20 +67,30 @@ def test_a_voter_that_fetches_and_does_not_keep_up_is_not_counted_on_either() ->
 
 
 def test_how_long_a_voter_may_be_silent_follows_from_how_often_it_has_to_fetch() -> None:
-    assert seen(quorum(replica(1), replica(2, 4_900, 4_900), replica(3), fetch_timeout_ms=200)) == ([], [], 1), "a busy host is not called lost"
+    assert seen(quorum(replica(1), replica(2, 4_900, 4_900), replica(3), fetch_timeout_ms=200)) == ([], [], 1), (
+        "a busy host is not called lost"
+    )
     assert seen(quorum(replica(1), replica(2, 119_000, 119_000), replica(3), fetch_timeout_ms=60_000)) == ([], [], 1)
     assert seen(quorum(replica(1), replica(2, 121_000, 121_000), replica(3), fetch_timeout_ms=60_000)) == ([2], [], 0)
-    assert seen(quorum(replica(1), replica(2, 6_000, 6_000), replica(3), fetch_timeout_ms=0)) == ([2], [], 0), "a leader that does not say it"
+    assert seen(quorum(replica(1), replica(2, 6_000, 6_000), replica(3), fetch_timeout_ms=0)) == ([2], [], 0), (
+        "a leader that does not say it"
+    )
 
 
 def test_a_leader_that_votes_no_more_is_not_there_to_compare_with() -> None:
-    assert seen(quorum(replica(2, 100, 100), replica(3, 30_000, 30_000), observers=(replica(4, 200, 200),))) == ([3], [], 0)
+    assert seen(quorum(replica(2, 100, 100), replica(3, 30_000, 30_000), observers=(replica(4, 200, 200),))) == (
+        [3],
+        [],
+        0,
+    )
     assert seen(quorum()) == ([], [], 0)
 
 
 @pytest.fixture
 def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """mqd(partition, *arguments) -> (exit status, output), with a cluster whose quorum's leader answers `partition`. The command line's own clock is years ahead of the leader's."""
+    """mqd(partition, *arguments) -> (exit status, output), with a cluster whose quorum's leader
+    answers `partition`. The command line's own clock is years ahead of the leader's.
+    """
 
     def call(partition: DescribeQuorumResponse.PartitionData, *arguments: str) -> tuple[int, str]:
         class Broker:
@@ -73,8 +105,14 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
             def ask(self, api_key: int, asked: object) -> object:
                 answers = {
-                    "DescribeClusterRequest": DescribeClusterResponse(cluster_id="c", brokers=[DescribeClusterResponse.Broker(broker_id=1, host="a", port=1)]),
-                    "DescribeQuorumRequest": DescribeQuorumResponse(topics=[DescribeQuorumResponse.TopicData(topic_name="__cluster_metadata", partitions=[partition])]),
+                    "DescribeClusterRequest": DescribeClusterResponse(
+                        cluster_id="c", brokers=[DescribeClusterResponse.Broker(broker_id=1, host="a", port=1)]
+                    ),
+                    "DescribeQuorumRequest": DescribeQuorumResponse(
+                        topics=[
+                            DescribeQuorumResponse.TopicData(topic_name="__cluster_metadata", partitions=[partition])
+                        ]
+                    ),
                     "MetadataRequest": MetadataResponse(),
                     "DescribeConfigsRequest": DescribeConfigsResponse(results=[DescribeConfigsResponse.Result()]),
                 }
@@ -93,7 +131,10 @@ def test_status_says_whom_the_leader_does_not_hear(mqd) -> None:
     assert code == 0 and "voters: 1, 2, 3; not heard of: 2; none of the others may be lost\n" in said
     found = json.loads(mqd(lost, "cluster", "status", "--format", "json")[1])
     assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([2], [], 0)
-    assert "voters: 1, 2, 3; does not keep up: 3; none of the others may be lost\n" in mqd(quorum(replica(1), replica(2), replica(3, 0, 9_000)), "cluster", "status")[1]
+    assert (
+        "voters: 1, 2, 3; does not keep up: 3; none of the others may be lost\n"
+        in mqd(quorum(replica(1), replica(2), replica(3, 0, 9_000)), "cluster", "status")[1]
+    )
     assert "voters: 1, 2, 3; 1 of them may be lost\n" in mqd(quorum(*map(replica, (1, 2, 3))), "cluster", "status")[1]
 
 
@@ -104,4 +145,8 @@ def test_status_waits_for_a_voter_that_is_silent(mqd) -> None:
 
 def test_controller_shows_ages_by_the_leaders_clock(mqd) -> None:
     said = mqd(quorum(replica(1), replica(2, 30_409, 30_409), replica(3, None, None, -1)), "cluster", "controller")[1]
-    assert [line.split()[4:-1] for line in said.splitlines()[2:]] == [["0", "ms", "ago"], ["30409", "ms", "ago"], ["never"]]
+    assert [line.split()[4:-1] for line in said.splitlines()[2:]] == [
+        ["0", "ms", "ago"],
+        ["30409", "ms", "ago"],
+        ["never"],
+    ]

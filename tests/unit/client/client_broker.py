@@ -1,4 +1,6 @@
-"""A broker for clients under test, in this process: it answers the frames that a native client would have carried through shared memory."""
+"""A broker for clients under test, in this process: it answers the frames that a native client
+would have carried through shared memory.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from mqd.protocol.messages import ApiVersionsResponse, MetadataResponse
 
 
 class FakeBroker:
-    """`answers[api_key](request) -> response, or None for never`. `attach()` is an opener; `kill()` ends all attachments, as a dead worker does."""
+    """`answers[api_key](request) -> response, or None for never`. `attach()` is an opener; `kill()`
+    ends all attachments, as a dead worker does.
+    """
 
     def __init__(self, topics: dict[str, int] | None = None, transaction_version: int = 2) -> None:
         self.topics = dict(topics or {})
         self.transaction_version = transaction_version
-        self.answers: dict[int, Callable[[Any], Any]] = {requests.API_VERSIONS: self._api_versions, requests.METADATA: self._metadata}
+        self.answers: dict[int, Callable[[Any], Any]] = {
+            requests.API_VERSIONS: self._api_versions,
+            requests.METADATA: self._metadata,
+        }
         self.seen: list[tuple[int, Any]] = []
         self.refuse: OSError | None = None
         self.clients: list[FakeNative] = []
@@ -42,21 +49,32 @@ class FakeBroker:
         return None if response is None else encode_response(header, response)
 
     def _api_versions(self, _request: Any) -> ApiVersionsResponse:
-        keys = [ApiVersionsResponse.ApiVersion(api_key=spec.key, min_version=spec.min_version, max_version=spec.max_version) for spec in SUPPORTED.values()]
-        feature = ApiVersionsResponse.FinalizedFeature(name="transaction.version", max_version_level=self.transaction_version, min_version_level=0)
+        keys = [
+            ApiVersionsResponse.ApiVersion(api_key=spec.key, min_version=spec.min_version, max_version=spec.max_version)
+            for spec in SUPPORTED.values()
+        ]
+        feature = ApiVersionsResponse.FinalizedFeature(
+            name="transaction.version", max_version_level=self.transaction_version, min_version_level=0
+        )
         return ApiVersionsResponse(api_keys=keys, finalized_features=[feature])
 
     def _metadata(self, request: Any) -> MetadataResponse:
         names = sorted(self.topics) if request.topics is None else [topic.name for topic in request.topics]
         return MetadataResponse(
-            brokers=[MetadataResponse.Broker(node_id=1, host="127.0.0.1", port=9092)], cluster_id="fake", controller_id=1, topics=[self._topic(name) for name in names]
+            brokers=[MetadataResponse.Broker(node_id=1, host="127.0.0.1", port=9092)],
+            cluster_id="fake",
+            controller_id=1,
+            topics=[self._topic(name) for name in names],
         )
 
     def _topic(self, name: str) -> MetadataResponse.Topic:
         if name not in self.topics:
             return MetadataResponse.Topic(error_code=3, name=name)
         partitions = [
-            MetadataResponse.Partition(partition_index=index, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1]) for index in range(self.topics[name])
+            MetadataResponse.Partition(
+                partition_index=index, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1]
+            )
+            for index in range(self.topics[name])
         ]
         return MetadataResponse.Topic(name=name, topic_id=name.encode().ljust(16, b"\1")[:16], partitions=partitions)
 

@@ -1,4 +1,6 @@
-"""A consumer on shared memory over a FakeBroker: its readers are this module's, and give what a test says."""
+"""A consumer on shared memory over a FakeBroker: its readers are this module's, and give what a
+test says.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from mqd.client.offsets import EARLIEST_TIMESTAMP
 from mqd.client.shm.reading import Problem
 from mqd.client.shm.consumer import ShmConsumer
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import FindCoordinatorResponse, ListOffsetsResponse, OffsetCommitResponse, OffsetFetchResponse
+from mqd.protocol.messages import (
+    FindCoordinatorResponse,
+    ListOffsetsResponse,
+    OffsetCommitResponse,
+    OffsetFetchResponse,
+)
 from tests.unit.client.client_broker import FakeBroker
 
 TOPIC = "events"
@@ -27,7 +34,10 @@ NEW = b"NEW".ljust(16, b"\2")  # id of the topic made anew
 
 
 class LogReader:
-    """reading.PartitionReader's methods, over the records from 0 to `end`, whose values are the topic's id. `at_end()` is called when it has given all of them; `problem`: what take_problem() tells, once."""
+    """reading.PartitionReader's methods, over the records from 0 to `end`, whose values are the
+    topic's id. `at_end()` is called when it has given all of them; `problem`: what take_problem()
+    tells, once.
+    """
 
     is_remote = False
 
@@ -46,9 +56,14 @@ class LogReader:
     def read(self, records_max: int, _bytes_max: int) -> Any:
         if self.problem is not None:
             return None
-        messages = [Message(TOPIC, self.index, offset, None, self.topic_id, None, None, (1, 0), None) for offset in range(self.position, min(self.end, self.position + records_max))]
+        messages = [
+            Message(TOPIC, self.index, offset, None, self.topic_id, None, None, (1, 0), None)
+            for offset in range(self.position, min(self.end, self.position + records_max))
+        ]
         self.position += len(messages)
-        return SimpleNamespace(messages=lambda: messages, next_offset=self.position, leader_epoch=-1) if messages else None
+        return (
+            SimpleNamespace(messages=lambda: messages, next_offset=self.position, leader_epoch=-1) if messages else None
+        )
 
     def seek(self, offset: int) -> None:
         self.position = offset
@@ -62,8 +77,10 @@ class LogReader:
 
 
 class ConsumerWorld:
-    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it has committed, one dictionary of partitions for each request; `refused`: what it was
-    refused, as the topic of that id is gone; `committed`: what it is told when it asks."""
+    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it
+    has committed, one dictionary of partitions for each request; `refused`: what it was refused, as
+    the topic of that id is gone; `committed`: what it is told when it asks.
+    """
 
     def __init__(self, *ends: int, **config: object) -> None:
         self.broker = FakeBroker({TOPIC: len(ends)})
@@ -75,24 +92,44 @@ class ConsumerWorld:
         self.at_end: Callable[[], None] = lambda: None
         coordinator = FindCoordinatorResponse.Coordinator(key="g", node_id=1, host="h", port=1)
         self.broker.answers |= {
-            requests.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(coordinators=[coordinator]), requests.FETCH: lambda _: None, requests.OFFSET_COMMIT: self._commit,
-            requests.OFFSET_FETCH: self._fetch_committed, requests.LIST_OFFSETS: self._list,
-        }  # fmt: skip
-        settings = read({"bootstrap.servers": "x", "group.id": "g", **{name if callable(value) else name.replace("_", "."): value for name, value in config.items()}})
+            requests.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(coordinators=[coordinator]),
+            requests.FETCH: lambda _: None,
+            requests.OFFSET_COMMIT: self._commit,
+            requests.OFFSET_FETCH: self._fetch_committed,
+            requests.LIST_OFFSETS: self._list,
+        }
+        settings = read(
+            {
+                "bootstrap.servers": "x",
+                "group.id": "g",
+                **{name if callable(value) else name.replace("_", "."): value for name, value in config.items()},
+            }
+        )
         remote = SimpleNamespace(attach=lambda *_: None, close=lambda: None, records_read=0)
-        self.consumer = ShmConsumer(ConsumerConfig(settings), None, lambda name: Attachment(self.broker.attach, client_id=name), self._open, remote)  # type: ignore[arg-type]
-        self.consumer.control.metadata.find(TOPIC, 30)  # else the answer may come between two partitions, and the second one is read first
+        self.consumer = ShmConsumer(
+            ConsumerConfig(settings),
+            None,
+            lambda name: Attachment(self.broker.attach, client_id=name),
+            self._open,
+            remote,
+        )  # type: ignore[arg-type]
+        # else the answer may come between two partitions, and the second one is read first
+        self.consumer.control.metadata.find(TOPIC, 30)
         self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
 
     def _open(self, _native: Any, part: Any, offset: int) -> LogReader:
-        reader = self.readers[part.index] = LogReader(part.index, part.topic_id, offset, self.ends[part.index], lambda: self.at_end())
+        reader = self.readers[part.index] = LogReader(
+            part.index, part.topic_id, offset, self.ends[part.index], lambda: self.at_end()
+        )
         if part.topic_id != self.broker._topic(TOPIC).topic_id:
             reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_ID))
         return reader
 
     def all_is_read(self) -> bool:
         """Every partition has a reader, which has given all its records."""
-        return len(self.readers) == len(self.ends) and all(reader.position >= reader.end for reader in self.readers.values())
+        return len(self.readers) == len(self.ends) and all(
+            reader.position >= reader.end for reader in self.readers.values()
+        )
 
     def make_anew(self, topic_id: bytes, *ends: int) -> None:
         """The topic is deleted, and another is made under its name."""
@@ -109,31 +146,62 @@ class ConsumerWorld:
             reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_ID))
 
     def _fetch_committed(self, request: Any) -> OffsetFetchResponse:
-        Group, Topic, One = OffsetFetchResponse.Group, OffsetFetchResponse.GroupTopic, OffsetFetchResponse.GroupPartition
+        Group, Topic, One = (
+            OffsetFetchResponse.Group,
+            OffsetFetchResponse.GroupTopic,
+            OffsetFetchResponse.GroupPartition,
+        )
         (group,) = request.groups
         topics = [
-            Topic(name=topic.name, partitions=[One(partition_index=index, committed_offset=self.committed.get(index, -1)) for index in topic.partition_indexes]) for topic in group.topics
+            Topic(
+                name=topic.name,
+                partitions=[
+                    One(partition_index=index, committed_offset=self.committed.get(index, -1))
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in group.topics
         ]
         return OffsetFetchResponse(groups=[Group(group_id=group.group_id, topics=topics)])
 
     def _list(self, request: Any) -> ListOffsetsResponse:
         Topic, One = ListOffsetsResponse.TopicResponse, ListOffsetsResponse.PartitionResponse
-        return ListOffsetsResponse(topics=[
-            Topic(name=topic.name, partitions=[
-                One(partition_index=one.partition_index, offset=0 if one.timestamp == EARLIEST_TIMESTAMP else self.ends[one.partition_index]) for one in topic.partitions
-            ]) for topic in request.topics
-        ])  # fmt: skip
+        return ListOffsetsResponse(
+            topics=[
+                Topic(
+                    name=topic.name,
+                    partitions=[
+                        One(
+                            partition_index=one.partition_index,
+                            offset=0 if one.timestamp == EARLIEST_TIMESTAMP else self.ends[one.partition_index],
+                        )
+                        for one in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
     def _commit(self, request: Any) -> OffsetCommitResponse:
         Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse
         topics = []
         for topic in request.topics:
             offsets = {one.partition_index: one.committed_offset for one in topic.partitions}
-            code = 0 if topic.topic_id in (requests.NO_TOPIC_ID, self.broker._topic(TOPIC).topic_id) else int(ErrorCode.UNKNOWN_TOPIC_ID)
+            code = (
+                0
+                if topic.topic_id in (requests.NO_TOPIC_ID, self.broker._topic(TOPIC).topic_id)
+                else int(ErrorCode.UNKNOWN_TOPIC_ID)
+            )
             (self.refused if code else self.commits).append(offsets)
             if not code:
                 self.committed |= offsets
-            topics.append(Topic(name=topic.name, topic_id=topic.topic_id, partitions=[One(partition_index=index, error_code=code) for index in offsets]))
+            topics.append(
+                Topic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[One(partition_index=index, error_code=code) for index in offsets],
+                )
+            )
         return OffsetCommitResponse(topics=topics)
 
 
@@ -213,5 +281,7 @@ def make() -> Iterator[Callable[..., ConsumerWorld]]:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, make: Callable[..., ConsumerWorld]) -> ConsumerWorld:
-    """Of a partition with five records, without automatic commits. Its parameter is more of the configuration."""
+    """Of a partition with five records, without automatic commits. Its parameter is more of the
+    configuration.
+    """
     return make(5, enable_auto_commit=False, fetch_error_backoff_ms=1, **getattr(request, "param", {}))

@@ -1,4 +1,6 @@
-"""The C producer's place taken by Python: batches with a fate that the test decides. The rules are those of native/client/client.h."""
+"""The C producer's place taken by Python: batches with a fate that the test decides. The rules are
+those of native/client/client.h.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ class FakeBatch:
 
 
 class FakeProducer:
-    """`fate(batch) -> error code, or None for no answer yet` is asked once for every sending. `written`: values by partition, as the log would have them. `linger_us`: 0 = every send()
-    closes what is open. `memory_bytes`: a batch that is built elsewhere and larger is refused."""
+    """`fate(batch) -> error code, or None for no answer yet` is asked once for every sending.
+    `written`: values by partition, as the log would have them. `linger_us`: 0 = every send() closes
+    what is open. `memory_bytes`: a batch that is built elsewhere and larger is refused.
+    """
 
     capacity = 10_000
     memory_bytes = 1 << 30
@@ -72,12 +76,16 @@ class FakeProducer:
         for index in range(columns.count):
             if self.outstanding_records >= self.capacity:
                 return index
-            if (columns.partition if columns.partitions is None else columns.partitions[index]) >= self.partition_counts[topic]:
+            if (
+                columns.partition if columns.partitions is None else columns.partitions[index]
+            ) >= self.partition_counts[topic]:
                 if not index:
                     raise NativeError(E_INVALID, "no such partition")
                 return index
             size = columns.fixed_value_bytes if columns.value_bytes is None else int(columns.value_bytes[index])
-            batch = self._open(topic, max(columns.partition if columns.partitions is None else int(columns.partitions[index]), 0))
+            batch = self._open(
+                topic, max(columns.partition if columns.partitions is None else int(columns.partitions[index]), 0)
+            )
             batch.values.append(None if size < 0 else bytes(columns.values[position : position + size]))
             position += max(size, 0)
             batch_of[index] = batch.number
@@ -101,7 +109,9 @@ class FakeProducer:
         if self.client.dead:
             raise NativeError(errno.EPIPE, "dead")
         for batch in self.batches.values():
-            if batch.state == "open" and (everything or not self.linger_us or batch.opened_us + self.linger_us <= now_us):
+            if batch.state == "open" and (
+                everything or not self.linger_us or batch.opened_us + self.linger_us <= now_us
+            ):
                 batch.state = "queued"
         blocked: set[tuple[int, int]] = set()
         for batch in list(self.batches.values()):
@@ -122,7 +132,11 @@ class FakeProducer:
 
     def answer(self, batch: FakeBatch, error: int) -> None:
         log = self.written.setdefault(batch.partition, [])
-        self._told.append(Delivery(batch.number, batch.topic, batch.partition, -1 if error else len(log), -1, len(batch.values), error))
+        self._told.append(
+            Delivery(
+                batch.number, batch.topic, batch.partition, -1 if error else len(log), -1, len(batch.values), error
+            )
+        )
         if error:
             batch.state = "failed"
         else:
@@ -135,7 +149,14 @@ class FakeProducer:
         return told
 
     def next_send_us(self) -> int:
-        return min((batch.opened_us + self.linger_us for batch in self.batches.values() if batch.state == "open" and self.linger_us), default=INT64_MAX)
+        return min(
+            (
+                batch.opened_us + self.linger_us
+                for batch in self.batches.values()
+                if batch.state == "open" and self.linger_us
+            ),
+            default=INT64_MAX,
+        )
 
     def retry(self, number: int) -> None:
         assert self.batches[number].state == "failed"
@@ -170,16 +191,23 @@ class FakeProducer:
 
 
 def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[ShmProducer, FakeProducer]:
-    """A shared-memory producer over FakeBroker and FakeProducer; underscores in keys are dots, but those of callbacks."""
+    """A shared-memory producer over FakeBroker and FakeProducer; underscores in keys are dots, but
+    those of callbacks.
+    """
     monkeypatch.setattr("mqd.client.shm.producer.NativeProducer", FakeProducer)
     monkeypatch.setattr("mqd.client.shm.producer.opener", lambda *_arguments: broker.attach)
     given = {key if key.endswith("_cb") else key.replace("_", "."): value for key, value in config.items()}
-    producer = ShmProducer(read({"bootstrap.servers": "x", "linger.ms": 1, "retry.backoff.ms": 1, **given}), Choice("shm", "/nowhere", "a test"))
+    producer = ShmProducer(
+        read({"bootstrap.servers": "x", "linger.ms": 1, "retry.backoff.ms": 1, **given}),
+        Choice("shm", "/nowhere", "a test"),
+    )
     return producer, producer.native  # type: ignore[return-value]
 
 
 class Reports:
-    """An on_delivery: codes of errors (0 = written) and messages, in the order of the calls. `raising`: how many of the first calls raise."""
+    """An on_delivery: codes of errors (0 = written) and messages, in the order of the calls.
+    `raising`: how many of the first calls raise.
+    """
 
     def __init__(self, raising: int = 0) -> None:
         self.errors: list[int] = []
@@ -201,14 +229,20 @@ def broker() -> FakeBroker:
     """Has three partitions of "events", gives producer ids from 100 on and ends transactions."""
     broker = FakeBroker({"events": 3})
     numbers = itertools.count(100)
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(
+        producer_id=next(numbers), producer_epoch=0
+    )
     broker.answers[requests.FIND_COORDINATOR] = lambda request: FindCoordinatorResponse(node_id=1)
-    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(
+        producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1
+    )
     return broker
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+def make(
+    monkeypatch: pytest.MonkeyPatch, broker: FakeBroker
+) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
     """make(**config) as make_producer; what it makes ends with the test."""
     made: list[ShmProducer] = []
 

@@ -1,4 +1,6 @@
-"""AsyncProducer and AsyncConsumer over implementations that are the test: what a cancellation meets."""
+"""AsyncProducer and AsyncConsumer over implementations that are the test: what a cancellation
+meets.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class FailingProducer:
 
 
 @pytest.mark.parametrize("problem", [ValueError("error_cb raised this"), SystemExit("error_cb raised this")])
-def test_a_callback_that_raises_keeps_no_future_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: BaseException) -> None:
+def test_a_callback_that_raises_keeps_no_future_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: BaseException
+) -> None:
     monkeypatch.setattr(async_producer, "Producer", FailingProducer)
 
     async def main() -> None:
@@ -81,7 +85,9 @@ def test_an_async_producer_that_cannot_flush_ends(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(async_producer, "Producer", FailingProducer)
 
     async def main() -> AsyncProducer:
-        producer = AsyncProducer({"problem": KafkaException(local_error(KafkaError._FATAL, "restart this process", fatal=True))})
+        producer = AsyncProducer(
+            {"problem": KafkaException(local_error(KafkaError._FATAL, "restart this process", fatal=True))}
+        )
         await producer.close()
         await producer.close()
         return producer
@@ -91,7 +97,9 @@ def test_an_async_producer_that_cannot_flush_ends(monkeypatch: pytest.MonkeyPatc
 
 
 class AloneProducer(FailingProducer):
-    """Without a broker, of which error_cb is told by whoever flushes; the broker is back then, and everything is written. close() gives up what is left."""
+    """Without a broker, of which error_cb is told by whoever flushes; the broker is back then, and
+    everything is written. close() gives up what is left.
+    """
 
     def __init__(self, config: dict[str, Any], **more: object) -> None:
         super().__init__({"problem": None})
@@ -117,7 +125,10 @@ class AloneProducer(FailingProducer):
         return super().close()
 
 
-@pytest.mark.parametrize("problem", [ValueError("error_cb raised this"), RuntimeError("error_cb raised this"), SystemExit("error_cb raised this")])
+@pytest.mark.parametrize(
+    "problem",
+    [ValueError("error_cb raised this"), RuntimeError("error_cb raised this"), SystemExit("error_cb raised this")],
+)
 @pytest.mark.parametrize("is_keyword", [False, True])
 def test_an_error_callback_that_raises_does_not_end_the_flush_of_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: BaseException, is_keyword: bool
@@ -170,7 +181,10 @@ def test_what_is_raised_in_every_turn_is_logged_with_pauses(monkeypatch: pytest.
 def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """Also in the turns of the loop in which reports are handed out."""
     monkeypatch.setattr(async_producer, "Producer", FullProducer)
-    monkeypatch.setattr(async_producer, "threading", SimpleNamespace(Thread=lambda **_arguments: SimpleNamespace(start=lambda: None)))  # nothing else tells of reports
+    # nothing else tells of reports
+    monkeypatch.setattr(
+        async_producer, "threading", SimpleNamespace(Thread=lambda **_arguments: SimpleNamespace(start=lambda: None))
+    )
 
     async def main() -> None:
         producer = AsyncProducer({})
@@ -229,7 +243,12 @@ except TimeoutError:
 @pytest.mark.parametrize("interrupt", ["self.told.set()", "pass"])
 def test_a_program_that_leaves_its_consumer_open_ends(interrupt: str) -> None:
     """While a wait without end goes on in the consumer's thread; also one that hears nothing."""
-    ended = subprocess.run([sys.executable, "-c", PROGRAM_LEFT_OPEN.replace("{interrupt}", interrupt)], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM_LEFT_OPEN.replace("{interrupt}", interrupt)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "main has ended\n", "")
 
 
@@ -259,7 +278,11 @@ class Implementation:
 @pytest.fixture
 def implementation(monkeypatch: pytest.MonkeyPatch) -> Implementation:
     made = Implementation()
-    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=made, commit=None, close=lambda: None))
+    monkeypatch.setattr(
+        async_consumer,
+        "Consumer",
+        lambda _config, **_more: SimpleNamespace(_implementation=made, commit=None, close=lambda: None),
+    )
     return made
 
 
@@ -304,8 +327,12 @@ def test_a_consumer_that_is_closed_says_so(implementation: Implementation) -> No
 
 
 @pytest.mark.parametrize("by_close", [False, True], ids=["the wait", "close()"])
-def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(monkeypatch: pytest.MonkeyPatch, implementation: Implementation, by_close: bool) -> None:
-    """In the wait that close() ends, or in what it does itself: the member left the group only when its session was over, and the thread stayed."""
+def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(
+    monkeypatch: pytest.MonkeyPatch, implementation: Implementation, by_close: bool
+) -> None:
+    """In the wait that close() ends, or in what it does itself: the member left the group only when
+    its session was over, and the thread stayed.
+    """
     interrupted, calls = threading.Event(), []
 
     def take(_count: int, _timeout: float | None) -> list[object]:
@@ -321,7 +348,11 @@ def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(monkeypatc
             raise ValueError("on_revoke's own")
 
     implementation.take, implementation.interrupt = take, interrupted.set  # type: ignore[method-assign]
-    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=implementation, close=close))
+    monkeypatch.setattr(
+        async_consumer,
+        "Consumer",
+        lambda _config, **_more: SimpleNamespace(_implementation=implementation, close=close),
+    )
 
     async def main() -> None:
         consumer = AsyncConsumer()
@@ -337,7 +368,9 @@ def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(monkeypatc
     assert not thread.is_alive()
 
 
-def test_a_callback_that_raises_stop_iteration_ends_the_wait(monkeypatch: pytest.MonkeyPatch, implementation: Implementation) -> None:
+def test_a_callback_that_raises_stop_iteration_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, implementation: Implementation
+) -> None:
     """By next() of what is empty. No future takes it: the wait never ended, nor did close()."""
 
     def take(_count: int, _timeout: float | None) -> list[object]:
@@ -345,7 +378,11 @@ def test_a_callback_that_raises_stop_iteration_ends_the_wait(monkeypatch: pytest
         return next(iter(()))
 
     implementation.take = take  # type: ignore[method-assign]
-    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=implementation, close=lambda: next(iter(()))))
+    monkeypatch.setattr(
+        async_consumer,
+        "Consumer",
+        lambda _config, **_more: SimpleNamespace(_implementation=implementation, close=lambda: next(iter(()))),
+    )
 
     async def main() -> None:
         consumer = AsyncConsumer()

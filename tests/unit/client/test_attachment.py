@@ -1,4 +1,6 @@
-"""The attachment's Python half over a broker in this process: requests, drivers, losses, forks, the metadata cache."""
+"""The attachment's Python half over a broker in this process: requests, drivers, losses, forks, the
+metadata cache.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,21 @@ def _ask_id(attachment: Attachment, timeout: float = -1):
 def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=7, producer_epoch=1)
     assert _ask_id(attachment).producer_id == 7
-    assert attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
+    assert (
+        attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
+    )
 
 
 def test_requests_of_many_threads(attachment: Attachment, broker: FakeBroker) -> None:
     numbers = iter(range(1000))
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(
+        producer_id=next(numbers), producer_epoch=0
+    )
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.extend(_ask_id(attachment).producer_id for _ in range(50))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.extend(_ask_id(attachment).producer_id for _ in range(50)))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -95,7 +104,9 @@ def test_the_background_thread_drives(attachment: Attachment) -> None:
 
 
 def test_the_background_thread_takes_over_again(attachment: Attachment, broker: FakeBroker) -> None:
-    """Whoever waited and left must not leave it parked: another thread's waiting is over without its having driven."""
+    """Whoever waited and left must not leave it parked: another thread's waiting is over without
+    its having driven.
+    """
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
     threads = [threading.Thread(target=lambda: [_ask_id(attachment) for _ in range(100)]) for _ in range(3)]
     for thread in threads:
@@ -104,14 +115,20 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
         thread.join(20)
     for _ in range(20):
         answered = threading.Event()
-        attachment.send(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: answered.set())
+        attachment.send(
+            requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: answered.set()
+        )
         assert answered.wait(5), "nobody drives"
         attachment.wait_for(lambda: True)
         attachment.wait_for(lambda: False, 0.002)
 
 
-def test_what_is_asked_for_during_a_turn_is_not_slept_through(attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """produce() arms a stage without the lock, and asks for a turn: the turn under way has passed by that stage, and the driver has not said yet how long it will sleep."""
+def test_what_is_asked_for_during_a_turn_is_not_slept_through(
+    attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """produce() arms a stage without the lock, and asks for a turn: the turn under way has passed
+    by that stage, and the driver has not said yet how long it will sleep.
+    """
     native, history, served = broker.clients[0], [], threading.Event()
     sleep = native.wait
 
@@ -146,7 +163,12 @@ def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeB
     attachment.subscribe(watcher)
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
     outcome: list = []
-    attachment.send(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: outcome.append(error))
+    attachment.send(
+        requests.INIT_PRODUCER_ID,
+        4,
+        requests.init_producer_id(None, 1000),
+        lambda response, error: outcome.append(error),
+    )
     broker.refuse = ConnectionRefusedError("nobody listens")
     broker.kill()
     assert attachment.wait_for(lambda: len(watcher.lost) >= 3, 5)  # tried again and again
@@ -159,7 +181,9 @@ def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeB
 
 
 def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attachment, broker: FakeBroker) -> None:
-    """Without a broker nothing can be sent: a time that has passed would bring the next turn at once, and the next, until there is a broker again."""
+    """Without a broker nothing can be sent: a time that has passed would bring the next turn at
+    once, and the next, until there is a broker again.
+    """
     broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
     coordinator = Coordinator(attachment, "group")
     watcher = Watcher()
@@ -177,10 +201,13 @@ def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attach
     broker.seen.clear()
     broker.refuse = None
     assert attachment.wait_for(lambda: known, 5)
-    assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]  # known by the answer, not because it was waited for long enough
+    # known by the answer, not because it was waited for long enough
+    assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]
 
 
-def test_what_is_being_woken_is_not_closed(attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_woken_is_not_closed(
+    attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver attaches anew while another thread is in the old one's wake(): that ends first."""
     old, inside, go_on, closed_inside = broker.clients[0], threading.Event(), threading.Event(), []
     wake, close, waking = old.wake, old.close, attachment._waking
@@ -236,7 +263,9 @@ def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
 
 
 def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
-    """Whoever asks for something in each turn, as a member of a group does, would be refused there: a fault in the client, and another error for it than the cause."""
+    """Whoever asks for something in each turn, as a member of a group does, would be refused there:
+    a fault in the client, and another error for it than the cause.
+    """
 
     class Asking(Watcher):
         def on_turn(self, now: float) -> float | None:
@@ -251,7 +280,9 @@ def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, brok
     assert [error.str() for error in asking.lost if error.fatal()] == [attachment.fatal.str()]
 
 
-def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_told(attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_told(
+    attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     class Faulty(Watcher):
         def on_lost(self, error: KafkaError) -> None:
             if error.fatal():
@@ -261,11 +292,15 @@ def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_t
     attachment.subscribe(faulty)
     attachment.subscribe(watcher)
     _refused_for_good(attachment, broker)
-    assert attachment.fatal is not None and [error.str() for error in watcher.lost if error.fatal()] == [attachment.fatal.str()] == ["another layout: restart this process"]
+    assert attachment.fatal is not None and [error.str() for error in watcher.lost if error.fatal()] == [
+        attachment.fatal.str()
+    ] == ["another layout: restart this process"]
     assert "a fault" in caplog.text
 
 
-def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being_told(attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being_told(
+    attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither who asked after it, nor the listeners."""
     told: list[KafkaError] = []
 
@@ -277,7 +312,9 @@ def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being
             super().on_lost(error)
             if not error.fatal():  # waits for the next attachment, which never comes
                 attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), fails)
-                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: told.append(error))
+                attachment.send(
+                    requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: told.append(error)
+                )
 
     asking = Asking()
     attachment.subscribe(asking)
@@ -286,7 +323,9 @@ def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being
     assert "a fault" in caplog.text
 
 
-def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(attachment: Attachment, broker: FakeBroker) -> None:
+def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(
+    attachment: Attachment, broker: FakeBroker
+) -> None:
     class Wanting(Watcher):
         def on_lost(self, error: KafkaError) -> None:
             super().on_lost(error)

@@ -1,4 +1,6 @@
-"""Which way a client goes: in a cluster as anywhere, for what other hosts lead is forwarded (tests/interaction/test_cluster_local.py)."""
+"""Which way a client goes: in a cluster as anywhere, for what other hosts lead is forwarded
+(tests/interaction/test_cluster_local.py).
+"""
 
 import socket
 from pathlib import Path
@@ -13,5 +15,13 @@ def test_shared_memory_where_the_broker_is_here(tmp_path: Path, transport: str, 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(tmp_path / "client.sock"))
         listening.listen()
-        choice = choose_transport(read({"bootstrap.servers": "127.0.0.1:1", "mqd.socket.path": str(tmp_path / "client.sock"), "transport": transport}))
+        choice = choose_transport(
+            read(
+                {
+                    "bootstrap.servers": "127.0.0.1:1",
+                    "mqd.socket.path": str(tmp_path / "client.sock"),
+                    "transport": transport,
+                }
+            )
+        )
     assert choice.transport == taken

@@ -20,9 +20,13 @@ def _plain(values) -> list[bytes | None]:
 
 LISTS = [[], [b""], [b"a", b"bb", b""], ["a", b"b", None], [None, None], (b"x",), [bytearray(b"x"), memoryview(b"yz")]]
 ARRAYS = [
-    np.array([b"a", b"bb"]), np.array([b"aa", b"bb"]), np.array([b"", b"\0", b"a\0b"]), np.array([], "S3"), np.array([b"", b""], "S1"),
+    np.array([b"a", b"bb"]),
+    np.array([b"aa", b"bb"]),
+    np.array([b"", b"\0", b"a\0b"]),
+    np.array([], "S3"),
+    np.array([b"", b""], "S1"),
     np.array([b"abc", b"d", b"ef", b"ghi"])[::2],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("values", [*LISTS, *ARRAYS], ids=str)
@@ -33,7 +37,10 @@ def test_packed_and_unpacked(values) -> None:
     for start in range(len(plain) + 1):
         for end in range(start, len(plain) + 1):
             assert column.part(start, end).items() == plain[start:end]
-    assert column.largest() == max([len(value) if value is not None else -1 for value in plain], default=0) or column.largest() == 0
+    assert (
+        column.largest() == max([len(value) if value is not None else -1 for value in plain], default=0)
+        or column.largest() == 0
+    )
 
 
 def test_numpy_rows_keep_their_zeros_and_their_memory() -> None:
@@ -56,14 +63,28 @@ def test_arrow_shares_its_memory() -> None:
         assert column.items() == [b"abc", b"def", b"ghi"]
         assert np.shares_memory(np.frombuffer(column.data, np.uint8), np.frombuffer(array.buffers()[-1], np.uint8))
         assert columns.pack(array.slice(1, 1), "values").items() == [b"def"]
-        assert columns.pack(pa.chunked_array([array, array.slice(2)]), "values").items() == [b"abc", b"def", b"ghi", b"ghi"]
+        assert columns.pack(pa.chunked_array([array, array.slice(2)]), "values").items() == [
+            b"abc",
+            b"def",
+            b"ghi",
+            b"ghi",
+        ]
     assert columns.pack(pa.array(["a", None, "b"], pa.string_view()), "values").items() == [b"a", None, b"b"]
     assert columns.pack(pa.chunked_array([], pa.binary()), "values").items() == []
-    hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\5"), pa.py_buffer(np.array([0, 1, 3, 4], np.int32)), pa.py_buffer(b"axxb")], null_count=1)
+    hidden = pa.Array.from_buffers(
+        pa.binary(),
+        3,
+        [pa.py_buffer(b"\5"), pa.py_buffer(np.array([0, 1, 3, 4], np.int32)), pa.py_buffer(b"axxb")],
+        null_count=1,
+    )
     assert columns.pack(hidden, "values").items() == [b"a", None, b"b"]
 
 
-@pytest.mark.parametrize("wrong", [b"bytes", "text", 5, None, [1], [b"a", 1.5], np.zeros(3), np.zeros((2, 2)), np.array([1, 2], object)], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [b"bytes", "text", 5, None, [1], [b"a", 1.5], np.zeros(3), np.zeros((2, 2)), np.array([1, 2], object)],
+    ids=str,
+)
 def test_what_is_none_of_these_is_a_type_error(wrong) -> None:
     with pytest.raises(TypeError, match="values"):
         columns.pack(wrong, "values")
@@ -72,7 +93,13 @@ def test_what_is_none_of_these_is_a_type_error(wrong) -> None:
 def test_headers_are_the_protocols() -> None:
     rng = random.Random(4)
     for _ in range(200):
-        headers = [("".join(rng.choices("aé ", k=rng.randrange(90))), rng.choice([None, b"", rng.randbytes(rng.randrange(200))])) for _ in range(rng.randrange(5))]
+        headers = [
+            (
+                "".join(rng.choices("aé ", k=rng.randrange(90))),
+                rng.choice([None, b"", rng.randbytes(rng.randrange(200))]),
+            )
+            for _ in range(rng.randrange(5))
+        ]
         encoded = encode_headers(headers)
         assert decode_headers(encoded) == headers
         (record,) = decode_records(encode_batch([Record(b"v", headers=headers)]))
@@ -91,7 +118,9 @@ def test_a_message_is_confluents() -> None:
     public = {name for name in dir(confluent_kafka.Message) if not name.startswith("_")}
     mine = {name for name in vars(Message) if not name.startswith("_")}
     inherited = public - mine
-    assert inherited <= {"delivery_count", "deserialized_key", "deserialized_value"}, "a method of confluent_kafka's that looks at the empty object under ours"
+    assert inherited <= {"delivery_count", "deserialized_key", "deserialized_value"}, (
+        "a method of confluent_kafka's that looks at the empty object under ours"
+    )
     assert not any(getattr(message, name)() for name in inherited)
 
 
@@ -107,7 +136,7 @@ def test_group_metadata_is_confluents() -> None:
             GroupMetadata.read(wrong)
 
 
-# -- stages -------------------------------------------------------------------------------------------------------------------------
+# -- stages ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mix", "plain"), [(0.0, 1.0), (0.0, 0.0), (0.2, 1.0), (0.2, 0.5), (0.0, 0.5)])
@@ -139,7 +168,7 @@ def test_a_stage_keeps_times_and_order(mix: float, plain: float) -> None:
     assert taken == expected[: len(taken)] and stage.taken == len(taken) > 100
 
 
-# -- configuration -------------------------------------------------------------------------------------------------------------------
+# -- configuration ---------------------------------------------------------------------------------
 
 
 def _settings(**more) -> config.Settings:
@@ -147,8 +176,22 @@ def _settings(**more) -> config.Settings:
 
 
 def test_aliases_words_and_consequences() -> None:
-    found = config.ProducerConfig(config.read({"request.required.acks": "all", "queue.buffering.max.ms": "7.5", "compression.codec": "LZ4", "enable.idempotence": "true"}))
-    assert (found["acks"], found["linger.ms"], found["compression.type"], found["max.in.flight.requests.per.connection"]) == (-1, 7.5, "lz4", 5)
+    found = config.ProducerConfig(
+        config.read(
+            {
+                "request.required.acks": "all",
+                "queue.buffering.max.ms": "7.5",
+                "compression.codec": "LZ4",
+                "enable.idempotence": "true",
+            }
+        )
+    )
+    assert (
+        found["acks"],
+        found["linger.ms"],
+        found["compression.type"],
+        found["max.in.flight.requests.per.connection"],
+    ) == (-1, 7.5, "lz4", 5)
     transactional = config.ProducerConfig(config.read({"transactional.id": "t", "transaction.timeout.ms": 1000}))
     assert transactional["enable.idempotence"] is True and transactional["delivery.timeout.ms"] == 1000
     nested = config.ProducerConfig(config.read({"default.topic.config": {"acks": 1, "partitioner": "murmur2"}}))
@@ -156,10 +199,22 @@ def test_aliases_words_and_consequences() -> None:
 
 
 def test_defaults_are_librdkafkas() -> None:
-    """What is used on shared memory when nothing is said is what librdkafka would use; it tells no default, so this is a list to be looked at when one changes."""
+    """What is used on shared memory when nothing is said is what librdkafka would use; it tells no
+    default, so this is a list to be looked at when one changes.
+    """
     found = config.ProducerConfig(_settings())
-    assert (found["acks"], found["linger.ms"], found["batch.size"], found["batch.num.messages"], found["message.max.bytes"]) == (-1, 5.0, 1_000_000, 10_000, 1_000_000)
-    assert (found["queue.buffering.max.messages"], found["delivery.timeout.ms"], found["partitioner"]) == (100_000, 300_000, "consistent_random")
+    assert (
+        found["acks"],
+        found["linger.ms"],
+        found["batch.size"],
+        found["batch.num.messages"],
+        found["message.max.bytes"],
+    ) == (-1, 5.0, 1_000_000, 10_000, 1_000_000)
+    assert (found["queue.buffering.max.messages"], found["delivery.timeout.ms"], found["partitioner"]) == (
+        100_000,
+        300_000,
+        "consistent_random",
+    )
 
 
 def test_the_transport_is_chosen_with_a_reason(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +223,9 @@ def test_the_transport_is_chosen_with_a_reason(tmp_path, monkeypatch: pytest.Mon
     assert config.choose_transport(_settings(transport="tcp")) == ("tcp", None, "transport=tcp")
     nobody = config.choose_transport(_settings())
     assert nobody.transport == "tcp" and "9092" in nobody.reason
-    secured = config.choose_transport(config.read({"bootstrap.servers": "127.0.0.1:9092", "security.protocol": "SASL_SSL"}))
+    secured = config.choose_transport(
+        config.read({"bootstrap.servers": "127.0.0.1:9092", "security.protocol": "SASL_SSL"})
+    )
     assert secured.transport == "tcp" and "sasl_ssl" in secured.reason
     for wrong in ({"transport": "shm"}, {"mqd.socket.path": str(tmp_path / "none"), "transport": "shm"}):
         with pytest.raises(KafkaException):
@@ -177,7 +234,9 @@ def test_the_transport_is_chosen_with_a_reason(tmp_path, monkeypatch: pytest.Mon
     assert elsewhere.transport == "tcp" and "not on this host" in elsewhere.reason
 
 
-@pytest.mark.parametrize("wrong", [{"linger.ms": "soon"}, {"enable.idempotence": "perhaps"}, {"partitioner": "by_moon"}, {"acks": 2000}])
+@pytest.mark.parametrize(
+    "wrong", [{"linger.ms": "soon"}, {"enable.idempotence": "perhaps"}, {"partitioner": "by_moon"}, {"acks": 2000}]
+)
 def test_wrong_values_are_refused(wrong) -> None:
     with pytest.raises(KafkaException):
         config.check(config.read({"bootstrap.servers": "127.0.0.1:9092", **wrong}), confluent_kafka.Producer)

@@ -1,4 +1,6 @@
-"""What a consumer has taken and the application was not given: no commit counts it, and it is read again."""
+"""What a consumer has taken and the application was not given: no commit counts it, and it is read
+again.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_consumer import TOPIC, ConsumerWorld, consume_is_left, make, places  # noqa: F401 (fixtures)
 
-# -- consume() ---------------------------------------------------------------------------------------------------------------------
+# -- consume() -------------------------------------------------------------------------------------
 
 
 def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[..., ConsumerWorld]) -> None:
@@ -43,20 +45,33 @@ def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[...,
     assert world.commits[1:] == [{0: 3, 1: 3}]
 
 
-def test_what_the_group_wants_ends_consume_and_is_carried_out_by_the_next_call(make: Callable[..., ConsumerWorld]) -> None:
-    """Without end otherwise: neither is a partition given away whose records are gathered, nor a callback called that may raise."""
+def test_what_the_group_wants_ends_consume_and_is_carried_out_by_the_next_call(
+    make: Callable[..., ConsumerWorld],
+) -> None:
+    """Without end otherwise: neither is a partition given away whose records are gathered, nor a
+    callback called that may raise.
+    """
     world = make(3)
     called: list[int] = []
-    world.at_end = lambda: world.consumer._inbox.operations or called or world.consumer._inbox.put_operation(Call(called.append, (1,)))
+    world.at_end = lambda: (
+        world.consumer._inbox.operations or called or world.consumer._inbox.put_operation(Call(called.append, (1,)))
+    )
     assert places(world.consumer.consume(100)) == [(0, 0), (0, 1), (0, 2)] and not called
     assert world.consumer.poll(0) is None and called
 
 
 @pytest.mark.parametrize("code", [0, int(ErrorCode.ILLEGAL_GENERATION)])
-def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(make: Callable[..., ConsumerWorld], code: int) -> None:
+def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(
+    make: Callable[..., ConsumerWorld], code: int
+) -> None:
     """Once for a call: nothing more is committed before it returns."""
     told: list[int] = []
-    world = make(3, 3, auto_commit_interval_ms=3_600_000, on_commit=lambda error, _: told.append(error.code() if error is not None else 0))
+    world = make(
+        3,
+        3,
+        auto_commit_interval_ms=3_600_000,
+        on_commit=lambda error, _: told.append(error.code() if error is not None else 0),
+    )
     consumer: Any = world.consumer
     assert len(consumer.consume(2, 10)) == 2
     committing = consumer._offsets.commits
@@ -84,7 +99,9 @@ def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(make: Callab
     assert told == [code]
 
 
-def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(make: Callable[..., ConsumerWorld]) -> None:
+def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(
+    make: Callable[..., ConsumerWorld],
+) -> None:
     told: list[int] = []
     world = make(3 * POLL_RECORDS, enable_auto_commit=False)
     consumer: Any = world.consumer
@@ -105,11 +122,18 @@ def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(m
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, KafkaException])
-def test_consume_that_raises_has_handed_out_nothing(make: Callable[..., ConsumerWorld], raised: type[BaseException]) -> None:
+def test_consume_that_raises_has_handed_out_nothing(
+    make: Callable[..., ConsumerWorld], raised: type[BaseException]
+) -> None:
     world = make(3, 4, enable_auto_commit=False)
     consumer = world.consumer
     assert [message.offset() for message in consumer.consume(2, 10)] == [0, 1]
-    rest = [(index, offset) for index, end in enumerate(world.ends) for offset in range(end) if (index, offset) not in ((0, 0), (0, 1))]
+    rest = [
+        (index, offset)
+        for index, end in enumerate(world.ends)
+        for offset in range(end)
+        if (index, offset) not in ((0, 0), (0, 1))
+    ]
 
     def fail() -> None:
         if world.all_is_read():
@@ -143,13 +167,23 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
     world.readers[0].problem = None
     if not holds:
         world.at_end = lambda: None
-    found = [(message.partition(), message.offset(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(7)) if message is not None]
+    found = [
+        (message.partition(), message.offset(), message.error() and message.error().code())
+        for message in (consumer.poll(60) for _ in range(7))
+        if message is not None
+    ]
     ours = [(offset, code) for partition, offset, code in found if partition == 0]
     assert ours == [(0, None), (1, None), (2, None), (3, KafkaError._BAD_MSG if holds else KafkaError._PARTITION_EOF)]
-    assert [(offset, code) for partition, offset, code in found if partition == 1] == [(0, None), (1, None), (2, KafkaError._PARTITION_EOF)]
+    assert [(offset, code) for partition, offset, code in found if partition == 1] == [
+        (0, None),
+        (1, None),
+        (2, KafkaError._PARTITION_EOF),
+    ]
 
 
-def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised_is_told_by_the_next_call(make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised_is_told_by_the_next_call(
+    make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make(3, 0, enable_auto_commit=False, fetch_error_backoff_ms=3_600_000)
     consumer: Any = world.consumer
     told: Any = consumer._fetcher.events
@@ -159,13 +193,20 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
             world.readers[1].problem = Problem("corrupt", 0, "")
 
     world.at_end = broken
-    consume_is_left(world, monkeypatch, lambda: consumer.parts.get((TOPIC, 1)).told and not told and world.readers[0].position == 3)
+    consume_is_left(
+        world, monkeypatch, lambda: consumer.parts.get((TOPIC, 1)).told and not told and world.readers[0].position == 3
+    )
     world.at_end = lambda: None
-    found = [(message.partition(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(4))]
+    found = [
+        (message.partition(), message.error() and message.error().code())
+        for message in (consumer.poll(60) for _ in range(4))
+    ]
     assert sorted(found, key=str) == [(0, None)] * 3 + [(1, KafkaError._BAD_MSG)]
 
 
-def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_again(make: Callable[..., ConsumerWorld]) -> None:
+def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_again(
+    make: Callable[..., ConsumerWorld],
+) -> None:
     world = make(5, enable_auto_commit=False, fetch_error_backoff_ms=1)
     consumer = world.consumer
     assert [consumer.poll(10).offset() for _ in range(2)] == [0, 1]
@@ -175,11 +216,15 @@ def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_aga
     assert places(consumer.consume(3, 10)) == [(0, 2), (0, 3), (0, 4)]
 
 
-# -- AsyncConsumer -----------------------------------------------------------------------------------------------------------------
+# -- AsyncConsumer ---------------------------------------------------------------------------------
 
 
-def run(monkeypatch: pytest.MonkeyPatch, world: ConsumerWorld, body: Callable[[AsyncConsumer, Callable[[Any], Any]], Any]) -> None:
-    """body(consumer, waits): `waits` makes a task of a coroutine, and returns it when it has read everything and waits for more."""
+def run(
+    monkeypatch: pytest.MonkeyPatch, world: ConsumerWorld, body: Callable[[AsyncConsumer, Callable[[Any], Any]], Any]
+) -> None:
+    """body(consumer, waits): `waits` makes a task of a coroutine, and returns it when it has read
+    everything and waits for more.
+    """
     monkeypatch.setattr(client_consumer, "_make", lambda _owner, _settings: world.consumer)
 
     async def main() -> None:
@@ -220,7 +265,9 @@ def test_what_a_cancelled_consume_has_gathered_is_handed_out(monkeypatch: pytest
     run(monkeypatch, world, body)
 
 
-def test_what_a_cancelled_wait_has_brought_is_not_committed_before_it_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cancelled_wait_has_brought_is_not_committed_before_it_is_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = ConsumerWorld(5, enable_auto_commit=False)
 
     async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
@@ -259,11 +306,13 @@ def test_an_interrupt_that_comes_too_late_does_not_end_the_next_wait(monkeypatch
     run(monkeypatch, world, body)
 
 
-# -- over TCP ----------------------------------------------------------------------------------------------------------------------
+# -- over TCP --------------------------------------------------------------------------------------
 
 
 class Librdkafka:
-    """Of confluent_kafka.Consumer, what TcpConsumer asks. `there`: what poll() and consume() hand out; on_consume() is called within consume()."""
+    """Of confluent_kafka.Consumer, what TcpConsumer asks. `there`: what poll() and consume() hand
+    out; on_consume() is called within consume().
+    """
 
     def __init__(self, *there: tuple[int, int]) -> None:
         self.there = [Message(TOPIC, index, offset, None, b"", None, None, (1, 0), None) for index, offset in there]
@@ -284,7 +333,21 @@ class Librdkafka:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Behind what poll() and consume() have handed out."""
-        return [TopicPartition(one.topic, one.partition, max((message.offset() + 1 for message in self.all[: -len(self.there) or None] if message.partition() == one.partition), default=-1001)) for one in partitions]
+        return [
+            TopicPartition(
+                one.topic,
+                one.partition,
+                max(
+                    (
+                        message.offset() + 1
+                        for message in self.all[: -len(self.there) or None]
+                        if message.partition() == one.partition
+                    ),
+                    default=-1001,
+                ),
+            )
+            for one in partitions
+        ]
 
     def commit(self, asynchronous: bool) -> dict[int, int]:
         return dict(self.stored)
@@ -303,7 +366,8 @@ def over_tcp(fake: Librdkafka) -> TcpConsumer:
 def test_over_tcp_what_is_given_back_is_not_stored_and_handed_out_again() -> None:
     fake = Librdkafka((0, 0), (0, 1), (0, 2))
     consumer = over_tcp(fake)
-    assert places(consumer.take(2, 0)) == [(0, 0), (0, 1)] and fake.stored == {}  # librdkafka commits what is stored at any time
+    # librdkafka commits what is stored at any time
+    assert places(consumer.take(2, 0)) == [(0, 0), (0, 1)] and fake.stored == {}
     consumer.give_back(consumer._taken[1:])
     assert consumer.commit() == {0: 1}
     consumer.interrupt()
@@ -328,8 +392,6 @@ def test_over_tcp_the_first_record_of_several_is_kept_and_goes_with_its_partitio
     consumer = over_tcp(fake)
     fake.on_consume = lambda: consumer._on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
     assert places(consumer.take(10, 0)) == [(1, 0)]
-
-
 
 
 def test_over_tcp_consume_batch_waits_on_when_a_rebalance_takes_what_it_had() -> None:
@@ -360,11 +422,16 @@ def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_
 
 
 def test_over_tcp_a_position_is_known_also_of_a_partition_that_is_paused_with_records_here() -> None:
-    """They are read again: librdkafka is told to seek(), and knows no position then, until it hands out the next one. A transaction ended without what had been handed out before."""
+    """They are read again: librdkafka is told to seek(), and knows no position then, until it hands
+    out the next one. A transaction ended without what had been handed out before.
+    """
     fake = Librdkafka((1, 4), (0, 0), (1, 5), (0, 1))
     sought: list[TopicPartition] = []
     position, fake.pause, fake.seek = fake.position, lambda _partitions: None, sought.append
-    fake.position = lambda partitions: [TopicPartition(TOPIC, one.partition, -1001) if one in sought else found for one, found in zip(partitions, position(partitions), strict=True)]
+    fake.position = lambda partitions: [
+        TopicPartition(TOPIC, one.partition, -1001) if one in sought else found
+        for one, found in zip(partitions, position(partitions), strict=True)
+    ]
     consumer, place = over_tcp(fake), TopicPartition(TOPIC, 1)
     assert consumer.consume_batch(10).partition == 1
     consumer.pause([place])

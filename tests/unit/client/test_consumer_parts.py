@@ -1,4 +1,6 @@
-"""The consumer's parts without a broker: commits in order, the eager view of a rebalance, what a membership core asks for, offsets' messages, batches over TCP."""
+"""The consumer's parts without a broker: commits in order, the eager view of a rebalance, what a
+membership core asks for, offsets' messages, batches over TCP.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,24 @@ from mqd.client.group.committing import QUEUE_MAX, Commits
 from mqd.client.config import read
 from mqd.client.shm.consumer_config import ConsumerConfig
 from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED, RELEASE_WAIT_MS, GroupCore, Settings, State
-from mqd.client.group.events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.group.events import (
+    Answered,
+    Assign,
+    Done,
+    Leave,
+    Left,
+    Lost,
+    Partition,
+    Polled,
+    Problem,
+    Resolve,
+    Revoke,
+    Send,
+    Subscribe,
+    Tick,
+    TopicsKnown,
+    Unanswered,
+)
 from mqd.client.shm.inbox import Inbox
 from mqd.client.messages import local_error
 from mqd.client.offsets import Committed, PartitionResult
@@ -25,17 +44,33 @@ from mqd.client.shm.partitions import Part, Parts, Phase
 from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import ConsumerGroupHeartbeatResponse, FetchResponse, OffsetCommitResponse, OffsetFetchResponse
+from mqd.protocol.messages import (
+    ConsumerGroupHeartbeatResponse,
+    FetchResponse,
+    OffsetCommitResponse,
+    OffsetFetchResponse,
+)
 
-# -- the membership core -----------------------------------------------------------------------------------------------------------
+# -- the membership core ---------------------------------------------------------------------------
 
 T = b"t" * 16
-_Assignment, _TopicPartitions = ConsumerGroupHeartbeatResponse.Assignment, ConsumerGroupHeartbeatResponse.TopicPartitions
+_Assignment, _TopicPartitions = (
+    ConsumerGroupHeartbeatResponse.Assignment,
+    ConsumerGroupHeartbeatResponse.TopicPartitions,
+)
 
 
-def answer(epoch: int, partitions: list[int] | None = None, error: int = 0, interval_ms: int = 1000) -> ConsumerGroupHeartbeatResponse:
-    assignment = None if partitions is None else _Assignment(topic_partitions=[_TopicPartitions(topic_id=T, partitions=partitions)] if partitions else [])
-    return ConsumerGroupHeartbeatResponse(error_code=error, member_id="m", member_epoch=epoch, heartbeat_interval_ms=interval_ms, assignment=assignment)
+def answer(
+    epoch: int, partitions: list[int] | None = None, error: int = 0, interval_ms: int = 1000
+) -> ConsumerGroupHeartbeatResponse:
+    assignment = (
+        None
+        if partitions is None
+        else _Assignment(topic_partitions=[_TopicPartitions(topic_id=T, partitions=partitions)] if partitions else [])
+    )
+    return ConsumerGroupHeartbeatResponse(
+        error_code=error, member_id="m", member_epoch=epoch, heartbeat_interval_ms=interval_ms, assignment=assignment
+    )
 
 
 class Member:
@@ -73,12 +108,26 @@ class Member:
 def test_joining_says_everything_and_reports_what_it_took() -> None:
     member = Member(instance_id="i", rack_id="r", server_assignor="range")
     message = member.sent(member.give(Subscribe(("t",), "x.*")))
-    assert (message.member_epoch, message.subscribed_topic_names, message.subscribed_topic_regex, message.topic_partitions) == (0, ["t"], "x.*", [])
-    assert (message.instance_id, message.rack_id, message.server_assignor, message.rebalance_timeout_ms) == ("i", "r", "range", 10_000)
+    assert (
+        message.member_epoch,
+        message.subscribed_topic_names,
+        message.subscribed_topic_regex,
+        message.topic_partitions,
+    ) == (0, ["t"], "x.*", [])
+    assert (message.instance_id, message.rack_id, message.server_assignor, message.rebalance_timeout_ms) == (
+        "i",
+        "r",
+        "range",
+        10_000,
+    )
     assert member.answered(answer(3, [0, 1])) == [Resolve((T,))]
     assert member.give(TopicsKnown({T: "t"})) == [Assign((Partition("t", 0, T), Partition("t", 1, T)))]
     message = member.sent(member.give(Done()))
-    assert message.member_epoch == 3 and message.subscribed_topic_names is None and [one.partitions for one in message.topic_partitions] == [[0, 1]]
+    assert (
+        message.member_epoch == 3
+        and message.subscribed_topic_names is None
+        and [one.partitions for one in message.topic_partitions] == [[0, 1]]
+    )
     assert member.answered(answer(3)) == [] and member.core.next_ms == 1000
     member.now_ms = 1000
     message = member.sent(member.give(Tick()))
@@ -93,7 +142,8 @@ def test_topics_that_stay_unknown_do_not_hold_up_the_report() -> None:
     member.now_ms = member.core.next_ms
     actions = member.give(Tick())
     assert Resolve((T,)) in actions and member.sent(actions).topic_partitions == []
-    assert member.give(TopicsKnown({T: "t"})) == []  # not before the report is answered: the coordinator may have given it away by then
+    # not before the report is answered: the coordinator may have given it away by then
+    assert member.give(TopicsKnown({T: "t"})) == []
     assert isinstance(member.answered(answer(1))[0], Assign)
 
 
@@ -130,7 +180,9 @@ def test_lost_answers_and_a_coordinator_that_is_away() -> None:
     assert member.give(Unanswered(member.number)) == [] and member.core.next_ms == 1100
     member.now_ms = 1100
     message = member.sent(member.give(Tick()))
-    assert message.member_epoch == 1 and message.subscribed_topic_names == ["t"] and message.topic_partitions is not None
+    assert (
+        message.member_epoch == 1 and message.subscribed_topic_names == ["t"] and message.topic_partitions is not None
+    )
     member.answered(answer(0, error=int(ErrorCode.NOT_COORDINATOR)))
     assert member.core.next_ms == 1300 and member.core.owned  # nothing is lost by that
 
@@ -154,7 +206,11 @@ def test_an_application_that_does_not_poll() -> None:
     member.answered(answer(1))
     member.now_ms = 10_000
     actions = member.give(Tick())
-    assert [type(action) for action in actions] == [Problem, Send, Lost] and actions[0].code == MAX_POLL_EXCEEDED and member.sent(actions).member_epoch == -1
+    assert (
+        [type(action) for action in actions] == [Problem, Send, Lost]
+        and actions[0].code == MAX_POLL_EXCEEDED
+        and member.sent(actions).member_epoch == -1
+    )
     assert member.core.wants_poll
     assert member.sent(member.give(Done())).member_epoch == 0
     other = Member()
@@ -178,7 +234,7 @@ def test_an_instance_id_that_is_still_taken() -> None:
     assert member.give(Leave()) == [Left()]
 
 
-# -- commits -----------------------------------------------------------------------------------------------------------------------
+# -- commits ---------------------------------------------------------------------------------------
 
 
 class Control:
@@ -196,14 +252,34 @@ class Control:
 def commits_over(control: Control) -> tuple[Commits, Inbox, list]:
     inbox, committed = Inbox(lambda: None), []
     coordinator = SimpleNamespace(ask=lambda: None)
-    return Commits(control, inbox, "g", None, lambda: ("m", 5), lambda key, offset: committed.append((key, offset)), coordinator), inbox, committed
+    return (
+        Commits(
+            control,
+            inbox,
+            "g",
+            None,
+            lambda: ("m", 5),
+            lambda key, offset: committed.append((key, offset)),
+            coordinator,
+        ),
+        inbox,
+        committed,
+    )
 
 
 def respond(control: Control, inbox: Inbox, code: int = 0, error: KafkaError | None = None) -> dict:
     message, on_response = control.sent.popleft()
-    said = {(topic.name, one.partition_index): one.committed_offset for topic in message.topics for one in topic.partitions}
+    said = {
+        (topic.name, one.partition_index): one.committed_offset for topic in message.topics for one in topic.partitions
+    }
     Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse
-    topics = [Topic(name=topic.name, partitions=[One(partition_index=one.partition_index, error_code=code) for one in topic.partitions]) for topic in message.topics]
+    topics = [
+        Topic(
+            name=topic.name,
+            partitions=[One(partition_index=one.partition_index, error_code=code) for one in topic.partitions],
+        )
+        for topic in message.topics
+    ]
     on_response(None if error else OffsetCommitResponse(topics=topics), error)
     inbox.serve()
     return said
@@ -222,11 +298,17 @@ def test_a_commit_that_is_tried_again_stays_before_later_ones(monkeypatch: pytes
     monkeypatch.setattr(time, "monotonic", lambda: now + 1)
     commits.advance()
     assert respond(control, inbox) == {("t", 0): 10} and first.outcome == (None, [PartitionResult("t", 0, 10)])
-    assert respond(control, inbox) == {("t", 0): 20} and committed == [(("t", 0), 10), (("t", 0), 20)] and second.outcome is not None
+    assert (
+        respond(control, inbox) == {("t", 0): 20}
+        and committed == [(("t", 0), 10), (("t", 0), 20)]
+        and second.outcome is not None
+    )
 
 
 def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its member was put out while the coordinator was away, and is in the group again when the commit would be tried: another has committed more for partition 0 since."""
+    """Its member was put out while the coordinator was away, and is in the group again when the
+    commit would be tried: another has committed more for partition 0 since.
+    """
     control = Control()
     commits, inbox, committed = commits_over(control)
     both = commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)
@@ -243,7 +325,9 @@ def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: 
     assert waits.outcome[0].code() == ErrorCode.ILLEGAL_GENERATION and not control.sent and not commits.is_busy
 
 
-def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else_is_refused_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else_is_refused_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     control = Control()
     versions: list[int] = []
     control.api.pick = lambda _key, at_most: versions.append(at_most) or at_most
@@ -254,7 +338,17 @@ def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else
     def answer(code: int) -> list:
         message, on_response = control.sent.popleft()
         codes = {T: int(ErrorCode.UNKNOWN_TOPIC_ID), b"b" * 16: code}
-        on_response(OffsetCommitResponse(topics=[Topic(topic_id=topic.topic_id, partitions=[One(partition_index=0, error_code=codes[topic.topic_id])]) for topic in message.topics]), None)
+        on_response(
+            OffsetCommitResponse(
+                topics=[
+                    Topic(
+                        topic_id=topic.topic_id, partitions=[One(partition_index=0, error_code=codes[topic.topic_id])]
+                    )
+                    for topic in message.topics
+                ]
+            ),
+            None,
+        )
         inbox.serve()
         return [topic.topic_id for topic in message.topics]
 
@@ -264,7 +358,11 @@ def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else
     commits.advance()
     answer(0)
     error, results = both.outcome
-    assert error.code() == ErrorCode.UNKNOWN_TOPIC_ID and [one.error and one.error.code() for one in results] == [ErrorCode.UNKNOWN_TOPIC_ID, None] and committed == [(("b", 0), 2)]
+    assert (
+        error.code() == ErrorCode.UNKNOWN_TOPIC_ID
+        and [one.error and one.error.code() for one in results] == [ErrorCode.UNKNOWN_TOPIC_ID, None]
+        and committed == [(("b", 0), 2)]
+    )
     commits.add({("a", 0): Committed(3, topic_id=T), ("b", 0): Committed(4)}, None, 60)
     assert versions == [10, 10, 9]
 
@@ -283,7 +381,11 @@ def test_commits_end_once_and_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     commits, inbox, _ = commits_over(control)
     refused = commits.add({("t", 0): Committed(1)}, lambda *_: None, 60)
     respond(control, inbox, int(ErrorCode.UNKNOWN_MEMBER_ID))
-    assert refused.outcome[0].code() == ErrorCode.UNKNOWN_MEMBER_ID and list(commits.finished) == [refused] and inbox.attention
+    assert (
+        refused.outcome[0].code() == ErrorCode.UNKNOWN_MEMBER_ID
+        and list(commits.finished) == [refused]
+        and inbox.attention
+    )
     late = commits.add({("t", 0): Committed(2)}, None, -1)
     respond(control, inbox, error=local_error(KafkaError._TRANSPORT))
     assert late.outcome[0].code() == KafkaError._TRANSPORT
@@ -294,7 +396,7 @@ def test_commits_end_once_and_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(commit.outcome[0].code() == KafkaError._DESTROY for commit in waiting) and not commits.is_busy
 
 
-# -- rebalances --------------------------------------------------------------------------------------------------------------------
+# -- rebalances ------------------------------------------------------------------------------------
 
 
 class FakeConsumer:
@@ -339,16 +441,28 @@ def test_the_eager_view() -> None:
     carry = consumer.rebalancer.carry_out
     carry(Assign(some(0, 1)))
     carry(Revoke(some(0)))
-    assert consumer.log == [("assign", [0, 1]), ("revoke", [0, 1]), ("assign", [1])] and consumer.has() == [1] and consumer.gone == [([("t", 0)], False)]
+    assert (
+        consumer.log == [("assign", [0, 1]), ("revoke", [0, 1]), ("assign", [1])]
+        and consumer.has() == [1]
+        and consumer.gone == [([("t", 0)], False)]
+    )
     carry(Assign(some(2)))
-    assert consumer.log[3:] == [("revoke", [1]), ("assign", [1, 2])] and consumer.has() == [1, 2] and consumer.done_count == 3
+    assert (
+        consumer.log[3:] == [("revoke", [1]), ("assign", [1, 2])]
+        and consumer.has() == [1, 2]
+        and consumer.done_count == 3
+    )
     consumer._inbox.put_operation(Assign(some(3)))  # comes right behind: one assignment for both
     carry(Revoke(some(2)))
     assert consumer.log[5:] == [("revoke", [1, 2])] and consumer.has() == []
     carry(consumer._inbox.operations.popleft())
     assert consumer.log[6:] == [("assign", [1, 3])]
     carry(Lost(some(1, 3)))
-    assert consumer.log[7:] == [("lost", [1, 3])] and consumer.has() == [] and consumer.gone[-1] == ([("t", 1), ("t", 3)], True)
+    assert (
+        consumer.log[7:] == [("lost", [1, 3])]
+        and consumer.has() == []
+        and consumer.gone[-1] == ([("t", 1), ("t", 3)], True)
+    )
 
 
 def test_the_incremental_view_and_a_callback_that_raises() -> None:
@@ -378,7 +492,11 @@ def test_eager_what_stays_is_shown_also_after_a_callback_has_raised() -> None:
     def fail(*_: object) -> None:
         raise LookupError
 
-    for operation, callbacks in ((Revoke(some(2)), (None, fail, None)), (Lost(some(1)), (None, None, fail)), (Assign(some(3)), (None, fail, None))):
+    for operation, callbacks in (
+        (Revoke(some(2)), (None, fail, None)),
+        (Lost(some(1)), (None, None, fail)),
+        (Assign(some(3)), (None, fail, None)),
+    ):
         consumer.rebalancer.set_callbacks(*callbacks)
         with pytest.raises(LookupError):
             carry(operation)
@@ -395,7 +513,7 @@ def test_eager_what_stays_is_shown_also_after_the_member_has_left_once(is_late: 
     consumer._subscription = []
     carry(Revoke(some(0, 1, 2)))
     assert consumer.has() == []
-    for operation in ([Left(), None] if not is_late else [None, Left()]):
+    for operation in [Left(), None] if not is_late else [None, Left()]:
         if operation is not None:
             carry(operation)
         else:
@@ -413,27 +531,45 @@ def test_problems_are_errors() -> None:
     assert error.fatal() and error.code() == KafkaError.FENCED_INSTANCE_ID
 
 
-# -- small things ------------------------------------------------------------------------------------------------------------------
+# -- small things ----------------------------------------------------------------------------------
 
 
 def test_results_compare_with_confluent_kafkas_own() -> None:
     good, bad = PartitionResult("t", 1, 5), PartitionResult("t", 0, error=local_error(KafkaError._STATE))
     assert good == TopicPartition("t", 1) and TopicPartition("t", 1) == good and good != TopicPartition("t", 2)
-    assert sorted([good, bad, TopicPartition("t", 3)])[0] is bad and bad.error.code() == KafkaError._STATE and bad.offset == OFFSET_INVALID
+    assert (
+        sorted([good, bad, TopicPartition("t", 3)])[0] is bad
+        and bad.error.code() == KafkaError._STATE
+        and bad.offset == OFFSET_INVALID
+    )
     assert {good: 1}[TopicPartition("t", 1)] == 1 and "offset=5" in str(good)
 
 
 def test_messages_about_offsets() -> None:
     message = offsets.commit_request("g", "m", -1, "i", {("t", 0): Committed(1, 2, "x"), ("t", 1): Committed(3)})
-    assert (message.member_id, message.group_instance_id, message.generation_id_or_member_epoch) == ("", None, -1) and len(message.topics) == 1
+    assert (message.member_id, message.group_instance_id, message.generation_id_or_member_epoch) == (
+        "",
+        None,
+        -1,
+    ) and len(message.topics) == 1
     Group = OffsetFetchResponse.Group
     one = OffsetFetchResponse.GroupPartition(partition_index=0, committed_offset=7, metadata="")
-    response = OffsetFetchResponse(groups=[Group(group_id="g", error_code=15, topics=[OffsetFetchResponse.GroupTopic(name="t", partitions=[one])])])
+    response = OffsetFetchResponse(
+        groups=[Group(group_id="g", error_code=15, topics=[OffsetFetchResponse.GroupTopic(name="t", partitions=[one])])]
+    )
     assert offsets.read_committed(response) == {("t", 0): (15, Committed(7, -1, None))}
     request = offsets.positions_request([(T, 0, 5), (T, 1, 6)], 1, 100, "")
     assert request.max_bytes == 0 and [one.fetch_offset for one in request.topics[0].partitions] == [5, 6]
-    found = FetchResponse(responses=[FetchResponse.TopicResponse(topic_id=T, partitions=[FetchResponse.PartitionData(partition_index=1, high_watermark=9)])])
-    assert [(topic_id, index, data.high_watermark) for topic_id, index, data in offsets.read_positions(found)] == [(T, 1, 9)]
+    found = FetchResponse(
+        responses=[
+            FetchResponse.TopicResponse(
+                topic_id=T, partitions=[FetchResponse.PartitionData(partition_index=1, high_watermark=9)]
+            )
+        ]
+    )
+    assert [(topic_id, index, data.high_watermark) for topic_id, index, data in offsets.read_positions(found)] == [
+        (T, 1, 9)
+    ]
 
 
 def test_turns_go_round_and_leave_out_who_may_not() -> None:
@@ -450,23 +586,36 @@ def test_turns_go_round_and_leave_out_who_may_not() -> None:
 
 def test_what_a_configuration_means() -> None:
     def config(**given: object) -> ConsumerConfig:
-        return ConsumerConfig(read({"group.id": "g", **{name.replace("_", "."): value for name, value in given.items()}}))
+        return ConsumerConfig(
+            read({"group.id": "g", **{name.replace("_", "."): value for name, value in given.items()}})
+        )
 
     assert config().is_eager and config().isolation_level == 1 and config().reset == "latest"
-    assert not config(group_protocol="consumer").is_eager and not config(partition_assignment_strategy="cooperative-sticky").is_eager
-    assert config(isolation_level="read_uncommitted").isolation_level == 0 and config(auto_offset_reset="beginning").reset == "earliest"
+    assert (
+        not config(group_protocol="consumer").is_eager
+        and not config(partition_assignment_strategy="cooperative-sticky").is_eager
+    )
+    assert (
+        config(isolation_level="read_uncommitted").isolation_level == 0
+        and config(auto_offset_reset="beginning").reset == "earliest"
+    )
     with pytest.raises(ValueError):
         ConsumerConfig(read({}))
 
 
 def test_over_tcp_what_lies_here_is_not_counted_as_handed_out() -> None:
-    """A batch is one partition's; what came along with it waits, and is neither stored nor handed out when its partition goes."""
+    """A batch is one partition's; what came along with it waits, and is neither stored nor handed
+    out when its partition goes.
+    """
     consumer = TcpConsumer(None, read({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}), "test")
     stored: list = []
     fake = SimpleNamespace(
-        consume=lambda count, timeout: [record(0, 1), record(1, 5), record(1, 6), record(0, 2)], close=lambda: None, pause=lambda _: None, seek=lambda one: stored.append(("seek", one.offset)),
+        consume=lambda count, timeout: [record(0, 1), record(1, 5), record(1, 6), record(0, 2)],
+        close=lambda: None,
+        pause=lambda _: None,
+        seek=lambda one: stored.append(("seek", one.offset)),
         store_offsets=lambda offsets: stored.append([(one.partition, one.offset) for one in offsets]),
-    )  # fmt: skip
+    )
     consumer._consumer.close()
     consumer._consumer, consumer._poll_one = fake, lambda timeout: record(0, 0)
     batch = consumer.consume_batch(10, 1)

@@ -1,4 +1,6 @@
-"""The consumer's sleeping Fetch against a broker's side of KIP-227, played from the proposal's text."""
+"""The consumer's sleeping Fetch against a broker's side of KIP-227, played from the proposal's
+text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ A, B = b"a" * 16, b"b" * 16
 
 
 class Sessions:
-    """Takes requests as they go over the wire; checks that what it remembers is what the client thinks it does."""
+    """Takes requests as they go over the wire; checks that what it remembers is what the client
+    thinks it does.
+    """
 
     def __init__(self) -> None:
         self.sessions: dict[int, tuple[int, dict[tuple[bytes, int], int]]] = {}
@@ -22,7 +26,9 @@ class Sessions:
     def answer(self, request: object, refuse: bool = False) -> FetchResponse:
         request = decode_request(encode_request(request, 13, 1))[1]
         assert request.max_bytes == 0
-        named = {(topic.topic_id, one.partition): one.fetch_offset for topic in request.topics for one in topic.partitions}
+        named = {
+            (topic.topic_id, one.partition): one.fetch_offset for topic in request.topics for one in topic.partitions
+        }
         forgotten = {(topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions}
         self.partitions += len(named)
         if request.session_epoch == 0:
@@ -51,7 +57,9 @@ class Sessions:
         return FetchResponse(session_id=session_id, responses=list(topics.values()))
 
 
-def _turn(session: PositionSession, broker: Sessions, positions: dict[tuple[bytes, int], int], refuse: bool = False) -> bool:
+def _turn(
+    session: PositionSession, broker: Sessions, positions: dict[tuple[bytes, int], int], refuse: bool = False
+) -> bool:
     """What the broker knows after it is what was meant; False: it has forgotten the session."""
     response = broker.answer(session.request(positions, 100), refuse)
     found = {(topic_id, index): data.high_watermark for topic_id, index, data in session.on_response(response)}

@@ -1,4 +1,6 @@
-"""The end of a shared-memory producer: every record has its report, whatever keeps it from being written. By a C core and a broker that the test plays."""
+"""The end of a shared-memory producer: every record has its report, whatever keeps it from being
+written. By a C core and a broker that the test plays.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.unit.client.client_native import FakeProducer, Reports, broker, make 
 
 
 def _end_by_a_fatal_error(producer: ShmProducer, native: FakeProducer, reports: Reports) -> None:
-    """Two records are under way in partition 0; their batch's answer is fatal, and a third never leaves."""
+    """Two records are under way in partition 0; their batch's answer is fatal, and a third never
+    leaves.
+    """
     native.fate = lambda batch: None
     for value in (b"0", b"1"):
         producer.produce("events", value, partition=0, on_delivery=reports)
@@ -34,13 +38,19 @@ def test_a_producer_that_is_closed_after_a_fatal_error_tells_what_failed(make) -
     reports = Reports()
     _end_by_a_fatal_error(producer, native, reports)
     assert reports.errors == [] and producer.close()
-    assert reports.errors == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError._PURGE_QUEUE]
+    assert reports.errors == [
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError._PURGE_QUEUE,
+    ]
     assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"]
     assert [error.code() for error in errors] == [KafkaError._FATAL] and native.closed
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
     monkeypatch.setattr(closing, "_ALONE_S", 0.0)
     producer, native = make(compression_type=compression, linger_ms=60_000)
     producer.produce("events", b"known")
@@ -70,7 +80,9 @@ def test_reports_of_what_is_given_up_come_in_the_order_of_the_records(make) -> N
     assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"]
 
 
-def test_a_statistics_callback_that_raises_does_not_keep_close_from_giving_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statistics_callback_that_raises_does_not_keep_close_from_giving_up(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(closing, "_ALONE_S", 0.5)
 
     def raises(_statistics: str) -> None:
@@ -98,7 +110,9 @@ def test_a_report_that_raises_keeps_no_other_from_being_told(make, is_fatal: boo
             producer.produce("events", value, partition=0, on_delivery=reports)
     with pytest.raises(ValueError, match="report 1"):
         producer.close()
-    assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"] and native.closed and producer.close()
+    assert (
+        [message.value() for message in reports.messages] == [b"0", b"1", b"2"] and native.closed and producer.close()
+    )
 
 
 def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -> None:
@@ -130,7 +144,9 @@ def _without_a_broker(producer: ShmProducer, broker: FakeBroker, monkeypatch: py
     assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
 
 
-def test_a_report_of_close_may_poll_and_produce_once_more(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_of_close_may_poll_and_produce_once_more(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told of that record, too."""
     producer, native = make()
     _without_a_broker(producer, broker, monkeypatch)
@@ -143,10 +159,14 @@ def test_a_report_of_close_may_poll_and_produce_once_more(make, broker: FakeBrok
     producer.produce("events", b"0", on_delivery=again)
     producer.produce("events", b"1", on_delivery=again)
     assert producer.close() and native.closed
-    assert sorted(message.value() for message in last.messages) == [b"0 again", b"1 again"] and set(last.errors) == {KafkaError._PURGE_QUEUE}
+    assert sorted(message.value() for message in last.messages) == [b"0 again", b"1 again"] and set(last.errors) == {
+        KafkaError._PURGE_QUEUE
+    }
 
 
-def test_a_report_that_always_produces_once_more_neither_keeps_close_from_ending_nor_makes_it_raise(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_a_report_that_always_produces_once_more_neither_keeps_close_from_ending_nor_makes_it_raise(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
     producer, native = make()
     _without_a_broker(producer, broker, monkeypatch)
     told = []
@@ -172,7 +192,9 @@ def test_a_producer_that_another_thread_closes_meanwhile_is_closed(make, monkeyp
     assert producer.close() and native.closed
 
 
-def test_close_waits_for_a_broker_no_longer_with_an_open_transaction(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_a_broker_no_longer_with_an_open_transaction(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producer, native = make(transactional_id="t", transaction_timeout_ms=600_000, delivery_timeout_ms=600_000)
     producer.init_transactions(10)
     producer.begin_transaction()
@@ -194,7 +216,9 @@ def test_close_waits_for_a_broker_no_longer_with_an_open_transaction(make, broke
     assert asked == [0.3] and reports.errors == [KafkaError._PURGE_QUEUE]
 
 
-def test_close_waits_for_a_slow_coordinator_as_long_as_the_transaction_may_take(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_a_slow_coordinator_as_long_as_the_transaction_may_take(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producer, _ = make(transactional_id="t", transaction_timeout_ms=600_000, delivery_timeout_ms=600_000)
     producer.init_transactions(10)
     producer.begin_transaction()

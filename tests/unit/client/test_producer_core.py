@@ -1,4 +1,6 @@
-"""The shared-memory producer's decisions: retries, time limits, identities, full queues, batches that end early; by a C core and a broker that the test plays."""
+"""The shared-memory producer's decisions: retries, time limits, identities, full queues, batches
+that end early; by a C core and a broker that the test plays.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def test_a_permanent_error_is_told(make) -> None:
     assert producer.flush(10) == 0
     producer.produce("events", b"good", partition=0, on_delivery=reports)
     assert producer.flush(10) == 0
-    assert reports.errors == [ErrorCode.INVALID_RECORD, 0] and reports.messages[0].offset() is None and reports.messages[0].partition() == 0
+    assert (
+        reports.errors == [ErrorCode.INVALID_RECORD, 0]
+        and reports.messages[0].offset() is None
+        and reports.messages[0].partition() == 0
+    )
 
 
 def test_retries_end(make) -> None:
@@ -90,8 +96,11 @@ def test_what_is_to_be_compressed_times_out_too(make, broker: FakeBroker, is_flu
         broker.kill()
         assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
     reports = Reports()
-    producer.produce("events", bytes(20 << 10), partition=0, on_delivery=reports)  # goes over at once, if there is somebody
-    assert producer.compressor.records == has_broker, "without a broker each waits by itself: in one batch all would end with the first one's time"
+    # goes over at once, if there is somebody
+    producer.produce("events", bytes(20 << 10), partition=0, on_delivery=reports)
+    assert producer.compressor.records == has_broker, (
+        "without a broker each waits by itself: in one batch all would end with the first one's time"
+    )
     deadline = time.monotonic() + 10
     while not reports.errors and time.monotonic() < deadline:
         producer.flush(0.1) if is_flushed else producer.poll(0.1)
@@ -130,8 +139,12 @@ def test_what_goes_over_at_once_is_sent_when_it_has_lingered(make, compression: 
 
 
 @pytest.mark.parametrize("has_broker", [True, False])
-def test_who_waits_for_room_while_a_batch_lingers_asks_for_no_turn_again_and_again(make, broker: FakeBroker, has_broker: bool) -> None:
-    """It drives meanwhile, and each turn would have been followed by another one at once: a whole core, for as long as there was no room."""
+def test_who_waits_for_room_while_a_batch_lingers_asks_for_no_turn_again_and_again(
+    make, broker: FakeBroker, has_broker: bool
+) -> None:
+    """It drives meanwhile, and each turn would have been followed by another one at once: a whole
+    core, for as long as there was no room.
+    """
     producer, native = make(linger_ms=50)
     producer.produce("events", b"known", partition=0)
     assert producer.flush(10) == 0
@@ -174,7 +187,9 @@ def test_a_transaction_fails_with_a_record_that_is_too_large_compressed(make) ->
     with pytest.raises(KafkaException):
         producer.produce("events", b"more")
     producer.abort_transaction(10)
-    assert producer.flush(10) == 0 and sorted(reports.errors) == [0, KafkaError.MSG_SIZE_TOO_LARGE], "each once; the first was written, and aborted"
+    assert producer.flush(10) == 0 and sorted(reports.errors) == [0, KafkaError.MSG_SIZE_TOO_LARGE], (
+        "each once; the first was written, and aborted"
+    )
     producer.begin_transaction()
     producer.produce("events", b"good", partition=0, on_delivery=reports)
     producer.commit_transaction(10)
@@ -186,7 +201,10 @@ def test_an_unknown_topic_ends(make) -> None:
     reports = Reports()
     producer.produce("nowhere", b"x", on_delivery=reports)
     assert producer.flush(10) == 0
-    assert len(reports.errors) == 1 and reports.errors[0] in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert len(reports.errors) == 1 and reports.errors[0] in (
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
     with pytest.raises(KafkaException) as raised:
         producer.produce_batch("nowhere", [b"x"])
     assert raised.value.args[0].code() == KafkaError._UNKNOWN_TOPIC and raised.value.taken == 0
@@ -212,7 +230,7 @@ def test_a_topic_that_grows(make, broker: FakeBroker) -> None:
     assert producer.flush(10) == 0 and native.written == {2: [b"x"], 5: [b"y"]}
 
 
-# -- identity ---------------------------------------------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def test_an_identity_comes_first(make) -> None:
@@ -236,7 +254,13 @@ def test_a_hole_is_filled_by_a_new_identity(make) -> None:
     producer, native = make(enable_idempotence=True, linger_ms=0)
     producer.produce("events", b"first", partition=1)
     assert producer.flush(10) == 0
-    native.fate = lambda batch: ErrorCode.INVALID_RECORD if b"bad" in batch.values else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER if len(native.identities) == 1 else 0
+    native.fate = lambda batch: (
+        ErrorCode.INVALID_RECORD
+        if b"bad" in batch.values
+        else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        if len(native.identities) == 1
+        else 0
+    )
     reports = Reports()
     producer.produce("events", b"bad", partition=0, on_delivery=reports)
     producer.produce("events", b"good", partition=0, on_delivery=reports)
@@ -270,20 +294,28 @@ def test_sequences_that_do_not_fit_are_fatal(make) -> None:
 @pytest.mark.parametrize(
     ("error", "idempotent", "transactional", "renewing", "verdict"),
     [
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, False, False, False, Verdict.RETRY), (ErrorCode.KAFKA_STORAGE_ERROR, True, False, False, Verdict.RETRY),
-        (ErrorCode.MESSAGE_TOO_LARGE, False, False, False, Verdict.FAIL), (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, Verdict.FATAL),
-        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, True, Verdict.RENEW), (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, True, False, Verdict.FAIL),
-        (ErrorCode.UNKNOWN_PRODUCER_ID, True, False, False, Verdict.RENEW), (ErrorCode.UNKNOWN_PRODUCER_ID, True, True, False, Verdict.FAIL),
-        (ErrorCode.INVALID_PRODUCER_EPOCH, True, True, False, Verdict.FATAL), (ErrorCode.PRODUCER_FENCED, True, True, False, Verdict.FATAL),
-        (ErrorCode.INVALID_PRODUCER_EPOCH, True, False, False, Verdict.RENEW), (ErrorCode.TRANSACTION_ABORTABLE, True, True, False, Verdict.FAIL),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, False, False, False, Verdict.RETRY),
+        (ErrorCode.KAFKA_STORAGE_ERROR, True, False, False, Verdict.RETRY),
+        (ErrorCode.MESSAGE_TOO_LARGE, False, False, False, Verdict.FAIL),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, Verdict.FATAL),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, True, Verdict.RENEW),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, True, False, Verdict.FAIL),
+        (ErrorCode.UNKNOWN_PRODUCER_ID, True, False, False, Verdict.RENEW),
+        (ErrorCode.UNKNOWN_PRODUCER_ID, True, True, False, Verdict.FAIL),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, True, True, False, Verdict.FATAL),
+        (ErrorCode.PRODUCER_FENCED, True, True, False, Verdict.FATAL),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, True, False, False, Verdict.RENEW),
+        (ErrorCode.TRANSACTION_ABORTABLE, True, True, False, Verdict.FAIL),
         (ErrorCode.CONCURRENT_TRANSACTIONS, True, True, False, Verdict.RETRY),
     ],
-)  # fmt: skip
-def test_what_an_error_means(error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict) -> None:
+)
+def test_what_an_error_means(
+    error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict
+) -> None:
     assert judge(error, idempotent, transactional, renewing) is verdict
 
 
-# -- full, lost, closed ---------------------------------------------------------------------------------------------------------------
+# -- full, lost, closed ----------------------------------------------------------------------------
 
 
 def test_full_memory_is_a_buffer_error_and_nothing_is_lost(make) -> None:
@@ -380,11 +412,13 @@ def test_reports_only_of_errors(make) -> None:
     assert [message.value() for message in reports.messages] == [b"bad"]
 
 
-# -- batches that end early --------------------------------------------------------------------------------------------------------------
+# -- batches that end early ------------------------------------------------------------------------
 
 
 def test_a_batch_that_is_left_early_says_how_much_was_taken(make) -> None:
-    """By a callback of the application here: the records that went before are not to be given again."""
+    """By a callback of the application here: the records that went before are not to be given
+    again.
+    """
     producer, native = make(queue_buffering_max_messages=100)
 
     def refuse(_error: KafkaError | None, _message: Message) -> None:
@@ -394,11 +428,15 @@ def test_a_batch_that_is_left_early_says_how_much_was_taken(make) -> None:
     with pytest.raises(ValueError, match="a callback's own") as raised:
         producer.produce_batch("events", [b"%d" % number for number in range(1000)], partition=0)
     assert producer.flush(10) == 0
-    assert 0 < raised.value.taken < 1000 and native.written[0] == [b"first"] + [b"%d" % number for number in range(raised.value.taken)]  # type: ignore[attr-defined]
+    assert 0 < raised.value.taken < 1000 and native.written[0] == [b"first"] + [
+        b"%d" % number for number in range(raised.value.taken)
+    ]  # type: ignore[attr-defined]
 
 
 def _interrupted_behind(native: FakeProducer, call: int) -> None:
-    """Ctrl-C while the C core takes records: it is raised when that is done, in the n-th call from here on."""
+    """Ctrl-C while the C core takes records: it is raised when that is done, in the n-th call from
+    here on.
+    """
     usual, calls = native.append, itertools.count(1)
 
     def append(*arguments: Any) -> int:
@@ -418,7 +456,9 @@ def test_a_batch_that_is_interrupted_while_there_is_room_says_how_much_was_taken
     _interrupted_behind(native, 2)
     values, reports = [b"%d" % number for number in range(30_000)], []
     with pytest.raises(KeyboardInterrupt) as raised:
-        producer.produce_batch("events", values, partition=0, on_delivery=lambda error, delivery: reports.append(delivery.count))
+        producer.produce_batch(
+            "events", values, partition=0, on_delivery=lambda error, delivery: reports.append(delivery.count)
+        )
     assert producer.flush(10) == 0
     taken = raised.value.taken  # type: ignore[attr-defined]
     assert 0 < taken < 30_000 and native.written[0] == values[:taken] and sum(reports) == taken
@@ -462,18 +502,24 @@ def test_a_batch_whose_compression_is_interrupted_is_compressed_again(make, monk
     assert reports.errors == [0] and len(native.written[0]) == 1
 
 
-def test_a_batch_of_dicts_that_is_left_early_says_how_much_was_taken(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_dicts_that_is_left_early_says_how_much_was_taken(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     implementation, native = make()
     monkeypatch.setattr("mqd.client.producer._make", lambda settings: implementation)
     producer = Producer({"bootstrap.servers": "x"})
     with pytest.raises(TypeError) as raised:
-        producer.produce_batch("events", [{"value": b"0", "partition": 0}, {"value": b"1", "partition": 0}, {"value": object()}])
+        producer.produce_batch(
+            "events", [{"value": b"0", "partition": 0}, {"value": b"1", "partition": 0}, {"value": object()}]
+        )
     assert producer.flush(10) == 0
     assert raised.value.taken == 2 and native.written[0] == [b"0", b"1"]  # type: ignore[attr-defined]
 
 
 class FullAfterThree:
-    """librdkafka's Producer, whose queue is full with three records; serving a report fails with `problem`."""
+    """librdkafka's Producer, whose queue is full with three records; serving a report fails with
+    `problem`.
+    """
 
     def __init__(self, problem: BaseException) -> None:
         self.problem = problem
@@ -492,7 +538,9 @@ class FullAfterThree:
 
 
 @pytest.mark.parametrize("problem", [ValueError("a callback's own"), KeyboardInterrupt()])
-def test_a_batch_over_tcp_that_is_left_early_says_how_much_was_taken(monkeypatch: pytest.MonkeyPatch, problem: BaseException) -> None:
+def test_a_batch_over_tcp_that_is_left_early_says_how_much_was_taken(
+    monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
     played = FullAfterThree(problem)
     monkeypatch.setattr("confluent_kafka.Producer", lambda *_arguments, **_named: played)
     producer = TcpProducer(read({"bootstrap.servers": "x"}))

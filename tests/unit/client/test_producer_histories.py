@@ -1,5 +1,8 @@
-"""Seeded histories of a shared-memory producer under a C core that answers what it likes: every record taken is reported exactly once, what is reported as written is in the log, in
-order, and nothing is left behind. Threads and the clock are real, so a seed gives the same calls, not the same interleaving."""
+"""Seeded histories of a shared-memory producer under a C core that answers what it likes: every
+record taken is reported exactly once, what is reported as written is in the log, in order, and
+nothing is left behind. Threads and the clock are real, so a seed gives the same calls, not the same
+interleaving.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,16 @@ class History:
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
         self.broker = FakeBroker({"events": PARTITIONS})
-        self.broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=self.random.randrange(1000), producer_epoch=0)
+        self.broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(
+            producer_id=self.random.randrange(1000), producer_epoch=0
+        )
         config: dict[str, Any] = {
-            "linger_ms": self.random.choice([0, 1, 5]), "enable_idempotence": self.random.random() < 0.5, "delivery_timeout_ms": self.random.choice([200, 60_000]),
-            "queue_buffering_max_messages": self.random.choice([20, 1000]), "retries": self.random.choice([1, 1000]),
-        }  # fmt: skip
+            "linger_ms": self.random.choice([0, 1, 5]),
+            "enable_idempotence": self.random.random() < 0.5,
+            "delivery_timeout_ms": self.random.choice([200, 60_000]),
+            "queue_buffering_max_messages": self.random.choice([20, 1000]),
+            "retries": self.random.choice([1, 1000]),
+        }
         if config["enable_idempotence"]:
             config["retries"] = 1000
         self.producer, self.native = make_producer(monkeypatch, self.broker, **config)
@@ -46,20 +54,24 @@ class History:
             return self.random.choice(RETRIABLE)
         return self.random.choice(PERMANENT) if dice < 0.85 else None
 
-    # -- what the application does ------------------------------------------------------------------------------------------------
+    # -- what the application does -----------------------------------------------------------------
 
     def value(self) -> bytes:
         self.taken += 1
         return b"%d" % (self.taken - 1)
 
     def report(self, error: KafkaError | None, message: Any) -> None:
-        self.reports.setdefault(message.value(), []).append((error.code() if error else 0, message.partition(), message.offset()))
+        self.reports.setdefault(message.value(), []).append(
+            (error.code() if error else 0, message.partition(), message.offset())
+        )
 
     def report_batch(self, values: list[bytes]) -> Any:
         def report(error: KafkaError | None, delivery: Any) -> None:
             for at, index in enumerate(delivery.indices):
                 offset = None if delivery.base_offset is None else delivery.base_offset + at
-                self.reports.setdefault(values[index], []).append((error.code() if error else 0, delivery.partition, offset))
+                self.reports.setdefault(values[index], []).append(
+                    (error.code() if error else 0, delivery.partition, offset)
+                )
 
         return report
 
@@ -74,7 +86,13 @@ class History:
     def produce_batch(self) -> None:
         values = [self.value() for _ in range(self.random.randrange(1, 60))]
         partitions = [self.random.randrange(PARTITIONS) for _ in values]
-        taken = self.producer.produce_batch("events", values, partition=partitions, on_delivery=self.report_batch(values), timeout=self.random.choice([0, 0.05]))
+        taken = self.producer.produce_batch(
+            "events",
+            values,
+            partition=partitions,
+            on_delivery=self.report_batch(values),
+            timeout=self.random.choice([0, 0.05]),
+        )
         self.taken -= len(values) - taken
 
     def answer(self) -> None:
@@ -87,11 +105,17 @@ class History:
         self.broker.kill()
 
     def step(self) -> None:
-        acts = [self.produce] * 12 + [self.produce_batch] * 3 + [lambda: self.producer.poll(0)] * 3 + [lambda: self.producer.flush(0.01)] * 2 + [self.answer] * 2
+        acts = (
+            [self.produce] * 12
+            + [self.produce_batch] * 3
+            + [lambda: self.producer.poll(0)] * 3
+            + [lambda: self.producer.flush(0.01)] * 2
+            + [self.answer] * 2
+        )
         acts += [self.worker_dies, lambda: self.producer.purge(self.random.random() < 0.8, self.random.random() < 0.3)]
         self.random.choice(acts)()
 
-    # -- what must hold ----------------------------------------------------------------------------------------------------------------
+    # -- what must hold ----------------------------------------------------------------------------
 
     def end(self) -> None:
         self.calm = True

@@ -1,6 +1,8 @@
-"""A shared-memory producer whose application Ctrl-C interrupts: each record is written once and reported once, and no transaction ends without what was produced into it.
+"""A shared-memory producer whose application Ctrl-C interrupts: each record is written once and
+reported once, and no transaction ends without what was produced into it.
 
-By a C core and a broker that the test plays; Ctrl-C is raised by what stands at the place that it meets, once.
+By a C core and a broker that the test plays; Ctrl-C is raised by what stands at the place that it
+meets, once.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from tests.unit.client.client_native import Reports, broker, make  # noqa: F401 
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """interrupt(owner, name): its next call is Ctrl-C, before it does anything; behind=True: when it has done it."""
+    """interrupt(owner, name): its next call is Ctrl-C, before it does anything; behind=True: when
+    it has done it.
+    """
 
     def interrupt(owner: Any, name: str, behind: bool = False) -> None:
         usual = getattr(owner, name)
@@ -52,7 +56,9 @@ def _begun(producer: ShmProducer, broker: FakeBroker) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_transaction_whose_batch_is_interrupted_while_it_is_compressed_ends_with_its_records(make, broker: FakeBroker, interrupt, commits: bool) -> None:
+def test_a_transaction_whose_batch_is_interrupted_while_it_is_compressed_ends_with_its_records(
+    make, broker: FakeBroker, interrupt, commits: bool
+) -> None:
     """They were written, and became part of the next transaction."""
     producer, native = make(transactional_id="t", compression_type="lz4", linger_ms=60_000, batch_num_messages=10)
     _begun(producer, broker)
@@ -76,7 +82,9 @@ def test_records_of_a_full_batch_whose_compression_is_interrupted_are_written_on
     with pytest.raises(KeyboardInterrupt):
         producer.flush(10)
     assert producer.flush(10) == 0
-    assert len(native.written[0]) == 25 and [message.value() for message in reports.messages] == [b"%d" % number * 50 for number in range(25)]
+    assert len(native.written[0]) == 25 and [message.value() for message in reports.messages] == [
+        b"%d" % number * 50 for number in range(25)
+    ]
 
 
 @pytest.mark.parametrize("partition", [0, list(range(3)) * 8 + [0]])
@@ -87,12 +95,19 @@ def test_a_batch_whose_compression_is_interrupted_says_that_all_was_taken(make, 
     interrupt(compressing, "compress")
     reports: list[int] = []
     with pytest.raises(KeyboardInterrupt) as raised:
-        producer.produce_batch("events", [b"y" * 50] * 25, partition=partition, on_delivery=lambda error, delivery: reports.append(delivery.count))
+        producer.produce_batch(
+            "events",
+            [b"y" * 50] * 25,
+            partition=partition,
+            on_delivery=lambda error, delivery: reports.append(delivery.count),
+        )
     assert raised.value.taken == 25 and producer.flush(10) == 0  # type: ignore[attr-defined]
     assert sum(map(len, native.written.values())) == 26 and sum(reports) == 25
 
 
-def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handler_interrupted(make, broker: FakeBroker) -> None:
+def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handler_interrupted(
+    make, broker: FakeBroker
+) -> None:
     """The commit can go on only when the handler is through: an abort in between waited for ever."""
     producer, _ = make(transactional_id="t")
     _begun(producer, broker)
@@ -126,7 +141,9 @@ def _commit_interrupted_before_anything(producer: ShmProducer, meanwhile: Callab
         producer.commit_transaction(10)
 
 
-def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted_at_its_very_beginning(make, broker: FakeBroker) -> None:
+def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted_at_its_very_beginning(
+    make, broker: FakeBroker
+) -> None:
     producer, native = make(transactional_id="t", linger_ms=60_000)
     _begun(producer, broker)
     producer.produce("events", b"x", partition=0)
@@ -139,21 +156,34 @@ def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted_at_
     assert native.written[0] == [b"x"] and _ends(broker) == [True]
 
 
-def test_a_commit_that_was_interrupted_does_not_end_without_a_record_that_failed_since(make, broker: FakeBroker) -> None:
+def test_a_commit_that_was_interrupted_does_not_end_without_a_record_that_failed_since(
+    make, broker: FakeBroker
+) -> None:
     """One that another thread produced in that moment."""
     producer, native = make(transactional_id="t", linger_ms=60_000, delivery_timeout_ms=100)
     _begun(producer, broker)
     reports = Reports()
-    _commit_interrupted_before_anything(producer, lambda: producer.stages["events"].entries.append(producer._entry_of(producer.stages["events"], b"late", None, 0, reports, 0, None)))
+    _commit_interrupted_before_anything(
+        producer,
+        lambda: producer.stages["events"].entries.append(
+            producer._entry_of(producer.stages["events"], b"late", None, 0, reports, 0, None)
+        ),
+    )
     with pytest.raises(KafkaException) as raised:
         producer.commit_transaction(10)
-    assert raised.value.args[0].txn_requires_abort() and reports.errors == [KafkaError._MSG_TIMED_OUT] and True not in _ends(broker)
+    assert (
+        raised.value.args[0].txn_requires_abort()
+        and reports.errors == [KafkaError._MSG_TIMED_OUT]
+        and True not in _ends(broker)
+    )
     producer.abort_transaction(10)
     producer.begin_transaction()
 
 
 def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first one had interrupted when records were taken counted for the second, when none were."""
+    """What the first one had interrupted when records were taken counted for the second, when none
+    were.
+    """
     producer, native = make(linger_ms=60_000)
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0
@@ -182,10 +212,18 @@ def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, m
 
 
 @pytest.mark.parametrize("commits", [True, False])
-@pytest.mark.parametrize(("owner", "name", "behind"), [("transactions", "_take", False), ("native", "set_identity", True), ("producer", "hold", True), ("transactions", "_take", True)])
+@pytest.mark.parametrize(
+    ("owner", "name", "behind"),
+    [
+        ("transactions", "_take", False),
+        ("native", "set_identity", True),
+        ("producer", "hold", True),
+        ("transactions", "_take", True),
+    ],
+)
 def test_an_end_of_a_transaction_that_is_interrupted_behind_the_coordinators_answer_can_be_repeated(
-    make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, commits: bool,
-) -> None:  # fmt: skip
+    make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, commits: bool
+) -> None:
     """The coordinator is not asked again: under the next epoch it has no such transaction."""
     producer, native = make(transactional_id="t")
     _begun(producer, broker)
@@ -211,22 +249,38 @@ def test_an_end_of_a_transaction_that_is_interrupted_behind_the_coordinators_ans
     assert producer.flush(10) == 0 and native.written[0] == [b"x", b"y"]
 
 
-@pytest.mark.parametrize(("owner", "name", "behind"), [
-    ("transactions", "wrote", False), ("transactions", "wrote", True), ("fates", "parts", False), ("fates", "parts", True), ("fates", "appended", False), ("fates", "appended", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("owner", "name", "behind"),
+    [
+        ("transactions", "wrote", False),
+        ("transactions", "wrote", True),
+        ("fates", "parts", False),
+        ("fates", "parts", True),
+        ("fates", "appended", False),
+        ("fates", "appended", True),
+    ],
+)
 @pytest.mark.parametrize("partition", [0, -1])
-def test_records_whose_accounting_is_interrupted_are_written_once_and_reported_once(make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, partition: int) -> None:
+def test_records_whose_accounting_is_interrupted_are_written_once_and_reported_once(
+    make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, partition: int
+) -> None:
     producer, native = make(transactional_id="t", linger_ms=60_000)
     _begun(producer, broker)
     reports = Reports()
     for number in range(6):
-        producer.produce("events", b"%d" % number, partition=partition if partition >= 0 else number % 3, on_delivery=reports)
+        producer.produce(
+            "events", b"%d" % number, partition=partition if partition >= 0 else number % 3, on_delivery=reports
+        )
     interrupt(getattr(producer, owner), name, behind)
     with pytest.raises(KeyboardInterrupt):
         producer.flush(10)
     producer.commit_transaction(10)
     values = sorted(b"%d" % number for number in range(6))
-    assert sorted(message.value() for message in reports.messages) == values and set(reports.errors) == {0} and _ends(broker) == [True]
+    assert (
+        sorted(message.value() for message in reports.messages) == values
+        and set(reports.errors) == {0}
+        and _ends(broker) == [True]
+    )
     assert sorted([*sum(native.written.values(), [])]) == [*values, b"known"]
 
 
@@ -238,12 +292,17 @@ def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     parts = fates.parts(np.array([1, 2, 1, 2], np.uint64), rows, 0)
     fates.appended(0, parts[:1])
     fates.appended(0, parts)
-    assert [(number, batch.parts) for number, batch in fates.batches.items()] == [(1, [(rows, [0, 2], 2)]), (2, [(rows, [1, 3], 2)])]
+    assert [(number, batch.parts) for number, batch in fates.batches.items()] == [
+        (1, [(rows, [0, 2], 2)]),
+        (2, [(rows, [1, 3], 2)]),
+    ]
     fates.batches.clear()
 
 
 def test_outcomes_that_ctrl_c_leaves_undealt_with_are_reported(make, interrupt) -> None:
-    """They were lost: flush() returned 0 without their reports, and later the records had timed out, though they were written."""
+    """They were lost: flush() returned 0 without their reports, and later the records had timed
+    out, though they were written.
+    """
     producer, native = make()
     producer.produce("events", b"known", partition=0)
     assert producer.flush(10) == 0
@@ -259,11 +318,19 @@ def test_outcomes_that_ctrl_c_leaves_undealt_with_are_reported(make, interrupt) 
         with pytest.raises(KeyboardInterrupt):
             producer.fates.take_deliveries(0.0)
     assert producer.flush(10) == 0
-    assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"] and reports.errors == [0] * 3 and not producer.fates.batches
+    assert (
+        [message.value() for message in reports.messages] == [b"0", b"1", b"2"]
+        and reports.errors == [0] * 3
+        and not producer.fates.batches
+    )
 
 
-@pytest.mark.parametrize(("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("fates", "appended_whole")])
-def test_a_compressed_batch_that_the_core_took_when_ctrl_c_came_is_written_once(make, interrupt, owner: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("fates", "appended_whole")]
+)
+def test_a_compressed_batch_that_the_core_took_when_ctrl_c_came_is_written_once(
+    make, interrupt, owner: str, name: str
+) -> None:
     producer, native = make(compression_type="lz4", linger_ms=60_000)
     producer.produce("events", b"known", partition=1)
     assert producer.flush(10) == 0

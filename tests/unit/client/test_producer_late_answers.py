@@ -17,23 +17,40 @@ from tests.unit.client.client_native import broker, make  # noqa: F401 (fixtures
 
 @pytest.mark.parametrize("comes", ["while it ends", "between", "in the next"])
 @pytest.mark.parametrize("code", [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_PRODUCER_EPOCH])
-def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, code: int, comes: str) -> None:
-    """Its topic counted as joined, and records went there that the coordinator did not know of; or the transaction failed, or, as the abort had renewed the epoch, the producer."""
+def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, code: int, comes: str
+) -> None:
+    """Its topic counted as joined, and records went there that the coordinator did not know of; or
+    the transaction failed, or, as the abort had renewed the epoch, the producer.
+    """
     broker.transaction_version = 1
-    broker.answers |= {requests.ADD_OFFSETS_TO_TXN: lambda request: AddOffsetsToTxnResponse(), requests.TXN_OFFSET_COMMIT: lambda request: TxnOffsetCommitResponse()}
+    broker.answers |= {
+        requests.ADD_OFFSETS_TO_TXN: lambda request: AddOffsetsToTxnResponse(),
+        requests.TXN_OFFSET_COMMIT: lambda request: TxnOffsetCommitResponse(),
+    }
     answers: list[Callable[[Any, KafkaError | None], None]] = []
     producer, native = make(transactional_id="t")
     producer.init_transactions(10)
     producer.begin_transaction()
     send = producer.attachment.send
-    monkeypatch.setattr(producer.attachment, "send", lambda key, *rest: answers.append(rest[-1]) if key == requests.ADD_PARTITIONS_TO_TXN else send(key, *rest))
+    monkeypatch.setattr(
+        producer.attachment,
+        "send",
+        lambda key, *rest: answers.append(rest[-1]) if key == requests.ADD_PARTITIONS_TO_TXN else send(key, *rest),
+    )
     producer.produce("events", b"x", partition=0)
     assert producer.attachment.wait_for(lambda: bool(answers), 10)
-    result = AddPartitionsToTxnResponse.TopicResult(name="events", results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=0, partition_error_code=code)])
+    result = AddPartitionsToTxnResponse.TopicResult(
+        name="events",
+        results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=0, partition_error_code=code)],
+    )
     late = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[result])
     renewed = broker.answers[requests.INIT_PRODUCER_ID]
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: comes == "while it ends" and answers[0](late, None) or renewed(request)
-    producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)  # else nothing is to be ended
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: (
+        comes == "while it ends" and answers[0](late, None) or renewed(request)
+    )
+    # else nothing is to be ended
+    producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
     producer.abort_transaction(10)
     with producer.attachment.lock:
         if comes == "between":

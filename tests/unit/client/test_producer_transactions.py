@@ -1,4 +1,6 @@
-"""The shared-memory producer's transactions: what breaks them, what the coordinator answers, versions; by a C core and a broker that the test plays."""
+"""The shared-memory producer's transactions: what breaks them, what the coordinator answers,
+versions; by a C core and a broker that the test plays.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Topic
 from mqd.client.shm.producer import ShmProducer
 from mqd.protocol.api import decode_request
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse, InitProducerIdResponse, TxnOffsetCommitResponse
+from mqd.protocol.messages import (
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnResponse,
+    EndTxnResponse,
+    InitProducerIdResponse,
+    TxnOffsetCommitResponse,
+)
 from tests.unit.client.client_broker import FakeBroker
 from tests.unit.client.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)
 
@@ -30,7 +38,21 @@ def _begun(make: Callable[..., tuple[ShmProducer, FakeProducer]], **config: Any)
 
 
 def _seen(broker: FakeBroker, *keys: int) -> list[int]:
-    return [key for key, _ in broker.seen if key in (keys or (requests.INIT_PRODUCER_ID, requests.END_TXN, requests.TXN_OFFSET_COMMIT, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN))]
+    return [
+        key
+        for key, _ in broker.seen
+        if key
+        in (
+            keys
+            or (
+                requests.INIT_PRODUCER_ID,
+                requests.END_TXN,
+                requests.TXN_OFFSET_COMMIT,
+                requests.ADD_PARTITIONS_TO_TXN,
+                requests.ADD_OFFSETS_TO_TXN,
+            )
+        )
+    ]
 
 
 def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
@@ -47,10 +69,17 @@ def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
 def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroker) -> None:
     broker.transaction_version = 1
     result = AddPartitionsToTxnResponse.TopicResult
-    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[
-        result(name=topic.name, results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index) for index in topic.partitions])
-        for topic in request.v3_and_below_topics
-    ])  # fmt: skip
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=[
+            result(
+                name=topic.name,
+                results_by_partition=[
+                    AddPartitionsToTxnResponse.PartitionResult(partition_index=index) for index in topic.partitions
+                ],
+            )
+            for topic in request.v3_and_below_topics
+        ]
+    )
     broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda request: AddOffsetsToTxnResponse()
     broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: TxnOffsetCommitResponse()
     producer, native = _begun(make)
@@ -58,15 +87,30 @@ def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroke
     producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
     producer.commit_transaction(10)
     assert native.options.produce_version == 11 and native.written == {0: [b"x"]}
-    assert sorted(_seen(broker)) == sorted([requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN, requests.TXN_OFFSET_COMMIT, requests.END_TXN])
+    assert sorted(_seen(broker)) == sorted(
+        [
+            requests.INIT_PRODUCER_ID,
+            requests.ADD_PARTITIONS_TO_TXN,
+            requests.ADD_OFFSETS_TO_TXN,
+            requests.TXN_OFFSET_COMMIT,
+            requests.END_TXN,
+        ]
+    )
     producer.begin_transaction()
     producer.produce_batch("events", [b"y"] * 3)
     producer.abort_transaction(10)
-    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
+    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [
+        requests.INIT_PRODUCER_ID,
+        requests.ADD_PARTITIONS_TO_TXN,
+        requests.ADD_PARTITIONS_TO_TXN,
+        requests.INIT_PRODUCER_ID,
+    ]
 
 
 def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
-    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1 does not take over."""
+    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1
+    does not take over.
+    """
     epoch, versions = 0, []
     usual = broker.answer
 
@@ -154,11 +198,18 @@ def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker,
     producer.purge()
 
 
-@pytest.mark.parametrize(("work", "config"), [
-    (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}), (_partition_that_is_not_there, {}), (_purged_before_it_left, {}),
-    (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
-])  # fmt: skip
-def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("work", "config"),
+    [
+        (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}),
+        (_partition_that_is_not_there, {}),
+        (_purged_before_it_left, {}),
+        (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
+    ],
+)
+def test_no_transaction_commits_without_one_of_its_records(
+    make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]
+) -> None:
     producer, _ = _begun(make, **config)
     reports = Reports()
     work(producer, broker, reports)
@@ -188,8 +239,12 @@ def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make,
 
 
 @pytest.mark.parametrize("topic", ["events", "late"])
-def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
-    """By a partitioner that takes its time, here. Nobody took it from its stage any more, and flush() waited until its time was over."""
+def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """By a partitioner that takes its time, here. Nobody took it from its stage any more, and
+    flush() waited until its time was over.
+    """
 
     def partitioner(_key: object, _count: int) -> int:
         with producer.attachment.lock:
@@ -232,7 +287,9 @@ def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make,
 
 def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
     answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=next(answers, 0), producer_id=5, producer_epoch=3)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(
+        error_code=next(answers, 0), producer_id=5, producer_epoch=3
+    )
     producer, native = make(transactional_id="t")
     producer.init_transactions(10)
     assert native.identities == [(5, 3)]
@@ -245,16 +302,26 @@ def _offset_answers(broker: FakeBroker, *codes: int) -> None:
 
     def answer(request: Any) -> TxnOffsetCommitResponse:
         code = left.pop(0) if len(left) > 1 else left[0]
-        return response(topics=[
-            response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=one.partition_index, error_code=code) for one in topic.partitions])
-            for topic in request.topics
-        ])  # fmt: skip
+        return response(
+            topics=[
+                response.TopicResponse(
+                    name=topic.name,
+                    partitions=[
+                        response.PartitionResponse(partition_index=one.partition_index, error_code=code)
+                        for one in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
 
     broker.answers[requests.TXN_OFFSET_COMMIT] = answer
 
 
 def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the producer, which aborts and goes on; the coordinator would fence it when the transaction's time is over."""
+    """By the producer, which aborts and goes on; the coordinator would fence it when the
+    transaction's time is over.
+    """
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     producer, _ = _begun(make)
@@ -269,7 +336,9 @@ def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monke
     assert producer.fatal is None
 
 
-def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transactional, "_GONE_S", 1.0)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     producer, _ = make(transactional_id="t")
@@ -287,22 +356,37 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(ma
         producer.abort_transaction(10)
 
 
-def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordinator_loads(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordinator_loads(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That error comes first in the answer; it is no end of the producer."""
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)
-    response, codes = TxnOffsetCommitResponse, {"a": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "deleted": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: response(topics=[
-        response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=0, error_code=codes[topic.name])]) for topic in request.topics
-    ])  # fmt: skip
+    response, codes = (
+        TxnOffsetCommitResponse,
+        {"a": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "deleted": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION},
+    )
+    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: response(
+        topics=[
+            response.TopicResponse(
+                name=topic.name,
+                partitions=[response.PartitionResponse(partition_index=0, error_code=codes[topic.name])],
+            )
+            for topic in request.topics
+        ]
+    )
     producer, _ = _begun(make)
     with pytest.raises(KafkaException) as raised:
-        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5), TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
+        producer.send_offsets_to_transaction(
+            [TopicPartition("a", 0, 5), TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10
+        )
     assert raised.value.args[0].txn_requires_abort() and producer.fatal is None
     producer.abort_transaction(10)
 
 
 def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBroker) -> None:
-    """The commit returned, though the coordinator had aborted: close(), too, met it between two looks."""
+    """The commit returned, though the coordinator had aborted: close(), too, met it between two
+    looks.
+    """
     producer, _ = _begun(make)
     producer.produce("events", b"x", partition=0)
     producer.flush(10)
@@ -329,7 +413,9 @@ def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBr
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
 
 
-def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_late(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_late(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     later = 0.0
     monkeypatch.setattr(transactional, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
     monkeypatch.setattr(transactional, "_GONE_S", 600.0)
@@ -348,14 +434,22 @@ def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_l
 
 
 def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
-    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    _offset_answers(
+        broker,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        0,
+    )
     producer, _ = _begun(make)
     producer.send_offsets_to_transaction([TopicPartition("late", 0, 5)], GroupMetadata("g"), 10)
     producer.commit_transaction(10)
 
 
 def test_a_coordinator_that_stays_busy_is_a_timeout(make, broker: FakeBroker) -> None:
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=ErrorCode.CONCURRENT_TRANSACTIONS)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(
+        error_code=ErrorCode.CONCURRENT_TRANSACTIONS
+    )
     producer, _ = make(transactional_id="t")
     with pytest.raises(KafkaException) as raised:
         producer.init_transactions(0.1)
@@ -398,10 +492,14 @@ def test_a_commit_that_was_interrupted_is_repeated(make, broker: FakeBroker, mon
     _interrupted_commit(producer, monkeypatch)
     producer.commit_transaction(10)
     producer.begin_transaction()
-    assert native.written[0] == [b"x"] and [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
+    assert native.written[0] == [b"x"] and [
+        request.committed for key, request in broker.seen if key == requests.END_TXN
+    ] == [True]
 
 
-def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Readers of committed records would wait until the transaction's time is over."""
     producer, _ = make(transactional_id="t")
     _interrupted_commit(producer, monkeypatch)
@@ -410,7 +508,9 @@ def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(make, brok
 
 
 def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
-    """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes by the outcome that it has decided on. Returns what it was asked."""
+    """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes
+    by the outcome that it has decided on. Returns what it was asked.
+    """
     asked: list[bool] = []
     usual = producer.attachment.request
 
@@ -438,7 +538,9 @@ def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_has_no_fatal_error(make, broker: FakeBroker, version: int) -> None:
+def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_has_no_fatal_error(
+    make, broker: FakeBroker, version: int
+) -> None:
     broker.transaction_version = version
     broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
     errors: list[KafkaError] = []
@@ -448,7 +550,9 @@ def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_
     assert asked == [True, False] and producer.fatal is None and errors == []
 
 
-def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_goes_on(make, broker: FakeBroker) -> None:
+def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_goes_on(
+    make, broker: FakeBroker
+) -> None:
     producer, native = make(transactional_id="t")
     asked = _decides_to_commit(broker, producer)
     with pytest.raises(KafkaException) as refused:
@@ -460,10 +564,16 @@ def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_
     producer.begin_transaction()
 
 
-def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producer, native = make(transactional_id="t")
     _interrupted_commit(producer, monkeypatch)
-    for refused in (lambda: producer.produce("events", b"late"), lambda: producer.produce_batch("events", [b"late"]), producer.begin_transaction):
+    for refused in (
+        lambda: producer.produce("events", b"late"),
+        lambda: producer.produce_batch("events", [b"late"]),
+        producer.begin_transaction,
+    ):
         with pytest.raises(KafkaException) as raised:
             refused()
         assert raised.value.args[0].code() == KafkaError._STATE
@@ -475,8 +585,13 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("target", "asked"), [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False])])
-def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False])],
+)
+def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
+    make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]
+) -> None:
     """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
     producer, _ = _begun(make)
     producer.produce("events", b"x")
@@ -506,12 +621,16 @@ def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, br
     committing.start()
     assert asked.wait(10) and producer.close()
     committing.join()
-    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True] and raised == [KafkaError._DESTROY]
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True] and raised == [
+        KafkaError._DESTROY
+    ]
 
 
 class _VersionOne:
-    """A coordinator of version 1 by its rules: InitProducerId gives the next epoch, EndTxn of an older one is fenced, and an abort behind a commit is refused. `silent`: keys of requests that are carried
-    out and not answered."""
+    """A coordinator of version 1 by its rules: InitProducerId gives the next epoch, EndTxn of an
+    older one is fenced, and an abort behind a commit is refused. `silent`: keys of requests that
+    are carried out and not answered.
+    """
 
     def __init__(self, broker: FakeBroker) -> None:
         self.epoch, self.committed, self.silent = -1, False, set[int]()
@@ -523,7 +642,11 @@ class _VersionOne:
     def _init(self, request: Any) -> InitProducerIdResponse | None:
         if request.producer_epoch in (-1, self.epoch):  # else it has the next one already: the answer was lost
             self.epoch += 1
-        return None if requests.INIT_PRODUCER_ID in self.silent else InitProducerIdResponse(producer_id=7, producer_epoch=self.epoch)
+        return (
+            None
+            if requests.INIT_PRODUCER_ID in self.silent
+            else InitProducerIdResponse(producer_id=7, producer_epoch=self.epoch)
+        )
 
     def _end(self, request: Any) -> EndTxnResponse | None:
         code = 0
@@ -543,7 +666,9 @@ def _times_out(ends: Callable[[float], None]) -> None:
 
 
 def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, broker: FakeBroker) -> None:
-    """The C core counts from 0 again since the abort, and under the same epoch the next transaction's records did not fit."""
+    """The C core counts from 0 again since the abort, and under the same epoch the next
+    transaction's records did not fit.
+    """
     coordinator = _VersionOne(broker)
     producer, native = _begun(make)
     producer.produce("events", b"x", partition=0)
@@ -553,7 +678,9 @@ def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, bro
     coordinator.silent = set()
     with pytest.raises(KafkaException) as refused:
         producer.abort_transaction(10)
-    assert refused.value.args[0].code() == KafkaError._STATE and native.identities[-1] == (7, 0), "the sequences begin anew"
+    assert refused.value.args[0].code() == KafkaError._STATE and native.identities[-1] == (7, 0), (
+        "the sequences begin anew"
+    )
     producer.commit_transaction(10)
     assert native.identities[-1] == (7, 1)
     producer.begin_transaction()
@@ -563,7 +690,9 @@ def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, bro
 
 
 @pytest.mark.parametrize("ends_by_abort", [True, False])
-def test_a_lost_answer_of_the_next_epoch_does_not_end_a_transaction_of_version_1_twice(make, broker: FakeBroker, ends_by_abort: bool) -> None:
+def test_a_lost_answer_of_the_next_epoch_does_not_end_a_transaction_of_version_1_twice(
+    make, broker: FakeBroker, ends_by_abort: bool
+) -> None:
     """The coordinator fenced the second time, under the epoch before."""
     coordinator = _VersionOne(broker)
     producer, native = _begun(make)

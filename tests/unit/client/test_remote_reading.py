@@ -1,4 +1,6 @@
-"""Readers of partitions on other hosts over a librdkafka that is the test: what reaches whom, what is dropped, when it is held back."""
+"""Readers of partitions on other hosts over a librdkafka that is the test: what reaches whom, what
+is dropped, when it is held back.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ class FakeConsumer:
         return found
 
     def _note(self, name: str, partitions: list[object]) -> None:
-        self.calls.append((name, *((one.partition, one.offset) if name == "assign" else (one.partition,) for one in partitions)))
+        self.calls.append(
+            (name, *((one.partition, one.offset) if name == "assign" else (one.partition,) for one in partitions))
+        )
 
     def incremental_assign(self, partitions: list[object]) -> None:
         self._note("assign", partitions)
@@ -107,7 +111,15 @@ class FakeConsumer:
 def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteRecords]:
     monkeypatch.setattr(remote_reading.confluent_kafka, "Consumer", FakeConsumer)
     FakeConsumer.made = []
-    given = {"bootstrap.servers": "a:1", "group.id": "g", "isolation.level": "read_committed", "error_cb": print, "enable.auto.commit": True, "client.rack": "r1", "session.timeout.ms": 9}
+    given = {
+        "bootstrap.servers": "a:1",
+        "group.id": "g",
+        "isolation.level": "read_committed",
+        "error_cb": print,
+        "enable.auto.commit": True,
+        "client.rack": "r1",
+        "session.timeout.ms": 9,
+    }
     made = RemoteRecords(Settings({}, given, None, None), 0)
     made.attach(lambda: None, SimpleNamespace(cluster=SimpleNamespace(brokers={7: ("b", 2)})))
     yield made
@@ -142,8 +154,17 @@ def offsets(reader: remote_reading.RemoteReader, count: int) -> list[int]:
 def test_its_configuration_is_the_applications_without_group_and_callbacks(records: RemoteRecords) -> None:
     records.open("t", 0, 5)
     config = consumer().config
-    assert config["bootstrap.servers"] == "a:1,b:2" and config["client.rack"] == "r1" and config["isolation.level"] == "read_uncommitted"
-    assert config["enable.auto.commit"] is False and config["auto.offset.reset"] == "error" and "error_cb" not in config and "session.timeout.ms" not in config
+    assert (
+        config["bootstrap.servers"] == "a:1,b:2"
+        and config["client.rack"] == "r1"
+        and config["isolation.level"] == "read_uncommitted"
+    )
+    assert (
+        config["enable.auto.commit"] is False
+        and config["auto.offset.reset"] == "error"
+        and "error_cb" not in config
+        and "session.timeout.ms" not in config
+    )
 
 
 def test_records_in_order_and_the_end(records: RemoteRecords) -> None:
@@ -185,7 +206,8 @@ def test_who_reads_slowly_is_paused(records: RemoteRecords, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "told"), [(KafkaError._AUTO_OFFSET_RESET, "range", 0), (1, "range", 0), (3, "gone", 3), (KafkaError._TRANSPORT, "gone", 6)]
+    ("code", "kind", "told"),
+    [(KafkaError._AUTO_OFFSET_RESET, "range", 0), (1, "range", 0), (3, "gone", 3), (KafkaError._TRANSPORT, "gone", 6)],
 )
 def test_errors_of_a_partition(records: RemoteRecords, code: int, kind: str, told: int) -> None:
     reader = records.open("t", 0, 0)
@@ -215,7 +237,9 @@ def failed(reader: remote_reading.RemoteReader) -> bool:
     return problem is not None and problem[:2] == FAILED
 
 
-def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(records: RemoteRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(
+    records: RemoteRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, told = threading.Event(), []
 
     def refuse(_config: dict[str, object]) -> FakeConsumer:

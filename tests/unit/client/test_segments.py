@@ -1,4 +1,6 @@
-"""Records as a local consumer reads them: from a segment file, without a broker, against what the protocol's own decoder makes of the same bytes."""
+"""Records as a local consumer reads them: from a segment file, without a broker, against what the
+protocol's own decoder makes of the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Log:
         return self
 
     def reader(self, offset: int = 0, isolation_level: int = 0, pool: BlockPool | None = None) -> PartitionReader:
-        return PartitionReader(SegmentReader.of_file(self.path, 0, offset, isolation_level), "things", bytes(16), 3, offset, pool=pool)
+        return PartitionReader(
+            SegmentReader.of_file(self.path, 0, offset, isolation_level), "things", bytes(16), 3, offset, pool=pool
+        )
 
     def expected(self) -> list[Record]:
         return list(decode_records(bytes(self.data)))
@@ -72,7 +76,13 @@ def test_columns_of_a_batch(log: Log) -> None:
     reader = log.reader(10)
     batch = reader.read()
     assert batch is not None and batch and len(batch) == 20
-    assert (batch.topic, batch.partition, batch.leader_epoch, batch.next_offset, reader.position) == ("things", 3, 4, 30, 30)
+    assert (batch.topic, batch.partition, batch.leader_epoch, batch.next_offset, reader.position) == (
+        "things",
+        3,
+        4,
+        30,
+        30,
+    )
     assert batch.offsets.dtype == batch.timestamps.dtype == np.int64
     assert batch.offsets.tolist() == list(range(10, 30))
     expected = log.expected()[10:]
@@ -88,12 +98,20 @@ def test_columns_of_a_batch(log: Log) -> None:
 
 
 def test_messages_outlive_the_batch(log: Log) -> None:
-    log.append(encode_batch(_records(8), partition_leader_epoch=2)).append(encode_batch(_records(2, 8), base_offset=8, log_append_time_ms=99))
+    log.append(encode_batch(_records(8), partition_leader_epoch=2)).append(
+        encode_batch(_records(2, 8), base_offset=8, log_append_time_ms=99)
+    )
     reader = log.reader()
     with reader.read() as batch:
         messages = list(batch.messages())
     message = messages[7]
-    assert (message.topic(), message.partition(), message.offset(), message.key(), message.value()) == ("things", 3, 7, b"key 7", b"value 7")
+    assert (message.topic(), message.partition(), message.offset(), message.key(), message.value()) == (
+        "things",
+        3,
+        7,
+        b"key 7",
+        b"value 7",
+    )
     assert message.timestamp() == (1, 1_700_000_000_007) and message.leader_epoch() == 2 and message.error() is None
     assert message.headers() == [("name", b"7"), ("none", None)] and messages[1].headers() is None
     assert [one.timestamp() for one in reader.read().messages()] == [(2, 99)] * 2
@@ -126,7 +144,10 @@ def test_arrow_arrays_are_views(log: Log) -> None:
     low = np.frombuffer(batch.values.buffer, np.uint8).ctypes.data
     assert low <= address < low + len(log.data)
     for other in ("binary", "string", "string_view"):
-        assert [None if value is None else value.encode() if isinstance(value, str) else value for value in batch.values.to_arrow(other).to_pylist()] == values
+        assert [
+            None if value is None else value.encode() if isinstance(value, str) else value
+            for value in batch.values.to_arrow(other).to_pylist()
+        ] == values
     with pytest.raises(ValueError, match="none of"):
         batch.values.to_arrow("list")
     batch.release()
@@ -150,7 +171,16 @@ def test_views_outlive_reader_file_and_batch(log: Log) -> None:
     gc.collect()
     assert view == b"value 1" and view.readonly
     assert part.values[1] == b"value 21" and part.offsets.tolist() == list(range(20, 30)) == offsets[20:30].tolist()
-    for use in (lambda: batch.values, lambda: batch.keys, lambda: batch.offsets, lambda: batch.timestamps, lambda: len(batch), lambda: batch.headers(0), lambda: batch[1:2], batch.__enter__):
+    for use in (
+        lambda: batch.values,
+        lambda: batch.keys,
+        lambda: batch.offsets,
+        lambda: batch.timestamps,
+        lambda: len(batch),
+        lambda: batch.headers(0),
+        lambda: batch[1:2],
+        batch.__enter__,
+    ):
         with pytest.raises(ValueError, match=r"batch of things \[3\] was released"):
             use()
     assert not batch and batch.released and "released" in repr(batch)
@@ -160,7 +190,9 @@ def test_views_outlive_reader_file_and_batch(log: Log) -> None:
 
 def test_columns_that_are_held_are_not_filled_again(log: Log) -> None:
     for start in range(0, BLOCK_RECORDS * 8, BLOCK_RECORDS // 4):
-        log.append(encode_batch([Record(value=b"%d" % i) for i in range(start, start + BLOCK_RECORDS // 4)], base_offset=start))
+        log.append(
+            encode_batch([Record(value=b"%d" % i) for i in range(start, start + BLOCK_RECORDS // 4)], base_offset=start)
+        )
     pool = BlockPool()
     reader, held = log.reader(pool=pool), []
     while (batch := reader.read(BLOCK_RECORDS, 1 << 30)) is not None:
@@ -225,7 +257,9 @@ def test_damage_is_told_after_what_is_whole(log: Log) -> None:
     assert reader.read().offsets.tolist() == [0, 1, 2]
     assert reader.read() is None
     problem = reader.take_problem()
-    assert problem.kind == "corrupt" and problem.code == 2 and "checksum" in problem.text and reader.take_problem() is None
+    assert (
+        problem.kind == "corrupt" and problem.code == 2 and "checksum" in problem.text and reader.take_problem() is None
+    )
     reader.skip()
     assert reader.read().offsets.tolist() == [6, 7, 8]
 
@@ -250,15 +284,27 @@ def test_damaged_compression(log: Log) -> None:
 
 def _marker(offset: int, producer_id: int, commit: bool) -> bytes:
     record = Record(value=bytes(6), key=struct.pack(">hh", 0, commit))
-    return encode_batch([record], base_offset=offset, producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True)
+    return encode_batch(
+        [record], base_offset=offset, producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True
+    )
 
 
 def _transactional(offset: int, count: int, producer_id: int, **more: object) -> bytes:
-    return encode_batch(_records(count, offset), base_offset=offset, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True, **more)
+    return encode_batch(
+        _records(count, offset),
+        base_offset=offset,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
+        **more,
+    )
 
 
 def test_aborted_transactions_are_left_out(log: Log) -> None:
-    log.append(_transactional(0, 2, 1)).append(_transactional(2, 2, 2, compression="lz4")).append(_marker(4, 1, False)).append(_transactional(5, 2, 1, compression="zstd"))
+    log.append(_transactional(0, 2, 1)).append(_transactional(2, 2, 2, compression="lz4")).append(
+        _marker(4, 1, False)
+    ).append(_transactional(5, 2, 1, compression="zstd"))
     log.append(_marker(7, 2, True)).append(_marker(8, 1, False))
     reader = log.reader(isolation_level=1)
     assert reader.read() is None and reader.take_problem().kind == "aborted" and reader.position == 0
@@ -269,13 +315,40 @@ def test_aborted_transactions_are_left_out(log: Log) -> None:
 
 
 def test_batches_from_messages_have_the_same_face() -> None:
-    messages = [Message("t", 1, 10 + i, None if i == 1 else b"k%d" % i, b"v" * i, [("h", b"x")] if i == 2 else None, timestamp=(1, 50 + i), leader_epoch=3) for i in range(4)]
+    messages = [
+        Message(
+            "t",
+            1,
+            10 + i,
+            None if i == 1 else b"k%d" % i,
+            b"v" * i,
+            [("h", b"x")] if i == 2 else None,
+            timestamp=(1, 50 + i),
+            leader_epoch=3,
+        )
+        for i in range(4)
+    ]
     batch = RecordBatchView.from_messages("t", 1, messages)
-    assert list(batch.records()) == [(10, 50, b"k0", b""), (11, 51, None, b"v"), (12, 52, b"k2", b"vv"), (13, 53, b"k3", b"vvv")]
-    assert batch.headers(2) == [("h", b"x")] and batch.headers(0) == [] and batch.leader_epoch == 3 and batch.next_offset == 14
+    assert list(batch.records()) == [
+        (10, 50, b"k0", b""),
+        (11, 51, None, b"v"),
+        (12, 52, b"k2", b"vv"),
+        (13, 53, b"k3", b"vvv"),
+    ]
+    assert (
+        batch.headers(2) == [("h", b"x")]
+        and batch.headers(0) == []
+        and batch.leader_epoch == 3
+        and batch.next_offset == 14
+    )
     assert [bytes(view) for view in batch.values.views()] == [b"", b"v", b"vv", b"vvv"]
     assert batch[2:].values.to_list() == [b"vv", b"vvv"]
-    assert [(one.offset(), one.headers()) for one in batch.messages()] == [(10, None), (11, None), (12, [("h", b"x")]), (13, None)]
+    assert [(one.offset(), one.headers()) for one in batch.messages()] == [
+        (10, None),
+        (11, None),
+        (12, [("h", b"x")]),
+        (13, None),
+    ]
     empty = RecordBatchView.from_messages("t", 1, [])
     assert not empty and len(empty) == 0 and empty.values.to_list() == [] and "no records" in repr(empty)
 
@@ -285,7 +358,11 @@ def test_blobs_check_positions_that_somebody_changed() -> None:
     assert Blobs(blobs.buffer, blobs.positions, blobs.sizes).to_list() == [b"abc", b"defg", None]
     blobs.positions[1] = 1000
     with pytest.raises(ValueError, match="outside"):
-        Blobs(blobs.buffer, blobs.positions, blobs.sizes).to_arrow("binary") if _has_arrow() else Blobs(blobs.buffer, blobs.positions[:2], np.array([4, 4], np.int32)).to_list()
+        (
+            Blobs(blobs.buffer, blobs.positions, blobs.sizes).to_arrow("binary")
+            if _has_arrow()
+            else Blobs(blobs.buffer, blobs.positions[:2], np.array([4, 4], np.int32)).to_list()
+        )
 
 
 def _has_arrow() -> bool:
@@ -304,20 +381,44 @@ def test_any_log_reads_as_the_decoder_does(tmp_path: Path) -> None:
         for _ in range(chance.randrange(1, 12)):
             kept = sorted(chance.sample(range(200), chance.randrange(1, 60)))
             records = [
-                Record(chance.choice([None, b"", chance.randbytes(chance.randrange(300))]), chance.choice([None, b"k", b"key" * 20]), chance.randrange(2**40), chance.choice([[], [("h", b"")]]), offset + at)
+                Record(
+                    chance.choice([None, b"", chance.randbytes(chance.randrange(300))]),
+                    chance.choice([None, b"k", b"key" * 20]),
+                    chance.randrange(2**40),
+                    chance.choice([[], [("h", b"")]]),
+                    offset + at,
+                )
                 for at in kept
             ]
             codec = chance.choice(["none", "none", "gzip", "snappy", "lz4", "zstd"])
-            log.append(encode_batch(records, base_offset=offset, compression=codec, partition_leader_epoch=chance.randrange(3), last_offset_delta=220))
+            log.append(
+                encode_batch(
+                    records,
+                    base_offset=offset,
+                    compression=codec,
+                    partition_leader_epoch=chance.randrange(3),
+                    last_offset_delta=220,
+                )
+            )
             offset += 221
         expected = log.expected()
         start = chance.randrange(offset)
         reader = log.reader(start)
-        assert _all(reader, chance.choice([1, 5, 50, 1000])) == [record for record in expected if record.offset >= start], f"seed {seed}"
+        assert _all(reader, chance.choice([1, 5, 50, 1000])) == [
+            record for record in expected if record.offset >= start
+        ], f"seed {seed}"
         assert reader.position == offset
 
 
 def test_header_sections_are_what_messages_read() -> None:
     headers = [("a", b"x"), ("b", None)]
-    batch = RecordBatchView("t", 0, np.array([0]), np.array([1]), Blobs.of_list([None]), Blobs.of_list([b""]), Blobs.of_list([encode_headers(headers)]))
+    batch = RecordBatchView(
+        "t",
+        0,
+        np.array([0]),
+        np.array([1]),
+        Blobs.of_list([None]),
+        Blobs.of_list([b""]),
+        Blobs.of_list([encode_headers(headers)]),
+    )
     assert batch.headers(0) == headers == next(batch.messages()).headers()

@@ -1,4 +1,6 @@
-"""Whatever shapes a stage's entries have, the columns made of them hold the same records in the same order."""
+"""Whatever shapes a stage's entries have, the columns made of them hold the same records in the
+same order.
+"""
 
 import numpy as np
 from hypothesis import given
@@ -9,13 +11,17 @@ from mqd.client.shm.staging import Entry, Stage, chunk_of
 NOW_MS = 1_700_000_000_000
 
 _bytes = st.binary(max_size=6)
-_plain = st.one_of(
-    _bytes,
-    st.tuples(_bytes, _bytes),
-    st.tuples(_bytes, st.none() | _bytes, st.integers(0, 5)),
-)
+_plain = st.one_of(_bytes, st.tuples(_bytes, _bytes), st.tuples(_bytes, st.none() | _bytes, st.integers(0, 5)))
 _full = st.builds(
-    Entry, st.none() | _bytes, st.none() | _bytes, st.integers(-1, 5), st.integers(0, 2**40), st.none() | st.just(b"\x02\x02a\x02b"), st.none() | st.just(print), st.just(0.0), st.none()
+    Entry,
+    st.none() | _bytes,
+    st.none() | _bytes,
+    st.integers(-1, 5),
+    st.integers(0, 2**40),
+    st.none() | st.just(b"\x02\x02a\x02b"),
+    st.none() | st.just(print),
+    st.just(0.0),
+    st.none(),
 )
 
 
@@ -44,7 +50,9 @@ def _check(entries):
     count = len(entries)
     chunk = chunk_of(stage, count)
     partitions = [chunk.partition] * count if chunk.partitions is None else chunk.partitions.tolist()
-    assert list(zip(_items(chunk.values, count), _items(chunk.keys, count), partitions, strict=True)) == [_spread(entry) for entry in entries]
+    assert list(zip(_items(chunk.values, count), _items(chunk.keys, count), partitions, strict=True)) == [
+        _spread(entry) for entry in entries
+    ]
     times = [chunk.timestamp_ms] * count if chunk.timestamps is None else chunk.timestamps.tolist()
     assert times == [entry.timestamp_ms if isinstance(entry, Entry) else NOW_MS for entry in entries]
 

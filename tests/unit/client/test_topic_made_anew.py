@@ -1,4 +1,6 @@
-"""A topic that is deleted and made anew under its name while a consumer reads it: an offset of the old one means nothing in the new one."""
+"""A topic that is deleted and made anew under its name while a consumer reads it: an offset of the
+old one means nothing in the new one.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,18 @@ from mqd.client.shm.partitions import Phase
 from mqd.client.shm.reading import Problem
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_consumer import (  # noqa: F401 (fixtures)
-    NEW, TOPIC, ConsumerWorld, begins_anew, consume_is_left, hears_that_it_is_gone, look_again, make, next_record, places, world,
-)  # fmt: skip
+    NEW,
+    TOPIC,
+    ConsumerWorld,
+    begins_anew,
+    consume_is_left,
+    hears_that_it_is_gone,
+    look_again,
+    make,
+    next_record,
+    places,
+    world,
+)
 
 
 def position(world: ConsumerWorld) -> int:
@@ -25,7 +37,9 @@ def position(world: ConsumerWorld) -> int:
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize(("committed", "begin"), [(-1, 0), (7, 7)])
-def test_it_is_read_from_what_is_committed_of_it_or_from_where_the_application_wants_to_begin(world: ConsumerWorld, committed: int, begin: int) -> None:
+def test_it_is_read_from_what_is_committed_of_it_or_from_where_the_application_wants_to_begin(
+    world: ConsumerWorld, committed: int, begin: int
+) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.committed = {0: committed}
     world.make_anew(NEW, 100)
@@ -40,7 +54,11 @@ def test_at_its_end_where_the_application_wants_what_comes(world: ConsumerWorld)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.make_anew(NEW, 100)
     at_end: list[int] = []
-    world.at_end = lambda: at_end or world.readers[0].topic_id != NEW or (at_end.append(world.readers[0].position), setattr(world.readers[0], "end", 101))
+    world.at_end = lambda: (
+        at_end
+        or world.readers[0].topic_id != NEW
+        or (at_end.append(world.readers[0].position), setattr(world.readers[0], "end", 101))
+    )
     message = next_record(world)
     assert at_end == [100] and (message.value(), message.offset()) == (NEW, 100)
 
@@ -93,7 +111,9 @@ def read_elsewhere(world: ConsumerWorld) -> Any:
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the_new_ones_end(world: ConsumerWorld) -> None:
+def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the_new_ones_end(
+    world: ConsumerWorld,
+) -> None:
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = read_elsewhere(world)
@@ -101,7 +121,11 @@ def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the
     old = world.readers[0]
     old.topic_id, old.end, old.problem = NEW, 3, Problem("range")
     found = [next_record(world) for _ in range(3)]
-    assert [(message.value(), message.offset()) for message in found] == [(NEW, 0), (NEW, 1), (NEW, 2)] and part.topic_id == NEW
+    assert [(message.value(), message.offset()) for message in found] == [
+        (NEW, 0),
+        (NEW, 1),
+        (NEW, 2),
+    ] and part.topic_id == NEW
     consumer.commit(asynchronous=False)
     assert world.commits == [{0: 3}] and not world.refused
     look_again(world)
@@ -109,7 +133,9 @@ def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_who_is_read_from_another_host_begins_where_the_reset_says_in_the_topic_that_was_there_before(world: ConsumerWorld) -> None:
+def test_who_is_read_from_another_host_begins_where_the_reset_says_in_the_topic_that_was_there_before(
+    world: ConsumerWorld,
+) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = read_elsewhere(world)
     world.readers[0].problem = Problem("range")
@@ -130,7 +156,7 @@ def test_who_is_read_from_another_host_hears_of_it_when_a_commit_is_refused(worl
     assert (message.value(), message.offset()) == (NEW, 0)
 
 
-# -- what the application was not given of the old one does not say where the new one begins ------------------------------------------
+# -- what the application was not given of the old one does not say where the new one begins -------
 
 
 def with_fifty_read(make: Callable[..., ConsumerWorld]) -> ConsumerWorld:
@@ -159,21 +185,28 @@ def test_consume_ends_when_a_topic_of_which_it_has_records_is_another(make: Call
     consumer = world.consumer
     world.at_end = made_anew_at_its_end(world)
     found = [message for message in consumer.consume(1000, 60) if message.error() is None]
-    assert sorted(places(found)) == [*((0, offset) for offset in range(50, 60)), (1, 0)] and NEW not in {message.value() for message in found}
+    assert sorted(places(found)) == [*((0, offset) for offset in range(50, 60)), (1, 0)] and NEW not in {
+        message.value() for message in found
+    }
     with pytest.raises(KafkaException):
         consumer.commit(message=[message for message in found if message.partition() == 0][-1], asynchronous=False)
     assert not world.commits
     assert places([next_record(world) for _ in range(2)]) == [(0, 0), (0, 1)]
 
 
-def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(
+    make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So does the other partition, which is looked at only then."""
     world = with_fifty_read(make)
     world.at_end = made_anew_at_its_end(world)
     part: Any = world.consumer.parts.get((TOPIC, 0))
     consume_is_left(world, monkeypatch, lambda: part.topic_id == NEW)
     found = [next_record(world) for _ in range(101)]
-    assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
+    assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [
+        *((0, offset) for offset in range(100)),
+        (1, 0),
+    ]
 
 
 def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one(make: Callable[..., ConsumerWorld]) -> None:
@@ -190,7 +223,9 @@ def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one(make: Calla
     assert message.value() == NEW and message.offset() == 0
 
 
-def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises(make: Callable[..., ConsumerWorld]) -> None:
+def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises(
+    make: Callable[..., ConsumerWorld],
+) -> None:
     world = make(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
     made_anew = made_anew_at_its_end(world)
 
@@ -208,10 +243,13 @@ def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that
     with pytest.raises(KeyboardInterrupt):
         world.consumer.consume(1000, 60)
     found = [next_record(world) for _ in range(101)]
-    assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
+    assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [
+        *((0, offset) for offset in range(100)),
+        (1, 0),
+    ]
 
 
-# -- seek() ------------------------------------------------------------------------------------------------------------------------
+# -- seek() ----------------------------------------------------------------------------------------
 
 
 def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Callable[..., ConsumerWorld]) -> None:
@@ -242,7 +280,9 @@ def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: Consume
     assert (message.value(), message.offset()) == (NEW, max(offset, 0))
 
 
-def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one_in_the_new_one(world: ConsumerWorld) -> None:
+def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one_in_the_new_one(
+    world: ConsumerWorld,
+) -> None:
     """The error was told, but the metadata are those from before."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = hears_that_it_is_gone(world)
@@ -254,7 +294,9 @@ def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one
 
 
 @pytest.mark.parametrize("incremental", [True, False])
-def test_an_offset_that_is_assigned_is_one_in_the_new_topic_though_nobody_has_heard(world: ConsumerWorld, incremental: bool) -> None:
+def test_an_offset_that_is_assigned_is_one_in_the_new_topic_though_nobody_has_heard(
+    world: ConsumerWorld, incremental: bool
+) -> None:
     """As one that is sought."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.unassign()
@@ -266,7 +308,9 @@ def test_an_offset_that_is_assigned_is_one_in_the_new_topic_though_nobody_has_he
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize("has_read", [True, False])
-def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new_one(world: ConsumerWorld, has_read: bool) -> None:
+def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new_one(
+    world: ConsumerWorld, has_read: bool
+) -> None:
     """It has read from there on, or waits there for more."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.seek(TopicPartition(TOPIC, 0, 4 if has_read else 5))
@@ -284,7 +328,9 @@ def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "that only reading tells"])
-def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(world: ConsumerWorld, is_known: bool) -> None:
+def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(
+    world: ConsumerWorld, is_known: bool
+) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))
     looked: list[int] = []

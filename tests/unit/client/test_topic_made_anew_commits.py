@@ -1,4 +1,6 @@
-"""Commits of a consumer whose topic is deleted, and perhaps made anew under its name: nothing of the old one is committed for the new one, and nothing else stays uncommitted for it."""
+"""Commits of a consumer whose topic is deleted, and perhaps made anew under its name: nothing of
+the old one is committed for the new one, and nothing else stays uncommitted for it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from mqd.client.group.events import Assign, Partition, Revoke
 from mqd.client.messages import Message
 from mqd.client.shm.partitions import Phase
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client.client_consumer import NEW, TOPIC, ConsumerWorld, begins_anew, hears_that_it_is_gone, look_again, make, next_record  # noqa: F401 (fixtures)
+from tests.unit.client.client_consumer import (
+    NEW,
+    TOPIC,
+    ConsumerWorld,
+    begins_anew,
+    hears_that_it_is_gone,
+    look_again,
+    make,
+    next_record,
+)  # noqa: F401 (fixtures)
 
 
 def settled(world: ConsumerWorld) -> None:
@@ -33,7 +44,9 @@ def by_name_only(world: ConsumerWorld) -> None:
 
 @pytest.mark.parametrize("knows_ids", [True, False])
 @pytest.mark.parametrize("looks", [True, False])
-def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(make: Callable[..., ConsumerWorld], knows_ids: bool, looks: bool) -> None:
+def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(
+    make: Callable[..., ConsumerWorld], knows_ids: bool, looks: bool
+) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest")
     consumer = world.consumer
     if not knows_ids:
@@ -54,9 +67,16 @@ def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(make
     assert world.commits == [{0: 1}]
 
 
-def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker(make: Callable[..., ConsumerWorld]) -> None:
+def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker(
+    make: Callable[..., ConsumerWorld],
+) -> None:
     told: list[int] = []
-    world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
+    world = make(
+        5,
+        auto_commit_interval_ms=3_600_000,
+        auto_offset_reset="earliest",
+        on_commit=lambda error, _: told.append(error and error.code()),
+    )
     consumer = world.consumer
     records = [next_record(world) for _ in range(5)]
     world.make_anew(NEW, 100)
@@ -87,10 +107,18 @@ def begun_anew(world: ConsumerWorld) -> Message:
 
 @pytest.mark.parametrize("given", [0, 1, 3])
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(make: Callable[..., ConsumerWorld], knows_ids: bool, given: int) -> None:
+def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(
+    make: Callable[..., ConsumerWorld], knows_ids: bool, given: int
+) -> None:
     """Nor when `given` records of the new one have been handed out; those can."""
     told: list[int] = []
-    world = make(5, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
+    world = make(
+        5,
+        enable_auto_commit=False,
+        fetch_error_backoff_ms=1,
+        auto_offset_reset="earliest",
+        on_commit=lambda error, _: told.append(error and error.code()),
+    )
     consumer = world.consumer
     if not knows_ids:
         by_name_only(world)
@@ -110,7 +138,13 @@ def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(make: Calla
 
 
 def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one(make: Callable[..., ConsumerWorld]) -> None:
-    world = make(5, enable_auto_commit=False, enable_auto_offset_store=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
+    world = make(
+        5,
+        enable_auto_commit=False,
+        enable_auto_offset_store=False,
+        fetch_error_backoff_ms=1,
+        auto_offset_reset="earliest",
+    )
     consumer = world.consumer
     old = begun_anew(world)
     with pytest.raises(KafkaException) as raised:
@@ -122,7 +156,9 @@ def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one(make: Callable
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
+def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(
+    make: Callable[..., ConsumerWorld], knows_ids: bool
+) -> None:
     """In on_revoke it is the last chance. By its name alone it might be taken for another topic's."""
     world = make(5, 5, enable_auto_commit=False)
     if not knows_ids:
@@ -144,7 +180,9 @@ def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(make: Callable[..., ConsumerWorld], leaves: bool) -> None:
+def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(
+    make: Callable[..., ConsumerWorld], leaves: bool
+) -> None:
     """As soon as one id is not known: what is gone might be taken for the topic made anew."""
     world = make(5, 5)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
@@ -174,7 +212,9 @@ def test_commit_of_what_is_gone_alone_is_told_so(make: Callable[..., ConsumerWor
 
 
 def test_without_an_interval_of_automatic_commits_what_leaves_is_committed(make: Callable[..., ConsumerWorld]) -> None:
-    """auto.commit.interval.ms=0: no timer, which was due at once, and again, in each turn of a poll() that waited."""
+    """auto.commit.interval.ms=0: no timer, which was due at once, and again, in each turn of a
+    poll() that waited.
+    """
     world = make(5, auto_commit_interval_ms=0)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     assert world.consumer.poll(0) is None and world.consumer._offsets.due == float("inf") and not world.commits
@@ -182,7 +222,9 @@ def test_without_an_interval_of_automatic_commits_what_leaves_is_committed(make:
     assert world.commits == [{0: 5}]
 
 
-def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later(make: Callable[..., ConsumerWorld]) -> None:
+def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later(
+    make: Callable[..., ConsumerWorld],
+) -> None:
     """Also where nothing is being handed out that would bring about another."""
     world = make(5, auto_commit_interval_ms=3_600_000, fetch_error_backoff_ms=1)
     consumer: Any = world.consumer
@@ -205,15 +247,26 @@ def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize(("looks", "knows_ids"), [(True, True), (True, False), (False, True)])
-def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(make: Callable[..., ConsumerWorld], strategy: str, looks: bool, knows_ids: bool) -> None:
+def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(
+    make: Callable[..., ConsumerWorld], strategy: str, looks: bool, knows_ids: bool
+) -> None:
     """As its coordinator takes away the old one and gives the new one."""
-    world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", partition_assignment_strategy=strategy)
+    world = make(
+        5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", partition_assignment_strategy=strategy
+    )
     consumer: Any = world.consumer
     if not knows_ids:
         by_name_only(world)
     consumer.unassign()
     core = SimpleNamespace(has_lost=False)
-    consumer._runner = SimpleNamespace(done=lambda: None, core=core, polled=lambda: None, identity=lambda: ("m", 1), leave=lambda: None, close=lambda: None)
+    consumer._runner = SimpleNamespace(
+        done=lambda: None,
+        core=core,
+        polled=lambda: None,
+        identity=lambda: ("m", 1),
+        leave=lambda: None,
+        close=lambda: None,
+    )
     consumer._subscription = [TOPIC]
     old = world.broker._topic(TOPIC).topic_id
     consumer._inbox.put_operation(Assign((Partition(TOPIC, 0, old),)))
@@ -233,7 +286,9 @@ def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of
     assert world.commits == [{0: 1}]
 
 
-def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes(make: Callable[..., ConsumerWorld]) -> None:
+def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes(
+    make: Callable[..., ConsumerWorld],
+) -> None:
     world = make(5, auto_commit_interval_ms=3_600_000)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     hears_that_it_is_gone(world)

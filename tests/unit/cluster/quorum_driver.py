@@ -7,7 +7,16 @@ import random
 from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings, Stored
-from mqd.cluster.raft.messages import BeginEpoch, Fetch, FetchResponse, ReplicaKey, SnapshotMeta, Voter, VoteRequest, VoteResponse
+from mqd.cluster.raft.messages import (
+    BeginEpoch,
+    Fetch,
+    FetchResponse,
+    ReplicaKey,
+    SnapshotMeta,
+    Voter,
+    VoteRequest,
+    VoteResponse,
+)
 
 SECOND = 1_000_000_000
 
@@ -27,7 +36,13 @@ def meta(*nodes: int, offset: int = 0, epoch: int = 0, generation: int = 1) -> S
 class Driver:
     """One core, a disk that is told when to be done, and a clock."""
 
-    def __init__(self, node: int = 1, stored: Stored = Stored(snapshot=meta(1)), settings: QuorumSettings = QuorumSettings(), start: bool = True) -> None:
+    def __init__(
+        self,
+        node: int = 1,
+        stored: Stored = Stored(snapshot=meta(1)),
+        settings: QuorumSettings = QuorumSettings(),
+        start: bool = True,
+    ) -> None:
         self.core = QuorumCore(key(node), stored, settings, random.Random(1))
         self.now = 100 * SECOND
         self.effects: list[events.Effect] = []
@@ -46,7 +61,9 @@ class Driver:
     def disk(self) -> list[events.Effect]:
         """Done with everything so far, and with what that leads to."""
         found: list[events.Effect] = []
-        while (last := max((effect.sequence for effect in self.effects if hasattr(effect, "sequence")), default=0)) > self.core._disk_done:
+        while (
+            last := max((effect.sequence for effect in self.effects if hasattr(effect, "sequence")), default=0)
+        ) > self.core._disk_done:
             found += self(events.DiskDone(last))
         return found
 
@@ -62,7 +79,9 @@ class Driver:
     def elect(self) -> None:
         """Of three: node 2 votes, first that it would, then that it does."""
         for is_pre_vote in (True, False):
-            while not (asked := [request for request in messages(self.effects, VoteRequest) if request.pre_vote == is_pre_vote]):
+            while not (
+                asked := [request for request in messages(self.effects, VoteRequest) if request.pre_vote == is_pre_vote]
+            ):
                 self.after(0.01)
                 self.disk()
             self.receive(2, VoteResponse(1, self.core.epoch, key(2), True, is_pre_vote, asked[-1].round, -1))
@@ -73,7 +92,12 @@ class Driver:
         """As a follower that has everything up to `offset`."""
         core = self.core
         offset = core.log.end_offset if offset is None else offset
-        return self.receive(node, Fetch(1, core.epoch, key(node), sequence, offset, core.log.epoch_before(offset), core.high_watermark, stamp))
+        return self.receive(
+            node,
+            Fetch(
+                1, core.epoch, key(node), sequence, offset, core.log.epoch_before(offset), core.high_watermark, stamp
+            ),
+        )
 
 
 def of(effects: list[events.Effect], kind: type) -> list:

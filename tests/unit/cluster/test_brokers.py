@@ -1,4 +1,6 @@
-"""Brokers and the active controller together, by single traces: how a broker comes and goes, how replicas follow, what each side believes of the other."""
+"""Brokers and the active controller together, by single traces: how a broker comes and goes, how
+replicas follow, what each side believes of the other.
+"""
 
 import msgspec
 import pytest
@@ -74,7 +76,10 @@ def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None
             ended = world.now_ms
         if world.unlogged.brokers[2].fenced:
             fenced = world.now_ms
-    assert began < ended < fenced and OPTIONS.session_ms - OPTIONS.heartbeat_ms <= fenced - began <= OPTIONS.session_ms + 1_500
+    assert (
+        began < ended < fenced
+        and OPTIONS.session_ms - OPTIONS.heartbeat_ms <= fenced - began <= OPTIONS.session_ms + 1_500
+    )
     assert all(partition.leader != 2 and 2 not in partition.in_sync_replicas for partition in partitions(world))
     world.cut.clear()
     run(world, 3_000)
@@ -91,7 +96,9 @@ def test_a_tick_when_a_session_ends_fences_and_one_before_does_not(world: World)
     world.metadata(active, metadata_core.LeaseChanged(expiry_ms + 1_000))
 
     def fences(now_ms: int) -> bool:
-        return any(isinstance(action, metadata_core.Persist) for action in active.core.handle(metadata_core.Tick(), now_ms))
+        return any(
+            isinstance(action, metadata_core.Persist) for action in active.core.handle(metadata_core.Tick(), now_ms)
+        )
 
     for now_ms in range(world.now_ms, expiry_ms, 200):
         active.core.handle(metadata_core.Tick(), now_ms)
@@ -114,7 +121,9 @@ def test_without_a_lease_of_its_own_the_controller_neither_grants_nor_fences(wor
     active = world.hosts[world.active]
     world.metadata(active, metadata_core.LeaseChanged(0))
     now = world.now_ms + 10 * OPTIONS.session_ms
-    assert not [action for action in active.core.handle(metadata_core.Tick(), now) if isinstance(action, metadata_core.Persist)]
+    assert not [
+        action for action in active.core.handle(metadata_core.Tick(), now) if isinstance(action, metadata_core.Persist)
+    ]
     epoch = world.unlogged.brokers[2].epoch
     (answer,) = active.core.handle(metadata_core.PeerReceived(2, broker_messages.Heartbeat(2, epoch, 5, 100)), now)
     assert answer.message.lease_ms == 0 and not answer.message.fenced
@@ -146,12 +155,18 @@ def test_what_a_dead_worker_led_is_led_by_others_at_once(world: World) -> None:
     assert led and followed
     for index in led:
         partition = partitions(world)[index]
-        assert partition.leader not in (2, -1) and 2 not in partition.in_sync_replicas and len(partition.in_sync_replicas) == 2
+        assert (
+            partition.leader not in (2, -1)
+            and 2 not in partition.in_sync_replicas
+            and len(partition.in_sync_replicas) == 2
+        )
     if world.hosts[2].broker._registration.worker_count == 1:
         assert all(2 not in partitions(world)[index].in_sync_replicas for index in followed)
     world.fetch = fetch
     run(world, 2_000)
-    assert all(2 in partitions(world)[index].in_sync_replicas for index in (*led, *followed)), "its files are as they were"
+    assert all(2 in partitions(world)[index].in_sync_replicas for index in (*led, *followed)), (
+        "its files are as they were"
+    )
 
 
 def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
@@ -159,7 +174,12 @@ def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 4, 2, {}, {"min.insync.replicas": "2"})).error == 0
     assert world.ask(messages.CreateTopic("alone", 4, 1, {}, {})).error == 0
-    before = {(name, partition.index): partition for name in ("t", "alone") for partition in partitions(world, name) if partition.leader == 2}
+    before = {
+        (name, partition.index): partition
+        for name in ("t", "alone")
+        for partition in partitions(world, name)
+        if partition.leader == 2
+    }
     world.kill_worker(world.hosts[2])
     run(world, 300)
     assert len(before) == 4
@@ -172,12 +192,28 @@ def test_what_was_said_of_a_dead_worker_counts_for_what_is_so_still(world: World
     active = world.hosts[world.active].core
     topic_id, epoch = world.unlogged.topics["t"].topic_id, world.unlogged.brokers[2].epoch
     for partition in partitions(world):
-        led, followed = [(topic_id, partition.index, partition.leader_epoch)], [(topic_id, partition.index, partition.partition_epoch)]
+        led, followed = (
+            [(topic_id, partition.index, partition.leader_epoch)],
+            [(topic_id, partition.index, partition.partition_epoch)],
+        )
         stale = [(topic_id, partition.index, 99), (topic_id, 99, 0), (b"x" * 16, 0, 0)]
         wrong = (followed, led) if partition.leader == 2 else (led, followed if 2 not in partition.replicas else [])
-        for lost, silent in ((stale, stale), (wrong[0] if partition.leader != 2 else [], wrong[1] if partition.leader == 2 else [])):
-            assert active.handle(metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, epoch, lost, silent)), world.now_ms) == []
-        assert active.handle(metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, epoch - 1, led, followed)), world.now_ms) == []
+        for lost, silent in (
+            (stale, stale),
+            (wrong[0] if partition.leader != 2 else [], wrong[1] if partition.leader == 2 else []),
+        ):
+            assert (
+                active.handle(
+                    metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, epoch, lost, silent)), world.now_ms
+                )
+                == []
+            )
+        assert (
+            active.handle(
+                metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, epoch - 1, led, followed)), world.now_ms
+            )
+            == []
+        )
 
 
 def test_a_controlled_shutdown_leaves_nothing_led_and_all_in_sync(world: World) -> None:
@@ -188,7 +224,10 @@ def test_a_controlled_shutdown_leaves_nothing_led_and_all_in_sync(world: World) 
         run(world, 50, 50)
         assert world.now_ms - began < 3_000
     assert world.unlogged.brokers[2].fenced
-    assert all(partition.leader not in (2, -1) and 2 not in partition.in_sync_replicas and len(partition.in_sync_replicas) >= 2 for partition in partitions(world))
+    assert all(
+        partition.leader not in (2, -1) and 2 not in partition.in_sync_replicas and len(partition.in_sync_replicas) >= 2
+        for partition in partitions(world)
+    )
     world.crash(2, clean=True)
     assert host.clean_epoch == epoch
     world.restart(2)
@@ -197,7 +236,9 @@ def test_a_controlled_shutdown_leaves_nothing_led_and_all_in_sync(world: World) 
 
 
 def test_a_shutdown_waits_for_a_replica_that_catches_up(world: World) -> None:
-    """A rolling restart that is too quick would leave partitions with fewer in sync than producers ask for."""
+    """A rolling restart that is too quick would leave partitions with fewer in sync than producers
+    ask for.
+    """
     world.crash(3)
     run(world, OPTIONS.session_ms + 2_000)
     world.restart(3)
@@ -234,11 +275,16 @@ def test_lost_replicas_get_a_home_after_the_delay_and_keep_theirs_when_the_host_
     world.cut.clear()
     run(world, OPTIONS.session_ms + 8_000, 500)
     moving = [partitions(world)[index] for index in held]
-    assert all(partition.replacing == 3 and partition.removing_replicas == (3,) and len(partition.adding_replicas) == 1 for partition in moving)
+    assert all(
+        partition.replacing == 3 and partition.removing_replicas == (3,) and len(partition.adding_replicas) == 1
+        for partition in moving
+    )
     world.restart(3)
     world.fetch = fetch
     run(world, 6_000)
-    assert all(partitions(world)[index].replacing == -1 and 3 in partitions(world)[index].in_sync_replicas for index in held)
+    assert all(
+        partitions(world)[index].replacing == -1 and 3 in partitions(world)[index].in_sync_replicas for index in held
+    )
 
 
 def test_lost_replicas_get_a_home(world: World) -> None:
@@ -326,13 +372,15 @@ def test_a_host_that_is_new_gets_its_share(world: World) -> None:
     assert max(counts.values()) - min(counts.values()) <= 1 and 5 in counts
 
 
-# -- the metadata core in a quorum -------------------------------------------------------------------------------------------------
+# -- the metadata core in a quorum -----------------------------------------------------------------
 
 
 def test_who_waits_when_the_leadership_ends_is_told_not_controller(world: World) -> None:
     active = world.hosts[world.active]
     local = world.request(messages.CreateTopic("a", 1, -1, {}, {}), node=active.node)
-    other = world.request(messages.CreateTopic("b", 1, -1, {}, {}), node=next(node for node in world.hosts if node != active.node))
+    other = world.request(
+        messages.CreateTopic("b", 1, -1, {}, {}), node=next(node for node in world.hosts if node != active.node)
+    )
     world.quiet = True
     world.now_ms += 5
     world.deliver()
@@ -359,7 +407,9 @@ def test_offsets_of_control_records_are_passed_over(world: World) -> None:
     version = host.core.tail.version
     actions = host.core.handle(metadata_core.OffsetsTaken(version + 2), world.now_ms)
     assert actions == [] and host.core.tail.version == version + 2
-    (persist,) = host.core.handle(metadata_core.ChangeRequested("c", messages.Request(1, messages.AllocateProducerIds(5))), world.now_ms)
+    (persist,) = host.core.handle(
+        metadata_core.ChangeRequested("c", messages.Request(1, messages.AllocateProducerIds(5))), world.now_ms
+    )
     assert persist.base_offset == version + 2
     host.core.check()
     host.core.handle(metadata_core.Committed((), version + 2), world.now_ms)
@@ -374,7 +424,11 @@ def test_a_snapshot_replaces_the_state_and_says_what_is_new(world: World) -> Non
     core = metadata_core.MetadataCore(state, 9, ConfigRules(load_broker(None, {}, {})), lambda: b"", 100, active=False)
     (publish,) = core.handle(metadata_core.SnapshotInstalled(MetadataState.from_snapshot(source.snapshot())), 0)
     assert core.committed is state and core.tail is state and state == source
-    assert [topic.name for topic in publish.topics] == ["t"] and publish.brokers_changed and publish.version == source.version
+    assert (
+        [topic.name for topic in publish.topics] == ["t"]
+        and publish.brokers_changed
+        and publish.version == source.version
+    )
     core.check()
     later = MetadataState.from_snapshot(source.snapshot())
     later.apply(TopicRemoved(later.topics["t"].topic_id))
@@ -385,30 +439,60 @@ def test_a_snapshot_replaces_the_state_and_says_what_is_new(world: World) -> Non
 def test_a_message_in_another_ones_name_is_not_heard(world: World) -> None:
     active = world.hosts[world.active]
     epoch = world.unlogged.brokers[2].epoch
-    assert active.core.handle(metadata_core.PeerReceived(3, broker_messages.ProofOfDeath(2, epoch, world.epoch, world.now_ms)), world.now_ms) == []
-    assert active.core.handle(metadata_core.PeerReceived(2, broker_messages.ProofOfDeath(2, epoch - 1, world.epoch, world.now_ms)), world.now_ms) == []
+    assert (
+        active.core.handle(
+            metadata_core.PeerReceived(3, broker_messages.ProofOfDeath(2, epoch, world.epoch, world.now_ms)),
+            world.now_ms,
+        )
+        == []
+    )
+    assert (
+        active.core.handle(
+            metadata_core.PeerReceived(2, broker_messages.ProofOfDeath(2, epoch - 1, world.epoch, world.now_ms)),
+            world.now_ms,
+        )
+        == []
+    )
 
 
 def test_whoever_is_not_the_controller_says_so(world: World) -> None:
     host = next(host for host in world.hosts.values() if host.node != world.active)
-    for message in (registration(2), broker_messages.Heartbeat(2, 1, 5, 1), broker_messages.AlterPartition(1, 2, 1, [])):
+    for message in (
+        registration(2),
+        broker_messages.Heartbeat(2, 1, 5, 1),
+        broker_messages.AlterPartition(1, 2, 1, []),
+    ):
         (answer,) = host.core.handle(metadata_core.PeerReceived(2, message), world.now_ms)
         assert answer.node_id == 2 and answer.message.error == E.NOT_CONTROLLER
     assert host.core.handle(metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, 1, [])), world.now_ms) == []
 
 
-# -- the broker core ---------------------------------------------------------------------------------------------------------------
+# -- the broker core -------------------------------------------------------------------------------
 
 
-def answered(host, world: World, sent_ms: int, lease_ms: int = 4_500, epoch: int | None = None, fenced: bool = False, error: int = 0):
-    message = broker_messages.HeartbeatAnswer(1, host.node, host.broker.broker_epoch if epoch is None else epoch, sent_ms, lease_ms, fenced, error=error)
+def answered(
+    host,
+    world: World,
+    sent_ms: int,
+    lease_ms: int = 4_500,
+    epoch: int | None = None,
+    fenced: bool = False,
+    error: int = 0,
+):
+    message = broker_messages.HeartbeatAnswer(
+        1, host.node, host.broker.broker_epoch if epoch is None else epoch, sent_ms, lease_ms, fenced, error=error
+    )
     return host.broker.handle(broker_core.PeerReceived(1, message), world.now_ms)
 
 
 def test_a_lease_counts_from_when_its_heartbeat_was_sent(world: World) -> None:
     host = world.hosts[3]
     world.now_ms += 1_000
-    (sent,) = [action.message for action in host.broker.handle(broker_core.Tick(), world.now_ms) if isinstance(action, broker_core.SendPeer)]
+    (sent,) = [
+        action.message
+        for action in host.broker.handle(broker_core.Tick(), world.now_ms)
+        if isinstance(action, broker_core.SendPeer)
+    ]
     world.now_ms += 4_000
     (said,) = answered(host, world, sent.sent_ms)
     assert said.lease_until_ms == sent.sent_ms + 4_500
@@ -427,14 +511,18 @@ def test_a_broker_that_is_told_it_is_stale_registers_again(world: World) -> None
 
 
 def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
-    """What its predecessor wrote into the control segment goes on until the next heartbeat is answered."""
+    """What its predecessor wrote into the control segment goes on until the next heartbeat is
+    answered.
+    """
     host = world.hosts[3]
     said = host.said
     core = broker_core.BrokerCore(3, host.core.committed, OPTIONS)
     message = registration(3, incarnation=1)
     message = msgspec.structs.replace(message, directory_id=host.directory_id)
     actions = core.handle(broker_core.Started(message, 1, said.broker_epoch, said.lease_until_ms), world.now_ms)
-    actions += core.handle(broker_core.MetadataCommitted(host.core.committed.version, host.core.committed.version), world.now_ms)
+    actions += core.handle(
+        broker_core.MetadataCommitted(host.core.committed.version, host.core.committed.version), world.now_ms
+    )
     actions += core.handle(broker_core.MetadataApplied(host.core.committed.version), world.now_ms)
     actions += core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
     assert not [action for action in actions if isinstance(action, broker_core.SetBroker)]
@@ -452,16 +540,30 @@ def test_a_host_that_alone_votes_needs_no_lease(world: World) -> None:
 
 
 def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) -> None:
-    """Found by chance (seed 129): the first copy was committed by a controller that ended; its successor refused the second, and the leader forgot whom it had proposed."""
+    """Found by chance (seed 129): the first copy was committed by a controller that ended; its
+    successor refused the second, and the leader forgot whom it had proposed.
+    """
     partition = partitions(world)[0]
     host = world.hosts[partition.leader]
     topic_id = world.unlogged.topics["t"].topic_id
-    wanted = messages.ProposeInSync(topic_id, 0, partition.leader_epoch, partition.partition_epoch, [(host.node, host.broker.broker_epoch)], 99)
+    wanted = messages.ProposeInSync(
+        topic_id, 0, partition.leader_epoch, partition.partition_epoch, [(host.node, host.broker.broker_epoch)], 99
+    )
     (sent,) = host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)
     assert isinstance(sent.message, broker_messages.AlterPartition)
 
     def answer(error: int, epoch: int) -> list:
-        result = broker_messages.InSyncResult(topic_id, 0, 99, int(error), host.node, partition.leader_epoch, partition.partition_epoch + 1, [host.node], partition.leader_epoch)
+        result = broker_messages.InSyncResult(
+            topic_id,
+            0,
+            99,
+            int(error),
+            host.node,
+            partition.leader_epoch,
+            partition.partition_epoch + 1,
+            [host.node],
+            partition.leader_epoch,
+        )
         message = broker_messages.AlterPartitionAnswer(epoch, host.node, host.broker.broker_epoch, 0, [result])
         return host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
 
@@ -496,14 +598,15 @@ def test_a_change_is_answered_when_this_hosts_workers_have_it(world: World) -> N
     assert world.answers[client].error == 0
 
 
-
 def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -> None:
     topic_id = world.unlogged.topics["t"].topic_id
     assert world.ask(messages.CreateTopic("many", -1, -1, {index: [3, 1, 2] for index in range(20)}, {})).error == 0
     host, topic_id = world.hosts[3], world.unlogged.topics["many"].topic_id
 
     def propose(index: int, sequence: int = 1) -> list:
-        wanted = messages.ProposeInSync(topic_id, index, 0, 0, [(3, host.broker.broker_epoch), (1, world.unlogged.brokers[1].epoch)], sequence)
+        wanted = messages.ProposeInSync(
+            topic_id, index, 0, 0, [(3, host.broker.broker_epoch), (1, world.unlogged.brokers[1].epoch)], sequence
+        )
         return [action.message for action in host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)]
 
     (first,) = propose(0)
@@ -512,18 +615,31 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
     answer = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
     told, rest = host.broker.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
     assert told.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
-    again = [action.message for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600) if isinstance(action.message, broker_messages.AlterPartition)]
+    again = [
+        action.message
+        for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600)
+        if isinstance(action.message, broker_messages.AlterPartition)
+    ]
     assert [len(message.proposals) for message in again] == [19], "nobody answered"
     assert propose(20 - 1, 2) == [], "a newer one waits too"
 
 
 def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(world: World) -> None:
-    """Found by chance (seed 5289): sequences begin anew with a leader epoch, and a late answer to the first proposal of the older one ended the first of this one."""
+    """Found by chance (seed 5289): sequences begin anew with a leader epoch, and a late answer to
+    the first proposal of the older one ended the first of this one.
+    """
     partition = partitions(world)[0]
     host = world.hosts[partition.leader]
     topic_id = world.unlogged.topics["t"].topic_id
     world.kill_worker(host)
-    wanted = messages.ProposeInSync(topic_id, 0, partition.leader_epoch + 1, partition.partition_epoch + 1, [(host.node, host.broker.broker_epoch)], 1)
+    wanted = messages.ProposeInSync(
+        topic_id,
+        0,
+        partition.leader_epoch + 1,
+        partition.partition_epoch + 1,
+        [(host.node, host.broker.broker_epoch)],
+        1,
+    )
     host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)
     for proposed_in, told in ((partition.leader_epoch, 0), (partition.leader_epoch + 1, 1)):
         result = broker_messages.InSyncResult(topic_id, 0, 1, int(E.INELIGIBLE_REPLICA), proposed_in=proposed_in)
@@ -544,7 +660,10 @@ def test_a_host_whose_node_id_another_one_has_says_so_once_and_asks_on(world: Wo
 
     def asks() -> bool:
         world.now_ms += OPTIONS.register_retry_ms
-        return any(isinstance(action, broker_core.SendPeer) and isinstance(action.message, broker_messages.RegisterBroker) for action in core.handle(broker_core.Tick(), world.now_ms))
+        return any(
+            isinstance(action, broker_core.SendPeer) and isinstance(action.message, broker_messages.RegisterBroker)
+            for action in core.handle(broker_core.Tick(), world.now_ms)
+        )
 
     assert answer(int(E.NOT_CONTROLLER)) == []
     assert answer(int(E.DUPLICATE_BROKER_REGISTRATION), "in use") == [broker_core.NotYetRegistered("in use")]

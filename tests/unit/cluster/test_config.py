@@ -20,15 +20,22 @@ def test_a_host_alone_listens_for_nobody():
 
 
 def test_ports_follow_the_clients():
-    places = cluster_config.cluster_listeners(config(cluster_seeds="127.0.0.2:9094, 127.0.0.1:9094", listeners="PLAINTEXT://127.0.0.2:9092"))
+    places = cluster_config.cluster_listeners(
+        config(cluster_seeds="127.0.0.2:9094, 127.0.0.1:9094", listeners="PLAINTEXT://127.0.0.2:9092")
+    )
     assert (places.inter_broker.host, places.inter_broker.port) == ("127.0.0.2", 9093)
     assert (places.controller.host, places.controller.port) == ("127.0.0.2", 9094)
-    places = cluster_config.cluster_listeners(config(controller_listener="127.0.0.1:7000", listeners="PLAINTEXT://127.0.0.1:0"))
+    places = cluster_config.cluster_listeners(
+        config(controller_listener="127.0.0.1:7000", listeners="PLAINTEXT://127.0.0.1:0")
+    )
     assert places.controller.port == 7000 and places.inter_broker.port == 0
 
 
 def test_seeds_are_compared_in_one_form():
-    assert cluster_config.seeds(config(cluster_seeds="LocalHost:9094,[::1]:07,localhost:9094")) == ("[::1]:7", "localhost:9094")
+    assert cluster_config.seeds(config(cluster_seeds="LocalHost:9094,[::1]:07,localhost:9094")) == (
+        "[::1]:7",
+        "localhost:9094",
+    )
     for bad in ("a", "a:0", ":9094", "a:99999", "http://a:1"):
         with pytest.raises(ConfigError, match=r"cluster\.seeds"):
             config(cluster_seeds=bad)
@@ -46,14 +53,22 @@ def test_without_a_key_only_this_machine():
 def test_a_wildcard_needs_an_address_to_tell():
     with pytest.raises(ConfigError, match=r"set advertised\.controller\.listener"):
         config(controller_listener="0.0.0.0:9094", cluster_key_file="/k")
-    places = cluster_config.cluster_listeners(config(controller_listener="0.0.0.0:9094", cluster_key_file="/k", advertised_controller_listener="broker-1:19094"))
+    places = cluster_config.cluster_listeners(
+        config(
+            controller_listener="0.0.0.0:9094", cluster_key_file="/k", advertised_controller_listener="broker-1:19094"
+        )
+    )
     assert places.controller == ("0.0.0.0", 9094, "broker-1", 19094)
 
 
 def test_heartbeats_fit_into_a_session():
     with pytest.raises(ConfigError, match="half"):
         config(broker_session_timeout_ms="1500", broker_heartbeat_interval_ms="1000")
-    made = options.controller_options(config(broker_session_timeout_ms="2000", broker_heartbeat_interval_ms="300", auto_leader_rebalance_enable="false"))
+    made = options.controller_options(
+        config(
+            broker_session_timeout_ms="2000", broker_heartbeat_interval_ms="300", auto_leader_rebalance_enable="false"
+        )
+    )
     assert (made.session_ms, made.heartbeat_ms, made.balance_percent) == (2000, 300, 100)
     assert options.quorum_settings(config()).promise_ns == 2_000_000_000
 
@@ -78,10 +93,14 @@ def test_sockets_between_hosts_are_bound_as_told():
     made = sockets.listen_cluster(config(listeners="PLAINTEXT://127.0.0.1:0", controller_listener="127.0.0.1:0"))
     try:
         assert made.controller.getsockname() == made.gossip.getsockname() == made.controller_told
-        assert made.inter_broker.getsockname() == made.inter_broker_told and made.inter_broker_told != made.controller_told
+        assert (
+            made.inter_broker.getsockname() == made.inter_broker_told and made.inter_broker_told != made.controller_told
+        )
         taken = made.controller_told[1]
         with pytest.raises(sockets.ListenError, match=r"set controller\.listener"):
-            sockets.listen_cluster(config(listeners="PLAINTEXT://127.0.0.1:0", controller_listener=f"127.0.0.1:{taken}"))
+            sockets.listen_cluster(
+                config(listeners="PLAINTEXT://127.0.0.1:0", controller_listener=f"127.0.0.1:{taken}")
+            )
     finally:
         made.close()
 

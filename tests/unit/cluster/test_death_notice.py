@@ -1,4 +1,6 @@
-"""Proof of death by the keeper: who may say it, what it says, what it does first, and when it says nothing."""
+"""Proof of death by the keeper: who may say it, what it says, what it does first, and when it says
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,21 @@ NOTICE = Notice(3, 1 << 40, 7, 1 << 50)
 def test_only_who_has_the_key_can_say_it() -> None:
     data = death_notice.seal(SECRET, "cluster", NOTICE)
     assert death_notice.unseal(SECRET, "cluster", data) == NOTICE and len(data) <= NOTICE_BYTES_MAX
-    assert death_notice.unseal(b"another", "cluster", data) is None and death_notice.unseal(SECRET, "other", data) is None
+    assert (
+        death_notice.unseal(b"another", "cluster", data) is None and death_notice.unseal(SECRET, "other", data) is None
+    )
     for place in range(len(data)):
-        assert death_notice.unseal(SECRET, "cluster", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]) is None
-    for wrong in (b"", b"mqp1", data[:-1], data + b"\0", data + bytes(300), death_notice.seal(SECRET, "cluster", ["no", "notice"])):  # type: ignore[arg-type]
+        assert (
+            death_notice.unseal(SECRET, "cluster", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]) is None
+        )
+    for wrong in (
+        b"",
+        b"mqp1",
+        data[:-1],
+        data + b"\0",
+        data + bytes(300),
+        death_notice.seal(SECRET, "cluster", ["no", "notice"]),
+    ):  # type: ignore[arg-type]
         assert death_notice.unseal(SECRET, "cluster", wrong) is None
 
 
@@ -64,7 +77,9 @@ def orders() -> Orders:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_keeper_takes_the_lease_back_then_says_it_and_repeats_it(tmp_path: Path, orders: Orders, fails: bool) -> None:
+def test_the_keeper_takes_the_lease_back_then_says_it_and_repeats_it(
+    tmp_path: Path, orders: Orders, fails: bool
+) -> None:
     death_notice.write_orders(tmp_path, orders)
     control, later = Control(), []
     datagrams = Datagrams(control, fails)
@@ -73,16 +88,28 @@ def test_the_keeper_takes_the_lease_back_then_says_it_and_repeats_it(tmp_path: P
     assert [wait_s * 1000 for wait_s, _ in later] == pytest.approx(REPEATS_MS[1:])
     for _, call in later:
         call()
-    assert len(datagrams.sent) == len(REPEATS_MS) * 2 and len({data for data, _ in datagrams.sent}) == 1, "the same each time: what was sent later would prove something else"
+    assert len(datagrams.sent) == len(REPEATS_MS) * 2 and len({data for data, _ in datagrams.sent}) == 1, (
+        "the same each time: what was sent later would prove something else"
+    )
     found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])
-    assert found is not None and (found.node_id, found.broker_epoch, found.controller_epoch) == (3, 5, 7) and found.sent_ms > 0
+    assert (
+        found is not None
+        and (found.node_id, found.broker_epoch, found.controller_epoch) == (3, 5, 7)
+        and found.sent_ms > 0
+    )
 
 
-@pytest.mark.parametrize("change", [{"incarnation": 10}, {"broker_epoch": 4}, None], ids=["another keeper's", "another registration's", "none"])
+@pytest.mark.parametrize(
+    "change",
+    [{"incarnation": 10}, {"broker_epoch": 4}, None],
+    ids=["another keeper's", "another registration's", "none"],
+)
 def test_orders_that_are_not_for_now_are_not_followed(tmp_path: Path, orders: Orders, change: dict | None) -> None:
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, **change) if change is not None else None)
     control = Control()
-    assert not proof.prove({}, tmp_path, control, Datagrams(control), lambda wait_s, call: None) and control.leases == []
+    assert (
+        not proof.prove({}, tmp_path, control, Datagrams(control), lambda wait_s, call: None) and control.leases == []
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"incarnation": "x"}', bytes(range(256))])
@@ -99,7 +126,7 @@ def test_orders_are_replaced_and_taken_away(tmp_path: Path, orders: Orders) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-# -- the controller alone ------------------------------------------------------------------------------------------------------
+# -- the controller alone --------------------------------------------------------------------------
 
 
 class OldNotice(msgspec.Struct, array_like=True, frozen=True):
@@ -118,17 +145,26 @@ def test_both_versions_understand_each_other() -> None:
 
 
 @pytest.mark.parametrize("led", [True, False])
-def test_that_the_controller_alone_has_ended_concerns_others_when_it_led(tmp_path: Path, orders: Orders, led: bool) -> None:
+def test_that_the_controller_alone_has_ended_concerns_others_when_it_led(
+    tmp_path: Path, orders: Orders, led: bool
+) -> None:
     """The host keeps its lease: its workers live."""
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=led))
     control = Control()
     control.leases.append((0, 0, 0))  # what Datagrams asks for is none of this
     datagrams, later = Datagrams(control), []
-    assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append(call), all_ended=False) == led
+    assert (
+        proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append(call), all_ended=False) == led
+    )
     assert control.leases == [(0, 0, 0)] and len(datagrams.sent) == (2 if led else 0) and bool(later) == led
     if led:
         found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])
-        assert found is not None and (found.node_id, found.broker_epoch, found.controller_epoch, found.led) == (3, -1, 7, True)
+        assert found is not None and (found.node_id, found.broker_epoch, found.controller_epoch, found.led) == (
+            3,
+            -1,
+            7,
+            True,
+        )
 
 
 def test_all_that_ended_with_the_controller_that_led(tmp_path: Path, orders: Orders) -> None:
@@ -139,7 +175,7 @@ def test_all_that_ended_with_the_controller_that_led(tmp_path: Path, orders: Ord
     assert found is not None and (found.broker_epoch, found.led) == (5, True)
 
 
-# -- what is left behind -------------------------------------------------------------------------------------------------------
+# -- what is left behind ---------------------------------------------------------------------------
 
 
 class Quorum:
@@ -152,7 +188,9 @@ class Quorum:
 
 
 def broker(node: int, epoch: int, incarnation: int = 4, controller_host: str = "") -> BrokerState:
-    return BrokerState(node, "h", 9092, None, epoch, incarnation, {}, controller_host=controller_host, controller_port=7000)
+    return BrokerState(
+        node, "h", 9092, None, epoch, incarnation, {}, controller_host=controller_host, controller_port=7000
+    )
 
 
 def test_last_words_are_of_the_registration_and_the_epoch_in_force() -> None:

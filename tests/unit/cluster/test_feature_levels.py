@@ -1,4 +1,6 @@
-"""Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): what is in force while they live together, who is let in, what is written."""
+"""Hosts of two versions in one cluster (mqd/cluster/metadata/features.py, V1-V5): what is in force
+while they live together, who is let in, what is written.
+"""
 
 import msgspec
 import pytest
@@ -26,7 +28,9 @@ def level(world: World, node: int) -> int:
 
 
 def raise_level(world: World, to: int = 1, validate_only: bool = False) -> messages.Answer:
-    return world.ask(messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, to, UPGRADE)]), validate_only=validate_only)
+    return world.ask(
+        messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, to, UPGRADE)]), validate_only=validate_only
+    )
 
 
 def upgrade(world: World, node: int) -> None:
@@ -56,7 +60,9 @@ def test_a_rolling_upgrade_changes_nothing_before_the_last_host_is_there_and_som
         answer = raise_level(world)
         waiting = [other for other in world.hosts if world.hosts[other].features == OLD]
         assert answer.error == E.INVALID_UPDATE_VERSION
-        assert all((f"{other} at host{other} (0 to 0)" in answer.message) == (other in waiting) for other in world.hosts), answer.message
+        assert all(
+            (f"{other} at host{other} (0 to 0)" in answer.message) == (other in waiting) for other in world.hosts
+        ), answer.message
     upgrade(world, 3)
     assert raise_level(world, validate_only=True).error == 0 and level(world, 1) == 0
     assert raise_level(world).error == 0
@@ -75,7 +81,9 @@ def test_a_host_that_is_down_counts(world: World) -> None:
     state = world.hosts[1].core.committed
     assert state.brokers[3].fenced
     with pytest.raises(Refusal, match="broker 3 at host3"):
-        settings_rules.update_features(state, messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 1, UPGRADE)]))
+        settings_rules.update_features(
+            state, messages.UpdateFeatures([messages.FeatureUpdate(MQD_VERSION, 1, UPGRADE)])
+        )
 
 
 def test_a_host_that_was_left_behind_is_not_let_in(world: World) -> None:
@@ -86,21 +94,32 @@ def test_a_host_that_was_left_behind_is_not_let_in(world: World) -> None:
     world.hosts[3].features = OLD
     world.restart(3)
     run(world, 3_000)
-    assert "mqd.version 1 is in force, it supports 0 to 0" in world.hosts[3].refused and "Install" in world.hosts[3].refused
+    assert (
+        "mqd.version 1 is in force, it supports 0 to 0" in world.hosts[3].refused
+        and "Install" in world.hosts[3].refused
+    )
     assert world.hosts[1].core.committed.brokers[3].incarnation < world.hosts[3].incarnation
     upgrade(world, 3)
     assert world.hosts[1].core.committed.brokers[3].incarnation == world.hosts[3].incarnation
 
 
-def test_what_older_hosts_cannot_read_is_not_written_until_all_are_upgraded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_older_hosts_cannot_read_is_not_written_until_all_are_upgraded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if GroupConfigured had come with level 1."""
     monkeypatch.setitem(features.RECORD_LEVELS, GroupConfigured, 1)
-    change = messages.AlterConfig(32, "g", [messages.ConfigOperation("consumer.session.timeout.ms", "set", "50000")], False)
+    change = messages.AlterConfig(
+        32, "g", [messages.ConfigOperation("consumer.session.timeout.ms", "set", "50000")], False
+    )
     for node in (1, 2, 3):
         upgrade(world, node)
     count = len(world.log)
     refused = world.ask(change)
-    assert refused.error == E.INVALID_UPDATE_VERSION and "mqd cluster upgrade" in refused.message and len(world.log) == count
+    assert (
+        refused.error == E.INVALID_UPDATE_VERSION
+        and "mqd cluster upgrade" in refused.message
+        and len(world.log) == count
+    )
     assert raise_level(world).error == 0
     assert world.ask(change).error == 0 and any(isinstance(record, GroupConfigured) for record in world.log)
 
@@ -123,15 +142,31 @@ def test_a_new_cluster_begins_with_what_its_founder_supports() -> None:
     assert FeatureLevelSet(MQD_VERSION, NEW[MQD_VERSION][1]) in world.proposed[0].records
 
 
-# -- what a newer version says --------------------------------------------------------------------------------------------------------------
+# -- what a newer version says ---------------------------------------------------------------------
 
 
 def test_a_message_of_a_newer_version_is_passed_over_and_so_is_a_field() -> None:
-    body = {"type": "Heartbeat", "node_id": 1, "broker_epoch": 2, "sent_ms": 3, "metadata_version": 4, "of_a_newer_version": [1, {"a": 2}]}
+    body = {
+        "type": "Heartbeat",
+        "node_id": 1,
+        "broker_epoch": 2,
+        "sent_ms": 3,
+        "metadata_version": 4,
+        "of_a_newer_version": [1, {"a": 2}],
+    }
     assert peer_messages.decode(msgspec.msgpack.encode(body)) == broker_messages.Heartbeat(1, 2, 3, 4)
     assert peer_messages.decode(msgspec.msgpack.encode({"type": "OfANewerVersion", "node_id": 1})) is None
-    inside = {"type": "ChangeForwarded", "node_id": 1, "broker_epoch": 1, "request_id": 1, "incarnation": 1, "request": {"type": "OfANewerVersion"}}
-    assert peer_messages.decode(msgspec.msgpack.encode(inside)) is None, "whoever sent it is told REQUEST_TIMED_OUT by its own host"
+    inside = {
+        "type": "ChangeForwarded",
+        "node_id": 1,
+        "broker_epoch": 1,
+        "request_id": 1,
+        "incarnation": 1,
+        "request": {"type": "OfANewerVersion"},
+    }
+    assert peer_messages.decode(msgspec.msgpack.encode(inside)) is None, (
+        "whoever sent it is told REQUEST_TIMED_OUT by its own host"
+    )
     with pytest.raises(peer_messages.PeerProtocolError):
         peer_messages.decode(msgspec.msgpack.encode({**body, "node_id": "one"}))
 
@@ -144,15 +179,26 @@ def test_a_field_of_a_newer_version_is_passed_over_in_a_record_and_an_unknown_re
 
 
 def test_what_is_in_force_and_not_supported_is_named() -> None:
-    assert features.unsupported({}, {}) == "; ".join(f"{one.name} {one.unset} is in force, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset)
+    assert features.unsupported({}, {}) == "; ".join(
+        f"{one.name} {one.unset} is in force, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset
+    )
     assert features.unsupported({MQD_VERSION: 1}, NEW) == "" and features.unsupported({}, OLD) == ""
     assert features.unsupported({}, features.told({})) == "", "a peer of the first version says nothing of levels"
-    assert features.unsupported({MQD_VERSION: 1}, features.told({})) == "mqd.version 1 is in force, it supports 0 to 0" and features.told(OLD) == OLD
+    assert (
+        features.unsupported({MQD_VERSION: 1}, features.told({})) == "mqd.version 1 is in force, it supports 0 to 0"
+        and features.told(OLD) == OLD
+    )
     assert features.unsupported({MQD_VERSION: 2}, NEW) == "mqd.version 2 is in force, it supports 0 to 1"
-    assert features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is in force, it supports 0 to 0"
+    assert (
+        features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is in force, it supports 0 to 0"
+    )
     assert features.unsupported({"of.a.newer.version": 0}, NEW) == ""
 
 
 def test_the_cap_for_tests() -> None:
     capped = features._capped(FEATURES, "mqd.version=0,metadata.version=3")
-    assert capped[MQD_VERSION].last == 0 and capped["metadata.version"].last == 25 and capped["group.version"] == FEATURES["group.version"]
+    assert (
+        capped[MQD_VERSION].last == 0
+        and capped["metadata.version"].last == 25
+        and capped["group.version"] == FEATURES["group.version"]
+    )

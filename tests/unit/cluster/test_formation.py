@@ -1,11 +1,26 @@
-"""How empty hosts become one cluster: named scenarios, and random histories of late starts, lost answers and wiped disks in which never two clusters get a majority."""
+"""How empty hosts become one cluster: named scenarios, and random histories of late starts, lost
+answers and wiped disks in which never two clusters get a majority.
+"""
 
 import random
 
 import pytest
 
 from mqd.cluster.membership import formation
-from mqd.cluster.membership.formation import Answered, AskSeed, Asked, FormationAsk, FormationCore, Found, Join, Member, Start, Tick, Unreachable, Wait
+from mqd.cluster.membership.formation import (
+    Answered,
+    AskSeed,
+    Asked,
+    FormationAsk,
+    FormationCore,
+    Found,
+    Join,
+    Member,
+    Start,
+    Tick,
+    Unreachable,
+    Wait,
+)
 
 
 class Host:
@@ -120,7 +135,9 @@ def test_what_to_look_at_is_said_once_when_a_seed_is_silent_for_long():
 def test_who_waits_for_seeds_that_answer_is_told_nothing_of_silent_ones():
     core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
     core.handle(Start(), 0)
-    core.handle(Answered("a:1", formation.FormationAnswer(1, Member(1, "d1", "a", 1), "", 0, ("a:1", "c:1"), "", ())), 10)
+    core.handle(
+        Answered("a:1", formation.FormationAnswer(1, Member(1, "d1", "a", 1), "", 0, ("a:1", "c:1"), "", ())), 10
+    )
     assert not advices(core, Tick(), 2 * formation.ADVISE_MS)
 
 
@@ -224,7 +241,9 @@ def test_never_two_clusters_with_a_majority(first):
 
 
 def check_one_majority(world: World, had_majority: list[str]) -> None:
-    """A cluster that had more than half of its voters' disks at one moment may have decided something: another may come only when none of its disks is left."""
+    """A cluster that had more than half of its voters' disks at one moment may have decided
+    something: another may come only when none of its disks is left.
+    """
     decided = {host.decision.cluster_id for host in world.hosts.values() if host.decision is not None}
     assert len(decided) <= 1, "living hosts are of different clusters: one of them is stuck for ever"
     members: dict[str, list[Member]] = {}

@@ -1,4 +1,6 @@
-"""Hosts whose disks are full, or have failed, get no replicas while there are others, and hold no move up, by single traces of the rules."""
+"""Hosts whose disks are full, or have failed, get no replicas while there are others, and hold no
+move up, by single traces of the rules.
+"""
 
 from collections import Counter
 
@@ -43,37 +45,65 @@ def begin(state: MetadataState, directories: Directories, *leaving: int, moves_m
     return [change.adding_replicas for _, change in found]
 
 
-# -- what counts as full ------------------------------------------------------------------------------------------------------------
+# -- what counts as full ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("free", "largest", "is_full"),
-    [(0, 1000, True), (9, 1000, True), (10, 1000, False), (79 * MIB, 1024 * MIB, True), (80 * MIB, 1024 * MIB, False), (80 * MIB, 8001 * MIB, True), (-1, 0, True), (0, 0, False)],
+    [
+        (0, 1000, True),
+        (9, 1000, True),
+        (10, 1000, False),
+        (79 * MIB, 1024 * MIB, True),
+        (80 * MIB, 1024 * MIB, False),
+        (80 * MIB, 8001 * MIB, True),
+        (-1, 0, True),
+        (0, 0, False),
+    ],
 )
 def test_a_host_is_full_below_its_reserve_or_beside_much_larger_ones(free: int, largest: int, is_full: bool) -> None:
     """Where all are below the reserve, beside the others."""
     state = cluster(2)
     found = disks(state, h1=free, h2=largest)
-    assert found.full_hosts([1, 2]) == ({1} if is_full else set()) and found.full(1, "d1") == found.full(1, "") == is_full
+    assert (
+        found.full_hosts([1, 2]) == ({1} if is_full else set()) and found.full(1, "d1") == found.full(1, "") == is_full
+    )
 
 
 def test_the_reserve_is_the_one_in_force() -> None:
     state = cluster(2)
     state.apply(BrokerConfigured("1", {"log.dirs.free.bytes.min": str(400 * MIB)}))
-    assert disks(state, h1=499 * MIB, h2=499 * MIB).full_hosts([1, 2]) == set() == disks(state, h1=500 * MIB).full_hosts([1, 2])
+    assert (
+        disks(state, h1=499 * MIB, h2=499 * MIB).full_hosts([1, 2])
+        == set()
+        == disks(state, h1=500 * MIB).full_hosts([1, 2])
+    )
     assert disks(state, h1=499 * MIB).full_hosts([1, 2]) == {1}
 
 
 def test_one_directory_with_space_is_enough_and_nothing_said_is_nothing_known() -> None:
     state = cluster(3)
-    found = Directories(state, {1: (Directory("a", "/a", 0, True), Directory("b", "/b", 1024 * MIB, True), Directory("c", "/c", 1024 * MIB, False))})
+    found = Directories(
+        state,
+        {
+            1: (
+                Directory("a", "/a", 0, True),
+                Directory("b", "/b", 1024 * MIB, True),
+                Directory("c", "/c", 1024 * MIB, False),
+            )
+        },
+    )
     assert found.full_hosts([1, 2, 3, 9]) == set()
-    assert [found.full(1, name) for name in ("a", "b", "c", "")] == [True, False, True, False] and not found.full(2, "d2")
+    assert [found.full(1, name) for name in ("a", "b", "c", "")] == [True, False, True, False] and not found.full(
+        2, "d2"
+    )
     do(topic(state), broker_rules.fence(state, [2], NONE))
-    assert disks(state, h1=20 * MIB, h2=10_000 * MIB, h3=20 * MIB).full_hosts([1, 3]) == set(), "the disk of a lost host is no measure"
+    assert disks(state, h1=20 * MIB, h2=10_000 * MIB, h3=20 * MIB).full_hosts([1, 3]) == set(), (
+        "the disk of a lost host is no measure"
+    )
 
 
-# -- who gets replicas ----------------------------------------------------------------------------------------------------------------
+# -- who gets replicas -----------------------------------------------------------------------------
 
 
 def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
@@ -89,7 +119,11 @@ def test_a_balance_only_takes_from_full_hosts() -> None:
     moves = balance(state, [1, 2, 3, 4], lambda _: True, full={4})
     assert moves and not any(4 in move.replicas for move in moves)
     topic(state, replicas=(4, 1), count=24, name="u", topic_id=b"u" * 16)
-    held = {(entry.name, partition.index): partition.replicas for entry in state.topics.values() for partition in entry.partitions}
+    held = {
+        (entry.name, partition.index): partition.replicas
+        for entry in state.topics.values()
+        for partition in entry.partitions
+    }
     held |= {(move.name, move.index): move.replicas for move in balance(state, [1, 2, 3, 4], lambda _: True, full={4})}
     counts = Counter(node for replicas in held.values() for node in replicas)
     assert counts[4] < 24 and max(counts[node] for node in (1, 2, 3)) - min(counts[node] for node in (1, 2, 3)) <= 1
@@ -97,15 +131,19 @@ def test_a_balance_only_takes_from_full_hosts() -> None:
 
 
 def test_a_balance_leaves_topics_alone_that_are_being_retired() -> None:
-    """What moves one partition moves those that follow it: the next plan took the last one back, as long as the topic was being retired."""
-    state = topic(topic(cluster(6), replicas=(1, 2, 3), count=20, name="u", topic_id=b"u" * 16), replicas=(1, 2, 3), count=8)
+    """What moves one partition moves those that follow it: the next plan took the last one back, as
+    long as the topic was being retired.
+    """
+    state = topic(
+        topic(cluster(6), replicas=(1, 2, 3), count=20, name="u", topic_id=b"u" * 16), replicas=(1, 2, 3), count=8
+    )
     for record in retire_rules.retire(View(state), "t", 4, False):
         state.apply(record)
     moves = balance(state, View(state).nodes(), lambda _: True)
     assert moves and {move.name for move in moves} == {"u"}
 
 
-# -- moves of mqd's own -------------------------------------------------------------------------------------------------------------------
+# -- moves of mqd's own ----------------------------------------------------------------------------
 
 
 def test_a_full_host_attracts_no_moves() -> None:
@@ -147,14 +185,18 @@ def test_a_move_that_has_filled_a_disk_waits_and_fills_no_other() -> None:
     do(state, broker_rules.fence(state, [1], NONE))
     ((added,),) = begin(state, disks(state), 1, moves_max=1)
     for _ in range(3):
-        assert begin(state, disks(state, **{f"h{added}": 0}), 1, moves_max=1) in ([(9 - added,)], []), "the other partition, whose place it does not take"
+        assert begin(state, disks(state, **{f"h{added}": 0}), 1, moves_max=1) in ([(9 - added,)], []), (
+            "the other partition, whose place it does not take"
+        )
     assert stuck(state).adding_replicas == (added,)
 
 
 def test_a_host_that_is_drained_is_no_measure_of_the_others() -> None:
     state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "b"})
     state.apply(BrokerChanged(1, 10, draining=True))
-    full = disks(state, h1=400_000 * MIB, h2=3_500 * MIB, h3=4_500 * MIB, h4=4_500 * MIB, h5=4_500 * MIB).full_hosts(View(state).nodes())
+    full = disks(state, h1=400_000 * MIB, h2=3_500 * MIB, h3=4_500 * MIB, h4=4_500 * MIB, h5=4_500 * MIB).full_hosts(
+        View(state).nodes()
+    )
     assert not full
 
 
@@ -163,7 +205,10 @@ def test_a_move_whose_directory_failed_goes_to_another_host_also_when_this_one_h
     do(state, broker_rules.fence(state, [1], NONE))
     (added,) = begin(state, disks(state), 1)[0]
     topic(state, replicas=(9 - added,), count=5, name="busy", topic_id=b"b" * 16)
-    reported = {node: (Directory(f"d{node}", "/d", 1024 * MIB, node != added), Directory(f"e{node}", "/e", 1024 * MIB, True)) for node in state.brokers}
+    reported = {
+        node: (Directory(f"d{node}", "/d", 1024 * MIB, node != added), Directory(f"e{node}", "/e", 1024 * MIB, True))
+        for node in state.brokers
+    }
     assert begin(state, Directories(state, reported), 1) == [(9 - added,)]
 
 
@@ -178,7 +223,9 @@ def test_a_move_that_has_caught_up_stays() -> None:
 
 
 class Growing:
-    """__consumer_offsets with one replica, on 1, in a cluster of four; upkeep by an active controller."""
+    """__consumer_offsets with one replica, on 1, in a cluster of four; upkeep by an active
+    controller.
+    """
 
     def __init__(self) -> None:
         self.state = topic(cluster(4), replicas=(1,), name="__consumer_offsets")
@@ -215,7 +262,9 @@ def test_an_internal_topic_grows_to_no_full_host() -> None:
 
 
 def test_an_internal_topic_that_has_filled_a_disk_by_growing_grows_elsewhere_after_a_pause() -> None:
-    """What it leaves behind has space again. Without the pause it went to and fro between two disks that are too small for it, every second."""
+    """What it leaves behind has space again. Without the pause it went to and fro between two disks
+    that are too small for it, every second.
+    """
     one, turns, now_ms = Growing(), 0, 0
     assert one.grow() == {1, 2, 3}
     while now_ms < 10 * GROW_ELSEWHERE_MS:
@@ -237,14 +286,23 @@ def test_an_internal_topic_waits_for_a_full_disk_while_no_other_has_space_and_no
 
 
 def test_a_lost_host_is_replaced_beside_a_full_one() -> None:
-    """By the cores: what a host reports of its disks reaches the active controller with its heartbeats."""
+    """By the cores: what a host reports of its disks reaches the active controller with its
+    heartbeats.
+    """
     world = World(7, 5, lossy=False)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", -1, -1, {index: [1, 2, 3] for index in range(4)}, {})).error == 0
     host = world.hosts[5]
-    world.on_broker(host, broker_core.DirectoriesSeen(tuple(broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 0, True) for name in "ab")))
+    world.on_broker(
+        host,
+        broker_core.DirectoriesSeen(
+            tuple(broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 0, True) for name in "ab")
+        ),
+    )
     run(world, 3_000)
-    assert world.ask(messages.CreateTopic("u", 4, 3, {}, {})).error == 0 and not any(5 in partition.replicas for partition in partitions(world, "u"))
+    assert world.ask(messages.CreateTopic("u", 4, 3, {}, {})).error == 0 and not any(
+        5 in partition.replicas for partition in partitions(world, "u")
+    )
     world.crash(1)
     if world.active < 0:
         world.elect(2)

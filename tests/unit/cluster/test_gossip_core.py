@@ -9,11 +9,43 @@ import pytest
 
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import EXCHANGE_COUNT_MAX, GossipCore
-from mqd.cluster.membership.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, NodeIdTwice, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.membership.gossip_events import (
+    ALIVE,
+    DEAD,
+    LEFT,
+    SUSPECT,
+    KeepLife,
+    MemberChanged,
+    NodeIdTwice,
+    Profile,
+    PushPull,
+    SendDatagram,
+    Settings,
+)
 from mqd.cluster.membership.gossip_messages import (
-    DATAGRAM_BYTES_MAX, LIFE_MAX, REFUTATIONS, Ack, Alive, Dead, Entry, Left, Load, Nack, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, Suspect, decode_stream, encode,
-    encode_update, life_of,
-)  # fmt: skip
+    DATAGRAM_BYTES_MAX,
+    LIFE_MAX,
+    REFUTATIONS,
+    Ack,
+    Alive,
+    Dead,
+    Entry,
+    Left,
+    Load,
+    Nack,
+    PacketOut,
+    Ping,
+    PingRequest,
+    Raw,
+    Refused,
+    Seal,
+    State,
+    Suspect,
+    decode_stream,
+    encode,
+    encode_update,
+    life_of,
+)
 from mqd.cluster.membership.gossip_parts import Broadcasts, Bucket, Health, Suspicion, Window
 
 SEAL = Seal(b"k" * 32, "cluster")
@@ -34,21 +66,39 @@ class Peer:
     def __init__(self, number: int) -> None:
         self.number, self.sequence = number, 0
 
-    def says(self, *updates, body=None, to: bytes = DIRECTORY, to_life: int = 1, incarnation: int = REFUTATIONS, controller: tuple[int, int] = (-1, -1)) -> events.DatagramReceived:
+    def says(
+        self,
+        *updates,
+        body=None,
+        to: bytes = DIRECTORY,
+        to_life: int = 1,
+        incarnation: int = REFUTATIONS,
+        controller: tuple[int, int] = (-1, -1),
+    ) -> events.DatagramReceived:
         self.sequence += 1
         raw = [Raw(encode_update(update)) for update in updates]
-        return events.DatagramReceived(SEAL.close(PacketOut(to, to_life, self.number, directory(self.number), incarnation, self.sequence, *controller, body, raw)))
+        return events.DatagramReceived(
+            SEAL.close(
+                PacketOut(
+                    to, to_life, self.number, directory(self.number), incarnation, self.sequence, *controller, body, raw
+                )
+            )
+        )
 
 
 class Bench:
     """A core with members 2..count, at rest."""
 
     def __init__(self, count: int = 5, settings: Settings | None = None, **options) -> None:
-        self.core = GossipCore(Profile(1, DIRECTORY, "host-1", 9094), SEAL, settings or Settings(), random.Random(1), 1, **options)
+        self.core = GossipCore(
+            Profile(1, DIRECTORY, "host-1", 9094), SEAL, settings or Settings(), random.Random(1), 1, **options
+        )
         self.now = 1_000
         self.peers = {number: Peer(number) for number in range(2, count + 1)}
         self.give(events.Started())
-        self.give(events.StateReceived(State(-1, -1, [Entry(alive(number), ALIVE, REFUTATIONS) for number in self.peers])))
+        self.give(
+            events.StateReceived(State(-1, -1, [Entry(alive(number), ALIVE, REFUTATIONS) for number in self.peers]))
+        )
         self.give(events.Tick(), 5)
 
     def give(self, event: events.Event, wait_ms: int = 0) -> list:
@@ -71,8 +121,15 @@ class Bench:
 
 
 def test_precedence() -> None:
-    """Every pair of what was said and what is said then, at the incarnation before, the same and the next."""
-    make = {ALIVE: lambda i: alive(3, i), SUSPECT: lambda i: Suspect(3, directory(3), i, 2), DEAD: lambda i: Dead(3, directory(3), i, 2), LEFT: lambda i: Left(3, directory(3), i)}
+    """Every pair of what was said and what is said then, at the incarnation before, the same and
+    the next.
+    """
+    make = {
+        ALIVE: lambda i: alive(3, i),
+        SUSPECT: lambda i: Suspect(3, directory(3), i, 2),
+        DEAD: lambda i: Dead(3, directory(3), i, 2),
+        LEFT: lambda i: Left(3, directory(3), i),
+    }
     base = 2 * REFUTATIONS
     for first in make:
         for second in make:
@@ -94,11 +151,19 @@ def test_precedence() -> None:
 
 
 def test_what_is_said_of_this_host_is_refuted() -> None:
-    for slander in (Suspect(1, DIRECTORY, REFUTATIONS, 3), Dead(1, DIRECTORY, REFUTATIONS, 3), Left(1, DIRECTORY, REFUTATIONS)):
+    for slander in (
+        Suspect(1, DIRECTORY, REFUTATIONS, 3),
+        Dead(1, DIRECTORY, REFUTATIONS, 3),
+        Left(1, DIRECTORY, REFUTATIONS),
+    ):
         bench = Bench()
         packets = bench.packets(bench.say(2, slander))
         assert bench.core.membership.incarnation == REFUTATIONS + 1
-        assert any(isinstance(update, Alive) and update.incarnation == REFUTATIONS + 1 for packet in packets for update in packet.updates)
+        assert any(
+            isinstance(update, Alive) and update.incarnation == REFUTATIONS + 1
+            for packet in packets
+            for update in packet.updates
+        )
         bench.say(2, slander)  # an old one
         assert bench.core.membership.incarnation == REFUTATIONS + 1
 
@@ -129,7 +194,20 @@ def test_before_joining_a_known_life_is_an_old_copy() -> None:
     core = GossipCore(Profile(1, DIRECTORY, "host-1", 9094), SEAL, Settings(), random.Random(1), 1, [("seed", 1)])
     core.handle(events.Started(), 0)
     (push,) = [effect for effect in core.handle(events.Tick(), 1) if isinstance(effect, PushPull)]
-    effects = core.handle(events.StateReceived(State(3, 2, [Entry(alive(2), ALIVE, REFUTATIONS), Entry(alive(1).__class__(1, DIRECTORY, REFUTATIONS, "old", 1), DEAD, REFUTATIONS)]), push.exchange_id), 2)
+    effects = core.handle(
+        events.StateReceived(
+            State(
+                3,
+                2,
+                [
+                    Entry(alive(2), ALIVE, REFUTATIONS),
+                    Entry(alive(1).__class__(1, DIRECTORY, REFUTATIONS, "old", 1), DEAD, REFUTATIONS),
+                ],
+            ),
+            push.exchange_id,
+        ),
+        2,
+    )
     assert KeepLife(2) in effects and core.joined and core.membership.life == 2 and core.controller.epoch == 3
 
 
@@ -153,7 +231,19 @@ def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
 def test_a_state_makes_nobody_dead() -> None:
     """Push-pull: the other side's dead are suspected here, and may say that they live."""
     bench = Bench()
-    bench.give(events.StateReceived(State(-1, -1, [Entry(alive(2), ALIVE, REFUTATIONS), Entry(alive(3), DEAD, REFUTATIONS), Entry(alive(9), DEAD, REFUTATIONS)])))
+    bench.give(
+        events.StateReceived(
+            State(
+                -1,
+                -1,
+                [
+                    Entry(alive(2), ALIVE, REFUTATIONS),
+                    Entry(alive(3), DEAD, REFUTATIONS),
+                    Entry(alive(9), DEAD, REFUTATIONS),
+                ],
+            )
+        )
+    )
     assert bench.state(3) == SUSPECT and bench.core.view(9) is None
 
 
@@ -161,7 +251,15 @@ def test_datagrams_that_are_none_change_nothing() -> None:
     bench = Bench()
     good = bench.peers[2].says(Dead(3, directory(3), REFUTATIONS, 2)).data
     other = Seal(b"x" * 32, "cluster"), Seal(b"k" * 32, "another")
-    wrong = [b"", good[:-1], good + b"\0", b"mqg2" + good[4:], good[:36], bytes(2000), *(seal.close(SEAL.open(good)) for seal in other)]
+    wrong = [
+        b"",
+        good[:-1],
+        good + b"\0",
+        b"mqg2" + good[4:],
+        good[:36],
+        bytes(2000),
+        *(seal.close(SEAL.open(good)) for seal in other),
+    ]
     wrong += [good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :] for place in range(len(good))]
     for data in wrong:
         assert bench.give(events.DatagramReceived(data)) == []
@@ -175,7 +273,11 @@ def test_repeated_or_misdirected_datagrams_change_nothing() -> None:
     first = bench.peers[2].says(Suspect(3, directory(3), REFUTATIONS, 2))
     bench.give(first)
     bench.say(2, alive(3, REFUTATIONS + 1))
-    for event in (first, bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to=directory(4)), bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to_life=2)):
+    for event in (
+        first,
+        bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to=directory(4)),
+        bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to_life=2),
+    ):
         assert bench.give(event) == []
     assert bench.state(3) == ALIVE
 
@@ -214,7 +316,9 @@ def test_a_dead_member_is_forgotten_after_a_while() -> None:
 
 
 def test_who_comes_back_when_called_is_told_of_everybody() -> None:
-    """Only by the host that called: a member that another host called exchanges states with that one."""
+    """Only by the host that called: a member that another host called exchanges states with that
+    one.
+    """
     bench = Bench(5, Settings(push_pull_interval_ms=10**9))
     for number in (3, 4):
         bench.say(2, Dead(number, directory(number), REFUTATIONS, 2))
@@ -237,9 +341,16 @@ def test_probe_asks_others_and_tcp_before_it_suspects() -> None:
         seen += bench.give(events.Tick(), 1)
         assert bench.now < 4_000
     bodies = [packet.body for packet in bench.packets(seen)]
-    assert sum(isinstance(body, PingRequest) for body in bodies) >= 3 and any(isinstance(effect, events.ProbeStream) for effect in seen)
+    assert sum(isinstance(body, PingRequest) for body in bodies) >= 3 and any(
+        isinstance(effect, events.ProbeStream) for effect in seen
+    )
     (suspected,) = [effect for effect in seen if isinstance(effect, MemberChanged)]
-    told = [packet for packet in bench.packets(seen) if packet.to_directory_id == suspected.member.directory_id and any(isinstance(update, Suspect) for update in packet.updates)]
+    told = [
+        packet
+        for packet in bench.packets(seen)
+        if packet.to_directory_id == suspected.member.directory_id
+        and any(isinstance(update, Suspect) for update in packet.updates)
+    ]
     assert told, "the suspect hears of it itself"
 
 
@@ -290,7 +401,9 @@ def test_controller_hint_rises_only() -> None:
     assert bench.say(4, controller=(4, 2)) == [] and bench.core.controller == events.ControllerSeen(3, 5)
     bench.give(events.ControllerKnown(2, 6))
     packets = bench.packets(bench.wait(1_000))
-    assert len([packet for packet in packets if (packet.controller_epoch, packet.controller_id) == (6, 2)]) >= 9, "told in rounds of their own"
+    assert len([packet for packet in packets if (packet.controller_epoch, packet.controller_id) == (6, 2)]) >= 9, (
+        "told in rounds of their own"
+    )
 
 
 def test_load_rides_along_and_only_the_newest_counts() -> None:
@@ -307,7 +420,9 @@ def test_load_rides_along_and_only_the_newest_counts() -> None:
                 bench.say(number, body=Ack(probe_id))
     for _ in range(40):
         packets += bench.packets(bench.give(events.Tick(), 90))
-    own = [update for packet in packets for update in packet.updates if isinstance(update, Load) and update.node_id == 1]
+    own = [
+        update for packet in packets for update in packet.updates if isinstance(update, Load) and update.node_id == 1
+    ]
     assert own and own[0].cpu_permille == 77 and own[0].life == 1
 
 
@@ -324,11 +439,21 @@ def test_leaving() -> None:
     done = []
     for _ in range(1_000):
         done += bench.give(events.Tick(), 1)
-    assert done.count(events.LeaveDone()) == 1 and bench.say(2, Dead(1, DIRECTORY, REFUTATIONS, 2), body=Ping(1, "host-2", 9094)) == []
+    assert (
+        done.count(events.LeaveDone()) == 1
+        and bench.say(2, Dead(1, DIRECTORY, REFUTATIONS, 2), body=Ping(1, "host-2", 9094)) == []
+    )
 
 
 def test_exchanges_are_bounded_and_given_up() -> None:
-    core = GossipCore(Profile(1, DIRECTORY, "host-1", 9094), SEAL, Settings(join_interval_ms=2, join_interval_ms_max=2), random.Random(1), 1, [("seed", 1)])
+    core = GossipCore(
+        Profile(1, DIRECTORY, "host-1", 9094),
+        SEAL,
+        Settings(join_interval_ms=2, join_interval_ms_max=2),
+        random.Random(1),
+        1,
+        [("seed", 1)],
+    )
     core.handle(events.Started(), 0)
     asked = sum(isinstance(effect, PushPull) for now in range(1, 4_000) for effect in core.handle(events.Tick(), now))
     assert asked == EXCHANGE_COUNT_MAX
@@ -336,12 +461,34 @@ def test_exchanges_are_bounded_and_given_up() -> None:
 
 def test_the_longest_datagram() -> None:
     """Hosts of the longest names, everything at once: within the frame."""
-    profile = Profile(2**31 - 1, b"\xff" * 16, "h" * 255, 65535, "r" * 200, "v" * 64, 1 << 61, 1 << 61, 1 << 61, 1 << 61)
+    profile = Profile(
+        2**31 - 1, b"\xff" * 16, "h" * 255, 65535, "r" * 200, "v" * 64, 1 << 61, 1 << 61, 1 << 61, 1 << 61
+    )
     core = GossipCore(profile, SEAL, Settings(), random.Random(1), LIFE_MAX - 1, ())
     core.handle(events.Started(), 0)
-    longest = [Alive(2**31 - 1 - n, bytes([n]) * 16, REFUTATIONS * LIFE_MAX, "h" * 255, 65535, "r" * 200, "v" * 64, 1 << 61, 1 << 61, 1 << 61, 1 << 61) for n in range(20)]
+    longest = [
+        Alive(
+            2**31 - 1 - n,
+            bytes([n]) * 16,
+            REFUTATIONS * LIFE_MAX,
+            "h" * 255,
+            65535,
+            "r" * 200,
+            "v" * 64,
+            1 << 61,
+            1 << 61,
+            1 << 61,
+            1 << 61,
+        )
+        for n in range(20)
+    ]
     core.handle(events.StateReceived(State(-1, -1, [Entry(one, ALIVE, one.incarnation) for one in longest])), 1)
-    sizes = [len(effect.data) for now in range(1, 3_000, 10) for effect in core.handle(events.Tick(), now) if isinstance(effect, SendDatagram)]
+    sizes = [
+        len(effect.data)
+        for now in range(1, 3_000, 10)
+        for effect in core.handle(events.Tick(), now)
+        if isinstance(effect, SendDatagram)
+    ]
     assert max(sizes) <= DATAGRAM_BYTES_MAX and max(sizes) > 1_000
 
 
@@ -353,16 +500,28 @@ def test_names_that_do_not_fit_are_refused_at_the_start() -> None:
 def test_states_are_checked() -> None:
     good = encode(State(-1, -1, [Entry(alive(2), ALIVE, REFUTATIONS)]))
     assert decode_stream(good).entries[0].alive.node_id == 2
-    for bad in (b"", b"\xc1", good[:-1], encode(["state", -1, -1, [["a"]]]), encode(["state", -1, -1, [1]]), bytes(9 << 20), encode(alive(2))):
+    for bad in (
+        b"",
+        b"\xc1",
+        good[:-1],
+        encode(["state", -1, -1, [["a"]]]),
+        encode(["state", -1, -1, [1]]),
+        bytes(9 << 20),
+        encode(alive(2)),
+    ):
         with pytest.raises(Refused):
             decode_stream(bad)
 
 
 def test_random_bytes_behind_a_good_seal_do_no_harm() -> None:
-    """A host of another version, or one that lies: whatever it sends is taken or refused, and the core stays whole."""
+    """A host of another version, or one that lies: whatever it sends is taken or refused, and the
+    core stays whole.
+    """
     rng = random.Random(5)
     bench = Bench()
-    good = msgspec.msgpack.decode(bench.peers[2].says(alive(9), Suspect(3, directory(3), REFUTATIONS, 4), body=Ping(1, "h", 1)).data[36:])
+    good = msgspec.msgpack.decode(
+        bench.peers[2].says(alive(9), Suspect(3, directory(3), REFUTATIONS, 4), body=Ping(1, "h", 1)).data[36:]
+    )
     for _ in range(2_000):
         damaged = bytearray(msgspec.msgpack.encode(good))
         for _ in range(rng.randint(1, 4)):
@@ -372,7 +531,7 @@ def test_random_bytes_behind_a_good_seal_do_no_harm() -> None:
         bench.give(events.DatagramReceived(data), rng.randrange(2))
 
 
-# -- parts ------------------------------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def test_window_against_a_set() -> None:

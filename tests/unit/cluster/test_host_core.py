@@ -1,4 +1,6 @@
-"""The host core of one host among several: partitions elsewhere are told, replicas come and go, roles and brokers change."""
+"""The host core of one host among several: partitions elsewhere are told, replicas come and go,
+roles and brokers change.
+"""
 
 import random
 
@@ -37,7 +39,22 @@ class Host:
         self.state = MetadataState()
         self.state.apply(ClusterCreated("cluster", 0))
         for node in (1, 2, 3):
-            self.state.apply(BrokerRegistered(BrokerState(node, "h", 9000 + node, f"rack{node}", node, 5, {f"d{node}": "/x"}, worker_count=2, inter_broker_host="h", inter_broker_port=7)))
+            self.state.apply(
+                BrokerRegistered(
+                    BrokerState(
+                        node,
+                        "h",
+                        9000 + node,
+                        f"rack{node}",
+                        node,
+                        5,
+                        {f"d{node}": "/x"},
+                        worker_count=2,
+                        inter_broker_host="h",
+                        inter_broker_port=7,
+                    )
+                )
+            )
         self.core = HostCore(NODE, 1, worker_count, slot_count, {DIRECTORY: 0})
         self.slots: dict[int, tuple[bytes, int, int, int]] = {}
         self.sent: list[tuple[object, object]] = []
@@ -70,7 +87,12 @@ class Host:
 
     def told(self, client: str = "acceptor") -> list:
         """What this subscriber was told since the last question, in order."""
-        found = [part for to, message in self.sent if to == client for part in (message.parts if isinstance(message, messages.Several) else [message])]
+        found = [
+            part
+            for to, message in self.sent
+            if to == client
+            for part in (message.parts if isinstance(message, messages.Several) else [message])
+        ]
         self.sent = [(to, message) for to, message in self.sent if to != client]
         return found
 
@@ -79,7 +101,9 @@ class Host:
             self.give(host_core.WorkerApplied(f"w{index}", messages.Applied(self.state.version, {})))
 
 
-def partition(index: int, replicas: tuple[int, ...], leader: int | None = None, epoch: int = 0, directory: str = DIRECTORY) -> PartitionState:
+def partition(
+    index: int, replicas: tuple[int, ...], leader: int | None = None, epoch: int = 0, directory: str = DIRECTORY
+) -> PartitionState:
     directories = tuple(directory if node == NODE else f"d{node}" for node in replicas)
     return PartitionState(index, replicas, directories, replicas, replicas[0] if leader is None else leader, epoch)
 
@@ -98,7 +122,11 @@ def test_partitions_elsewhere_have_no_slot_and_are_told(host: Host) -> None:
     for client in ("acceptor", "w0", "w1"):
         (put,) = host.told(client)
         images = put.topic.partitions
-        assert [image.leader for image in images] == [1, 1, 2] and [image.slot >= 0 for image in images] == [True, False, True]
+        assert [image.leader for image in images] == [1, 1, 2] and [image.slot >= 0 for image in images] == [
+            True,
+            False,
+            True,
+        ]
         assert images[1].owner == OWNER_NONE and images[0].replicas == [1, 2] and put.topic.partition_count == 3
     assert {entry[1] for entry in host.slots.values()} == {0, 2}
 
@@ -110,7 +138,9 @@ def test_a_replica_that_leaves_gives_its_slot_back_when_all_workers_know(host: H
     change = PartitionChange(0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3))
     host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
     (put,) = host.told()
-    assert isinstance(put, messages.PartitionsPut) and [(image.index, image.slot, image.owner) for image in put.partitions] == [(0, -1, OWNER_NONE)]
+    assert isinstance(put, messages.PartitionsPut) and [
+        (image.index, image.slot, image.owner) for image in put.partitions
+    ] == [(0, -1, OWNER_NONE)]
     assert len(host.slots) == 2
     host.give(host_core.WorkerApplied("w0", messages.Applied(host.state.version, {})))
     assert len(host.slots) == 2, "worker 1 may still use it"
@@ -122,7 +152,9 @@ def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Hos
     host.commit(topic(partition(0, (1, 3))))
     change = PartitionChange(0, replicas=(1, 3, 2), directories=("d1", "d3", ""), adding_replicas=(2,))
     actions = host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
-    assert [action for action in actions if isinstance(action, host_core.RecordMove)] == [host_core.RecordMove(TOPIC, 0, DIRECTORY)]
+    assert [action for action in actions if isinstance(action, host_core.RecordMove)] == [
+        host_core.RecordMove(TOPIC, 0, DIRECTORY)
+    ]
     assert not host.slots and host.told()[-1].partitions[0].slot == -1
     host.commit(ReplicaMoved(TOPIC, 0, NODE, DIRECTORY), partitions=(("t", (0,)),))
     image = host.told()[-1].partitions[0]
@@ -132,14 +164,19 @@ def test_a_replica_that_comes_chooses_a_directory_before_it_has_a_slot(host: Hos
 
 def test_a_new_leader_epoch_reaches_the_slot_whoever_leads(host: Host) -> None:
     host.commit(topic(partition(0, (1, 2))))
-    host.commit(PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=2, in_sync_replicas=(2,)),)), partitions=(("t", (0,)),))
+    host.commit(
+        PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=2, in_sync_replicas=(2,)),)),
+        partitions=(("t", (0,)),),
+    )
     assert [entry[3] for entry in host.slots.values()] == [1]
     image = host.told()[-1].partitions[0]
     assert (image.leader, image.leader_epoch, image.in_sync_replicas, image.partition_epoch) == (2, 1, [2], 1)
 
 
 def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from_them_and_after_they_are_told() -> None:
-    """A coordinator takes a topic that it was never told of for deleted, and removes what is committed for it."""
+    """A coordinator takes a topic that it was never told of for deleted, and removes what is
+    committed for it.
+    """
     host = Host(slot_count=3)
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1))))
     host.apply_all()
@@ -152,12 +189,18 @@ def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from
     assert not any(isinstance(part, messages.SettingsPut) for part in host.told("w0")), "workers have no use for it"
     host.give(host_core.SubscriberJoined("acceptor", messages.Subscribe("acceptor", 0, 1)))
     assert host.told()[-1].withheld == ["u"]
-    change = PartitionChange(0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1)
+    change = PartitionChange(
+        0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1
+    )
     host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
     host.apply_all()
     *before, put, last = host.told()
     assert isinstance(put, messages.TopicPut) and put.topic.name == "u" and len(put.topic.partitions) == 2
-    assert isinstance(last, messages.SettingsPut) and last.withheld == [] and not any(isinstance(part, messages.SettingsPut) for part in before)
+    assert (
+        isinstance(last, messages.SettingsPut)
+        and last.withheld == []
+        and not any(isinstance(part, messages.SettingsPut) for part in before)
+    )
 
 
 def test_vanished_partitions_lose_their_slots(host: Host) -> None:
@@ -176,7 +219,9 @@ def test_a_dead_worker_s_led_partitions_need_new_epochs_its_followed_ones_go_on(
     host.commit(topic(partition(0, (2, 1)), partition(1, (1, 2))))
     actions = host.give(host_core.WorkerDied(0, 1))
     assert [action.partitions for action in actions if isinstance(action, host_core.RaiseEpochs)] == [((TOPIC, 0),)]
-    assert [(action.index, action.leader_epoch) for action in actions if isinstance(action, host_core.AssignSlot)] == [(1, 0)], "its successor owns what it followed, at once"
+    assert [(action.index, action.leader_epoch) for action in actions if isinstance(action, host_core.AssignSlot)] == [
+        (1, 0)
+    ], "its successor owns what it followed, at once"
     host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
     assert host.told("w0.2") == [], "it may not serve what its predecessor led"
     host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
@@ -188,13 +233,19 @@ def test_leaders_that_moved_away_meanwhile_hold_no_worker(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1))))
     host.give(host_core.WorkerDied(0, 1))
     host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
-    host.commit(PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=1, in_sync_replicas=(1,)),)), partitions=(("t", (0,)),))
+    host.commit(
+        PartitionsChanged(TOPIC, (PartitionChange(0, new_epoch=True, leader=1, in_sync_replicas=(1,)),)),
+        partitions=(("t", (0,)),),
+    )
     assert isinstance(host.told("w0.2")[0], messages.Image)
 
 
 def test_a_controller_that_starts_again_takes_stale_slots_of_followers_over(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (1, 2))))
-    seen = tuple(host_core.SlotSeen(slot, entry[0], entry[1], entry[3], entry[2], True, 0) for slot, entry in sorted(host.slots.items()))
+    seen = tuple(
+        host_core.SlotSeen(slot, entry[0], entry[1], entry[3], entry[2], True, 0)
+        for slot, entry in sorted(host.slots.items())
+    )
     core = HostCore(NODE, 1, 2, 8, {DIRECTORY: 0})
     actions = core.handle(host_core.Started(host.state, seen, (), {0: 2, 1: 2}), 0)
     core.check()
@@ -206,12 +257,21 @@ def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> No
     host.commit(topic(partition(0, (2, 1))))
     host.sent.clear()
     change = PartitionChange(0, new_epoch=True, in_sync_replicas=(2,), eligible_leader_replicas=(1,))
-    host.commit(BrokerChanged(1, 1, fenced=True), PartitionsChanged(TOPIC, (change,)), brokers_changed=True, partitions=(("t", (0,)),))
+    host.commit(
+        BrokerChanged(1, 1, fenced=True),
+        PartitionsChanged(TOPIC, (change,)),
+        brokers_changed=True,
+        partitions=(("t", (0,)),),
+    )
     for client in ("acceptor", "w0", "w1"):
         (message,) = [message for to, message in host.sent if to == client]
         assert isinstance(message, messages.Several) and message.version == host.state.version
         brokers, put = message.parts
-        assert [(broker.node_id, broker.fenced, broker.worker_count) for broker in brokers.brokers] == [(1, True, 2), (2, False, 2), (3, False, 2)]
+        assert [(broker.node_id, broker.fenced, broker.worker_count) for broker in brokers.brokers] == [
+            (1, True, 2),
+            (2, False, 2),
+            (3, False, 2),
+        ]
         assert put.partitions[0].eligible == [1]
 
 
@@ -256,24 +316,48 @@ def test_random_moves_leave_exactly_the_slots_of_the_replicas_here(seed: int) ->
     for _ in range(60):
         index = dice.randrange(6)
         replicas = tuple(dice.sample((1, 2, 3), dice.randint(1, 3)))
-        directories = tuple(DIRECTORY if node == NODE and dice.random() < 0.8 else "" if node == NODE else f"d{node}" for node in replicas)
-        change = PartitionChange(index, new_epoch=True, replicas=replicas, directories=directories, in_sync_replicas=replicas[:1], leader=replicas[0])
+        directories = tuple(
+            DIRECTORY if node == NODE and dice.random() < 0.8 else "" if node == NODE else f"d{node}"
+            for node in replicas
+        )
+        change = PartitionChange(
+            index,
+            new_epoch=True,
+            replicas=replicas,
+            directories=directories,
+            in_sync_replicas=replicas[:1],
+            leader=replicas[0],
+        )
         host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (index,)),))
         for action in [action for action in host.actions if isinstance(action, host_core.RecordMove)]:
             if dice.random() < 0.7:
-                host.commit(ReplicaMoved(action.topic_id, action.index, NODE, action.directory), partitions=(("t", (action.index,)),))
+                host.commit(
+                    ReplicaMoved(action.topic_id, action.index, NODE, action.directory),
+                    partitions=(("t", (action.index,)),),
+                )
         if dice.random() < 0.6:
             host.apply_all()
     host.apply_all()
-    here = {p.index for p in host.state.topics["t"].partitions if NODE in p.replicas and p.directories[p.replicas.index(NODE)]}
+    here = {
+        p.index
+        for p in host.state.topics["t"].partitions
+        if NODE in p.replicas and p.directories[p.replicas.index(NODE)]
+    }
     placed = {entry[1] for entry in host.slots.values()}
     assert placed <= here and len(placed) == min(4, len(here))
 
 
-def test_a_host_that_chooses_a_directory_itself_takes_the_one_with_fewest_replicas_and_none_that_is_nearly_full() -> None:
+def test_a_host_that_chooses_a_directory_itself_takes_the_one_with_fewest_replicas_and_none_that_is_nearly_full() -> (
+    None
+):
     host = Host(slot_count=16)
     host.core._log_dirs.update({"e2": 1, "f2": 2})
-    host.give(host_core.DirectoriesMeasured({DIRECTORY: 50, "e2": 600, "f2": 900}))  # the first has less than a tenth of the best
+    # the first has less than a tenth of the best
+    host.give(host_core.DirectoriesMeasured({DIRECTORY: 50, "e2": 600, "f2": 900}))
     partitions = tuple(PartitionState(index, (NODE,), ("",), (NODE,), NODE, 0) for index in range(4))
-    chosen = [action.directory for action in host.commit(TopicCreated(TopicState("t", TOPIC, partitions, {}))) if isinstance(action, host_core.RecordMove)]
+    chosen = [
+        action.directory
+        for action in host.commit(TopicCreated(TopicState("t", TOPIC, partitions, {})))
+        if isinstance(action, host_core.RecordMove)
+    ]
     assert chosen == ["f2", "e2", "f2", "e2"]

@@ -38,7 +38,10 @@ def test_sixteen_replicas_are_the_most() -> None:
     state = cluster(HOSTS)
     for number, change in enumerate((creation(1, 16), creation(assignments={0: list(range(1, 17))}))):
         assert create(state, change), number
-    for change, error in ((creation(1, 17), E.INVALID_REPLICATION_FACTOR), (creation(assignments={0: list(range(1, 18))}), E.INVALID_REPLICA_ASSIGNMENT)):
+    for change, error in (
+        (creation(1, 17), E.INVALID_REPLICATION_FACTOR),
+        (creation(assignments={0: list(range(1, 18))}), E.INVALID_REPLICA_ASSIGNMENT),
+    ):
         with pytest.raises(Refusal, match="17 replicas; 16 are the most") as refusal:
             create(state, change)
         assert refusal.value.error == error
@@ -55,16 +58,24 @@ def test_a_reassignment_has_room_for_those_that_come_and_those_that_go() -> None
     with pytest.raises(Refusal, match="would have 17 replicas"):
         reassigned(state, tuple(range(1, 18)))
     assert reassigned(state, tuple(range(4, 17))) is not None
-    with pytest.raises(Refusal, match="t-0, while it is reassigned from 3 to 14 replicas .do it in steps., would have 17 replicas") as refusal:
+    with pytest.raises(
+        Refusal, match="t-0, while it is reassigned from 3 to 14 replicas .do it in steps., would have 17 replicas"
+    ) as refusal:
         reassigned(state, tuple(range(4, 18)))
     assert refusal.value.error == E.INVALID_REPLICA_ASSIGNMENT
 
 
 def test_no_more_partitions_than_an_image_of_them_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     state = topic(cluster(HOSTS), (1, 2, 3), count=100)
-    monkeypatch.setattr(limits, "IMAGE_BYTES_MAX", limits.image_bytes(state) + 10 * (limits.PARTITION_BYTES + 3 * limits.REPLICA_BYTES))
+    monkeypatch.setattr(
+        limits, "IMAGE_BYTES_MAX", limits.image_bytes(state) + 10 * (limits.PARTITION_BYTES + 3 * limits.REPLICA_BYTES)
+    )
     assert create(state, creation(10, 3)) and add_partitions(state, AddPartitions("t", 110, None), place(state))
-    for ask in (lambda: create(state, creation(11, 3)), lambda: add_partitions(state, AddPartitions("t", 111, None), place(state)), lambda: create(state, creation(1_000_000, 3))):
+    for ask in (
+        lambda: create(state, creation(11, 3)),
+        lambda: add_partitions(state, AddPartitions("t", 111, None), place(state)),
+        lambda: create(state, creation(1_000_000, 3)),
+    ):
         with pytest.raises(Refusal, match="The cluster has 100 partitions; .*Delete topics first") as refusal:
             ask()
         assert refusal.value.error == E.INVALID_PARTITIONS
@@ -74,9 +85,18 @@ def test_no_more_partitions_than_an_image_of_them_can_be_told(monkeypatch: pytes
 def test_an_image_is_no_larger_than_it_is_taken_for(replicas: int) -> None:
     """Large numbers, and a reassignment under way on each."""
     nodes = [30_000 + number for number in range(replicas)]
-    partitions = [PartitionImage(100_000, 100_000, 30, 3, 30_000, 300_000, nodes, nodes, 300_000, adding=nodes[:1], removing=nodes[-1:]) for _ in range(200)]
+    partitions = [
+        PartitionImage(
+            100_000, 100_000, 30, 3, 30_000, 300_000, nodes, nodes, 300_000, adding=nodes[:1], removing=nodes[-1:]
+        )
+        for _ in range(200)
+    ]
     name = "n" * 249
-    size = len(msgspec.msgpack.encode(Image(1, "c", 1, [], [TopicImage(name, bytes(16), partitions, {"min.insync.replicas": "2"})], {})))
+    size = len(
+        msgspec.msgpack.encode(
+            Image(1, "c", 1, [], [TopicImage(name, bytes(16), partitions, {"min.insync.replicas": "2"})], {})
+        )
+    )
     assert size < limits.TOPIC_BYTES + 200 * (limits.PARTITION_BYTES + replicas * limits.REPLICA_BYTES) + 500
     assert limits.REPLICAS_MAX == 16 and limits.IMAGE_BYTES_MAX < 128 << 20
 
@@ -84,17 +104,24 @@ def test_an_image_is_no_larger_than_it_is_taken_for(replicas: int) -> None:
 def test_a_limit_of_the_native_core() -> None:
     from mqd.native.core import ffi
 
-    assert ffi.sizeof(ffi.new("struct mqd_replica_assignment *").members) // ffi.sizeof("struct mqd_replica_member") == limits.REPLICAS_MAX
+    assert (
+        ffi.sizeof(ffi.new("struct mqd_replica_assignment *").members) // ffi.sizeof("struct mqd_replica_member")
+        == limits.REPLICAS_MAX
+    )
 
 
 def test_two_replicas_that_cannot_serve_do_not_hand_it_to_each_other() -> None:
     """Found by the simulator: twenty thousand leader epochs in half a minute."""
-    state = topic(cluster(3), (1, 2, 3), config={"min.insync.replicas": "2", "flush.on.ack": "true"}, in_sync_replicas=(1, 2))
+    state = topic(
+        cluster(3), (1, 2, 3), config={"min.insync.replicas": "2", "flush.on.ack": "true"}, in_sync_replicas=(1, 2)
+    )
     active = ActiveController(1, state, ControllerOptions(), 0, True)
 
     def fails(node: int, now_ms: int) -> int:
         """The leader after it."""
-        for record in active.replicas_failed(state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), now_ms):
+        for record in active.replicas_failed(
+            state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), now_ms
+        ):
             state.apply(record)
         return state.topics["t"].partitions[0].leader
 
@@ -113,7 +140,11 @@ def host_with(count: int) -> tuple[MetadataState, Placement]:
 
 
 def ask(state: MetadataState, where: Placement, name: str, count: int, assigned: bool = False):
-    change = CreateTopic(name, -1, -1, {index: [1] for index in range(count)}, {}) if assigned else CreateTopic(name, count, 1, {}, {})
+    change = (
+        CreateTopic(name, -1, -1, {index: [1] for index in range(count)}, {})
+        if assigned
+        else CreateTopic(name, count, 1, {}, {})
+    )
     return create_topic(state, change, where, ConfigRules({}), lambda: name.encode().rjust(16, b"n")[:16])
 
 

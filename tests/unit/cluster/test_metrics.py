@@ -10,16 +10,27 @@ from mqd.cluster.host.messages import BrokerImage, PartitionImage, TopicImage
 def metadata(*partitions: PartitionImage, brokers: int = 3, config: dict[str, str] | None = None) -> Metadata:
     found = Metadata()
     found.brokers = {node: BrokerImage(node, "h", 1, None, 1) for node in range(1, brokers + 1)}
-    found.topics = {"t": TopicImage("t", b"t" * 16, [msgspec.structs.replace(one, index=index) for index, one in enumerate(partitions)], config or {})}
+    found.topics = {
+        "t": TopicImage(
+            "t",
+            b"t" * 16,
+            [msgspec.structs.replace(one, index=index) for index, one in enumerate(partitions)],
+            config or {},
+        )
+    }
     return found
 
 
-def partition(leader: int, in_sync: list[int], replicas: tuple[int, ...] = (1, 2, 3), adding: tuple[int, ...] = ()) -> PartitionImage:
+def partition(
+    leader: int, in_sync: list[int], replicas: tuple[int, ...] = (1, 2, 3), adding: tuple[int, ...] = ()
+) -> PartitionImage:
     return PartitionImage(0, -1, -1, 0, leader, 0, list(replicas), in_sync, adding=list(adding))
 
 
 def test_each_host_counts_what_it_leads_and_all_count_what_nobody_leads() -> None:
-    seen = metadata(partition(1, [1, 2, 3]), partition(1, [1, 2]), partition(1, [1]), partition(2, [2]), partition(-1, []))
+    seen = metadata(
+        partition(1, [1, 2, 3]), partition(1, [1, 2]), partition(1, [1]), partition(2, [2]), partition(-1, [])
+    )
     assert cluster_metrics.partitions(seen, 1) == (1, 2, 1)
     assert cluster_metrics.partitions(seen, 2) == (1, 1, 1)
     assert cluster_metrics.partitions(seen, 3) == (1, 0, 0)
@@ -39,5 +50,9 @@ def test_brokers_are_counted_by_state() -> None:
     seen.brokers[2] = msgspec.structs.replace(seen.brokers[2], fenced=True)
     seen.controller_id = 3
     families = {one.name: one for one in cluster_metrics.collect(seen, 3)}
-    assert {sample.labels["state"]: sample.value for sample in families["mqd_cluster_brokers"].samples} == {"in_service": 2, "fenced": 1, "draining": 0}
+    assert {sample.labels["state"]: sample.value for sample in families["mqd_cluster_brokers"].samples} == {
+        "in_service": 2,
+        "fenced": 1,
+        "draining": 0,
+    }
     assert families["mqd_cluster_active_controller"].samples[0].value == 1

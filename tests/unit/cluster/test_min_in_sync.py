@@ -21,7 +21,14 @@ def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:
     place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
 
     def alter(resource: int, name: str, value: str):
-        return metadata_rules.alter_config(state, messages.AlterConfig(resource, name, [messages.ConfigOperation("min.insync.replicas", "set", value)], False), place, rules)
+        return metadata_rules.alter_config(
+            state,
+            messages.AlterConfig(
+                resource, name, [messages.ConfigOperation("min.insync.replicas", "set", value)], False
+            ),
+            place,
+            rules,
+        )
 
     for resource, name in ((2, "t"), (4, "")):
         with pytest.raises(Refusal) as refused:
@@ -44,13 +51,27 @@ def test_what_the_controllers_file_says_goes_into_the_log() -> None:
 
 
 def test_a_new_topic_of_two_replicas_goes_on_with_one() -> None:
-    """Written out: a topic from before has no such entry and keeps 2. Internal topics grow with the cluster."""
+    """Written out: a topic from before has no such entry and keeps 2. Internal topics grow with the
+    cluster.
+    """
     world = World(5, 2)
     world.settle(20)
-    for change in (messages.CreateTopic("t", 1, 2, {}, {}), messages.CreateTopic("by-hand", -1, -1, {0: [2, 1]}, {}), messages.CreateTopic("set", 1, 2, {}, {"min.insync.replicas": "2"})):
+    for change in (
+        messages.CreateTopic("t", 1, 2, {}, {}),
+        messages.CreateTopic("by-hand", -1, -1, {0: [2, 1]}, {}),
+        messages.CreateTopic("set", 1, 2, {}, {"min.insync.replicas": "2"}),
+    ):
         assert world.ask(change).error == 0
     assert world.ask(messages.CreateTopic("__consumer_offsets", 1, 2, {}, {})).error == 0
     topics = world.unlogged.topics
-    assert {name: topics[name].config.get("min.insync.replicas") for name in topics} == {"t": "1", "by-hand": "1", "set": "2", "__consumer_offsets": None}
-    assert [world.unlogged.min_in_sync(topics[name], topics[name].partitions[0]) for name in ("t", "set", "__consumer_offsets")] == [1, 2, 2]
+    assert {name: topics[name].config.get("min.insync.replicas") for name in topics} == {
+        "t": "1",
+        "by-hand": "1",
+        "set": "2",
+        "__consumer_offsets": None,
+    }
+    assert [
+        world.unlogged.min_in_sync(topics[name], topics[name].partitions[0])
+        for name in ("t", "set", "__consumer_offsets")
+    ] == [1, 2, 2]
     assert world.unlogged.min_in_sync(topic(cluster(3), (1, 2)).topics["t"], topics["t"].partitions[0]) == 2

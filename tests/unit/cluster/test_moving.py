@@ -1,4 +1,6 @@
-"""Reassignments while hosts are lost: no move lets go of the last who has acknowledged records, and none waits for a host that cannot take it, by single traces of the rules."""
+"""Reassignments while hosts are lost: no move lets go of the last who has acknowledged records, and
+none waits for a host that cannot take it, by single traces of the rules.
+"""
 
 import pytest
 from tests.unit.controller.controller_world import World
@@ -23,11 +25,28 @@ from mqd.protocol.errors import ErrorCode as E
 
 
 def returned(state: MetadataState, node: int, clean: bool = False, anew: str = "") -> PartitionState:
-    """The host's next start: `anew`, with other disks; or on the same, and not `clean` is a start after which memory may be gone."""
+    """The host's next start: `anew`, with other disks; or on the same, and not `clean` is a start
+    after which memory may be gone.
+    """
     old = state.brokers[node]
     clean_epoch = old.epoch if clean else -1
     directories = [DirectoryReport(f"{anew or 'd'}{node}", "/d", 1, True)]
-    message = RegisterBroker(node, anew + old.directory_id, old.incarnation + 1, "h", 1, None, "", 0, "", 0, 1, directories, clean_epoch, dict(old.features))
+    message = RegisterBroker(
+        node,
+        anew + old.directory_id,
+        old.incarnation + 1,
+        "h",
+        1,
+        None,
+        "",
+        0,
+        "",
+        0,
+        1,
+        directories,
+        clean_epoch,
+        dict(old.features),
+    )
     do(state, broker_rules.register(state, message, NONE))
     return do(state, broker_rules.unfence(state, node, NONE))
 
@@ -42,7 +61,9 @@ def in_sync_by(state: MetadataState, *members: int) -> PartitionState:
 
 
 def only_the_added_one_is_left(config: dict[str, str], clean: bool = True) -> MetadataState:
-    """{1, 2} is moved to {3, 4}; 3 has caught up, when 1 and 2 are lost and come back without what they had, and 3 restarts."""
+    """{1, 2} is moved to {3, 4}; 3 has caught up, when 1 and 2 are lost and come back without what
+    they had, and 3 restarts.
+    """
     state = topic(cluster(5), replicas=(1, 2), config=config)
     move(state, 3, 4)
     assert in_sync(state, 1, 2, 3).adding_replicas == (3, 4)
@@ -59,20 +80,34 @@ def only_the_added_one_is_left(config: dict[str, str], clean: bool = True) -> Me
 def test_another_target_does_not_let_go_of_the_last_who_has_all_records(config: dict[str, str]) -> None:
     state = only_the_added_one_is_left(config)
     partition = move(state, 1, 2)
-    assert partition.replicas == (1, 2, 3) and partition.removing_replicas == (3,) and partition.eligible_leader_replicas == (3,) and partition.leader == -1
+    assert (
+        partition.replicas == (1, 2, 3)
+        and partition.removing_replicas == (3,)
+        and partition.eligible_leader_replicas == (3,)
+        and partition.leader == -1
+    )
     partition = returned(state, 3, clean=True)
     assert partition.leader == 3, "it leads, and the others copy what they lack"
     for node in (1, 2):
         if state.brokers[node].fenced:
             returned(state, node)
     partition = in_sync_by(state, 1, 2, 3)
-    assert (partition.replicas, partition.in_sync_replicas, partition.removing_replicas, partition.leader) == ((1, 2), (1, 2), (), 1)
+    assert (partition.replicas, partition.in_sync_replicas, partition.removing_replicas, partition.leader) == (
+        (1, 2),
+        (1, 2),
+        (),
+        1,
+    )
 
 
 def test_who_has_forgotten_some_is_still_the_last_that_is_known() -> None:
     state = only_the_added_one_is_left({})
     partition = returned(state, 3)
-    assert (partition.in_sync_replicas, partition.eligible_leader_replicas, partition.leader) == ((), (), -1) and 3 in partition.last_known_eligible
+    assert (partition.in_sync_replicas, partition.eligible_leader_replicas, partition.leader) == (
+        (),
+        (),
+        -1,
+    ) and 3 in partition.last_known_eligible
     with pytest.raises(Refusal) as refused:
         cancel(state)
     assert refused.value.error == E.INVALID_REPLICA_ASSIGNMENT and "uncleanly" in refused.value.message
@@ -91,7 +126,11 @@ def test_a_copy_that_counts_while_too_few_are_in_sync_stays_until_enough_are() -
     do(state, broker_rules.fence(state, [2, 3], NONE))
     do(state, broker_rules.fence(state, [4], NONE))
     partition = move(state, 1, 2, 3)
-    assert partition.in_sync_replicas == (1,) and 4 in partition.eligible_leader_replicas and partition.removing_replicas == (4,)
+    assert (
+        partition.in_sync_replicas == (1,)
+        and 4 in partition.eligible_leader_replicas
+        and partition.removing_replicas == (4,)
+    )
     do(state, broker_rules.fence(state, [1], NONE))
     assert returned(state, 4, clean=True).leader == 4, "it has all that was acknowledged, and the three are away"
     returned(state, 2)
@@ -103,7 +142,9 @@ def test_a_copy_that_counts_while_too_few_are_in_sync_stays_until_enough_are() -
 
 
 def sent_astray() -> tuple[MetadataState, int]:
-    """A move of mqd's own from 1, the others lost: its first goal has caught up and is drained as well, but needed."""
+    """A move of mqd's own from 1, the others lost: its first goal has caught up and is drained as
+    well, but needed.
+    """
     state = topic(cluster(6), replicas=(1, 2, 3))
     begin(state, 1)
     (first,) = state.topics["t"].partitions[0].adding_replicas
@@ -111,7 +152,11 @@ def sent_astray() -> tuple[MetadataState, int]:
     assert in_sync(state, 1, first).in_sync_replicas == (first, 1)
     begin(state, 1, first)
     partition = state.topics["t"].partitions[0]
-    assert set(partition.removing_replicas) == {1, first} and partition.replacing == 1 and len(partition.adding_replicas) == 1
+    assert (
+        set(partition.removing_replicas) == {1, first}
+        and partition.replacing == 1
+        and len(partition.adding_replicas) == 1
+    )
     return state, first
 
 
@@ -120,7 +165,11 @@ def test_a_needed_goal_that_was_given_up_is_no_replica_for_good() -> None:
     (second,) = state.topics["t"].partitions[0].adding_replicas
     begin(state, 1, first, second)
     partition = state.topics["t"].partitions[0]
-    assert set(partition.removing_replicas) == {1, first} and len(partition.adding_replicas) == 1 and len(partition.replicas) == 5
+    assert (
+        set(partition.removing_replicas) == {1, first}
+        and len(partition.adding_replicas) == 1
+        and len(partition.replicas) == 5
+    )
     partition = in_sync_by(state, 1, first, *partition.adding_replicas)
     assert first in partition.replicas, "two have to be in sync without those that leave"
     for node in (2, 3):
@@ -134,14 +183,20 @@ def test_nor_when_the_move_is_taken_back() -> None:
     for entry, change in reassign_rules.taken_back(View(state), 1):
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
     partition = state.topics["t"].partitions[0]
-    assert set(partition.replicas) == {1, 2, 3, first} and partition.removing_replicas == (first,) and not partition.adding_replicas
+    assert (
+        set(partition.replicas) == {1, 2, 3, first}
+        and partition.removing_replicas == (first,)
+        and not partition.adding_replicas
+    )
     returned(state, 2)
     partition = in_sync_by(state, 1, 2, first)
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and partition.replacing == -1
 
 
 def test_nor_when_a_controller_of_an_earlier_version_ends_it() -> None:
-    """It does not know of those that went astray, and says nothing of them: a later reassignment that is called off would go back to fewer replicas than there were."""
+    """It does not know of those that went astray, and says nothing of them: a later reassignment
+    that is called off would go back to fewer replicas than there were.
+    """
     state, first = sent_astray()
     partition = state.topics["t"].partitions[0]
     assert partition.astray_replicas == (first,)
@@ -151,7 +206,15 @@ def test_nor_when_a_controller_of_an_earlier_version_ends_it() -> None:
         return do(state, [PartitionsChanged(state.topics["t"].topic_id, (change,))])
 
     stay = tuple(node for node in partition.replicas if node not in partition.removing_replicas)
-    ended = says(stay, in_sync_replicas=partition.adding_replicas, leader=partition.adding_replicas[0], adding_replicas=(), removing_replicas=(), replacing=-1, new_epoch=True)
+    ended = says(
+        stay,
+        in_sync_replicas=partition.adding_replicas,
+        leader=partition.adding_replicas[0],
+        adding_replicas=(),
+        removing_replicas=(),
+        replacing=-1,
+        new_epoch=True,
+    )
     assert ended.astray_replicas == ()
     back = says((*stay, first), adding_replicas=(first,))
     assert there_before(back) == stay
@@ -160,21 +223,33 @@ def test_nor_when_a_controller_of_an_earlier_version_ends_it() -> None:
 
 
 def of_another_goal() -> MetadataState:
-    """{1, 2, 3} is moved to {4, 5, 6}, 2 and 3 are lost, and it gets another goal: 4 has caught up, and two have to be in sync."""
+    """{1, 2, 3} is moved to {4, 5, 6}, 2 and 3 are lost, and it gets another goal: 4 has caught up,
+    and two have to be in sync.
+    """
     state = topic(cluster(7))
     move(state, 4, 5, 6)
     in_sync(state, 1, 2, 3, 4)
     do(state, broker_rules.fence(state, [2, 3], NONE))
     partition = move(state, 1, 2, 7)
-    assert (partition.adding_replicas, set(partition.removing_replicas), set(partition.in_sync_replicas)) == ((7,), {3, 4}, {1, 4})
+    assert (partition.adding_replicas, set(partition.removing_replicas), set(partition.in_sync_replicas)) == (
+        (7,),
+        {3, 4},
+        {1, 4},
+    )
     return state
 
 
 def test_a_cancel_brings_back_the_first_replicas_also_after_another_goal() -> None:
-    """The needed copy of the first goal stood among the replicas that there were before (KIP-455: those are what a cancel goes back to)."""
+    """The needed copy of the first goal stood among the replicas that there were before (KIP-455:
+    those are what a cancel goes back to).
+    """
     state = of_another_goal()
     partition = cancel(state)
-    assert set(partition.replicas) == {1, 2, 3, 4} and partition.removing_replicas == (4,) and not partition.adding_replicas, "still needed"
+    assert (
+        set(partition.replicas) == {1, 2, 3, 4}
+        and partition.removing_replicas == (4,)
+        and not partition.adding_replicas
+    ), "still needed"
     entry = state.topics["t"]
     assert reassign_rules.cancel(View(state), entry, partition) is None, "said again"
     returned(state, 2)
@@ -195,13 +270,17 @@ def test_a_goal_of_before_counts_for_no_replication_factor_and_may_be_the_goal_a
     (added,) = metadata_rules.add_partitions(state, messages.AddPartitions("t", 2, None), place)
     assert len(added.partitions[0].replicas) == 3
     partition = move(state, 1, 4, 5)
-    assert set(partition.adding_replicas) == {4, 5} and set(partition.removing_replicas) == {2, 3} and not partition.astray_replicas
+    assert (
+        set(partition.adding_replicas) == {4, 5}
+        and set(partition.removing_replicas) == {2, 3}
+        and not partition.astray_replicas
+    )
     move(state, 1, 2, 6)
     partition = cancel(state)
     assert set(partition.replicas) == {1, 2, 3, 4} and partition.removing_replicas == (4,)
 
 
-# -- retired partitions, and those that take their records, while replicas move ------------------------------------------------------------
+# -- retired partitions, and those that take their records, while replicas move --------------------
 
 
 class Slow:
@@ -220,7 +299,9 @@ def retired(hosts: int, *replicas: int, count: int = 2, reached: int = 2) -> Wor
     """Partitions from 1 on give what comes to partition 0."""
     world = World(7, hosts, lossy=False)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", -1, -1, {index: list(replicas) for index in range(count)}, {})).error == 0
+    assert (
+        world.ask(messages.CreateTopic("t", -1, -1, {index: list(replicas) for index in range(count)}, {})).error == 0
+    )
     assert world.ask(messages.RetirePartitions("t", 1)).error == 0
     until(world, lambda: phases(world)[1] >= reached, 20_000)
     assert together(world)
@@ -243,7 +324,9 @@ def apart_ms(world: World, milliseconds: int) -> int:
 
 
 def moved_to(world: World, *replicas: int) -> bool:
-    return all(set(partition.replicas) == set(partition.in_sync_replicas) == set(replicas) for partition in partitions(world))
+    return all(
+        set(partition.replicas) == set(partition.in_sync_replicas) == set(replicas) for partition in partitions(world)
+    )
 
 
 @pytest.mark.parametrize("how", ["drain", "reassign"])
@@ -263,7 +346,9 @@ def test_they_are_together_while_a_large_one_is_copied(how: str) -> None:
 
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize(("before", "after"), [((1, 2, 3), (4, 5, 6)), ((1,), (2,))])
-def test_neither_leaves_for_hosts_where_the_other_is_not(late: int, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+def test_neither_leaves_for_hosts_where_the_other_is_not(
+    late: int, before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
     world = retired(6, *before)
     slow = Slow(world, *((node, late) for node in after))
     reassign(world, *after)
@@ -316,7 +401,17 @@ def state_of(goal: tuple[int, ...], *followers: tuple[int, ...], leader: int = 1
     state = topic(cluster(5), replicas=(1, 2, 3, 4), count=1 + len(followers))
     entry = state.topics["t"]
     changes = [PartitionChange(0, in_sync_replicas=goal, leader=leader)]
-    changes += [PartitionChange(index, in_sync_replicas=members, eligible_leader_replicas=() if members else (1,), leader=members[0] if members else -1, retiring=2, redirect=0) for index, members in enumerate(followers, 1)]
+    changes += [
+        PartitionChange(
+            index,
+            in_sync_replicas=members,
+            eligible_leader_replicas=() if members else (1,),
+            leader=members[0] if members else -1,
+            retiring=2,
+            redirect=0,
+        )
+        for index, members in enumerate(followers, 1)
+    ]
     for change in changes:
         state.apply(PartitionsChanged(entry.topic_id, (change,)))
     return state
@@ -335,16 +430,34 @@ def test_a_goal_is_led_where_most_can_follow_and_stays_there() -> None:
     assert [led(state) for _ in range(3)] == [[3, 2, 3]] * 3, "not to and fro"
     assert led(state_of((1, 2), (3, 4), (2, 3), leader=1)) == [2, 3, 2]
     state = state_of((1, 2, 3, 4), (2, 3), leader=2)
-    assert election_rules.back_to_preferred(View(state), {node: True for node in state.brokers}, 10, 10) == [], "one that cannot follow it there would be left"
+    assert election_rules.back_to_preferred(View(state), {node: True for node in state.brokers}, 10, 10) == [], (
+        "one that cannot follow it there would be left"
+    )
     state = state_of((1, 2, 3, 4), (2, 1), leader=2)
-    assert [change.leader for _, change in election_rules.back_to_preferred(View(state), {node: True for node in state.brokers}, 10, 10)] == [1]
+    assert [
+        change.leader
+        for _, change in election_rules.back_to_preferred(View(state), {node: True for node in state.brokers}, 10, 10)
+    ] == [1]
 
 
 def test_it_is_led_where_the_other_one_is_also_when_that_one_leaves() -> None:
     state = state_of((1, 2, 3, 4), (2, 1, 3, 4), leader=1)
     entry = state.topics["t"]
     for index in (0, 1):
-        state.apply(PartitionsChanged(entry.topic_id, (PartitionChange(index, replicas=(5, 2, 3, 4, 1), directories=("d5", "d2", "d3", "d4", "d1"), adding_replicas=(5,), removing_replicas=(1,)),)))
+        state.apply(
+            PartitionsChanged(
+                entry.topic_id,
+                (
+                    PartitionChange(
+                        index,
+                        replicas=(5, 2, 3, 4, 1),
+                        directories=("d5", "d2", "d3", "d4", "d1"),
+                        adding_replicas=(5,),
+                        removing_replicas=(1,),
+                    ),
+                ),
+            )
+        )
     assert led(state) == [1, 1]
 
 

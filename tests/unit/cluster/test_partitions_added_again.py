@@ -1,4 +1,6 @@
-"""A topic gets partitions again after others of it were retired: they have the same topic id and index as those that are gone, and are told from them by their leader epochs."""
+"""A topic gets partitions again after others of it were retired: they have the same topic id and
+index as those that are gone, and are told from them by their leader epochs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from mqd.cluster.broker import core as broker_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.rules.in_sync import Proposals
-from mqd.cluster.metadata.records import PartitionsAdded, PartitionState, PartitionsVanished, TopicCreated, TopicState, decode_record, encode_record
+from mqd.cluster.metadata.records import (
+    PartitionsAdded,
+    PartitionState,
+    PartitionsVanished,
+    TopicCreated,
+    TopicState,
+    decode_record,
+    encode_record,
+)
 from mqd.cluster.metadata.state import MetadataState, Snapshot
 from mqd.cluster.metadata.rules.elections import ELECT_UNCLEAN
 from mqd.native import ProducerView, SlotState
@@ -36,13 +46,18 @@ def retired(world: World, name: str, to: int) -> list[PartitionState]:
         assert world.now_ms < end
         run(world, 200)
         for partition in partitions(world, name)[to:]:
-            world.on_broker(world.hosts[partition.leader], broker_core.PartitionEmptied(topic_id, partition.index, partition.leader_epoch))
+            world.on_broker(
+                world.hosts[partition.leader],
+                broker_core.PartitionEmptied(topic_id, partition.index, partition.leader_epoch),
+            )
             last[partition.index] = max(last[partition.index], partition, key=lambda one: one.leader_epoch)
     return last[to:]
 
 
 def test_partitions_that_are_added_after_a_retirement_begin_above_every_leader_epoch_that_vanished() -> None:
-    """Clients that have seen the old ones take no older leader epoch for true while the topic has its id: the partition would not be there for them."""
+    """Clients that have seen the old ones take no older leader epoch for true while the topic has
+    its id: the partition would not be there for them.
+    """
     world = World(7, 4, lossy=False)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
@@ -84,7 +99,9 @@ def test_what_vanished_is_remembered_by_snapshots_and_older_ones_are_read() -> N
 
 
 def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_the_new_one_do() -> None:
-    """R6b goes by the newest leader epoch that was judged: that of the old one would have stood for good."""
+    """R6b goes by the newest leader epoch that was judged: that of the old one would have stood for
+    good.
+    """
     proposals, state = Proposals(frozenset()), topic(cluster(), count=2)
 
     def judge(wanted) -> int:
@@ -103,7 +120,9 @@ def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_
 
 
 def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
-    """It has not asked whether a transaction is open that wrote to them. Only the controller knows that its metadata is old."""
+    """It has not asked whether a transaction is open that wrote to them. Only the controller knows
+    that its metadata is old.
+    """
     world = World(7, 4, lossy=False)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
@@ -113,13 +132,21 @@ def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
         known.append(world.unlogged.topics["t"].first_leader_epoch)
         for old in known[:-1]:
             answer = world.ask(messages.AddPartitions("t", 4, None, old))
-            assert answer.error == E.LEADER_NOT_AVAILABLE and "try again" in answer.message and len(partitions(world)) == to
+            assert (
+                answer.error == E.LEADER_NOT_AVAILABLE
+                and "try again" in answer.message
+                and len(partitions(world)) == to
+            )
     assert known == sorted(set(known)) and world.ask(messages.AddPartitions("t", 4, None, known[-1])).error == 0
-    assert world.ask(messages.AddPartitions("t", 5, None, known[-1])).error == 0, "it may have asked before others were added: those are none of the gone"
+    assert world.ask(messages.AddPartitions("t", 5, None, known[-1])).error == 0, (
+        "it may have asked before others were added: those are none of the gone"
+    )
 
 
 def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_an_operator_says_so() -> None:
-    """The way out that the refusal names: until then nobody can say whether a transaction is open on it."""
+    """The way out that the refusal names: until then nobody can say whether a transaction is open
+    on it.
+    """
     world = World(7, 4, lossy=False)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", -1, -1, {0: [1], 1: [4]}, {})).error == 0
@@ -129,7 +156,9 @@ def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_a
     run(world, 30_000)
     assert [partition.leader for partition in partitions(world)] == [1, -1]
     answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 1, [2])]))
-    assert [result.error for result in answer.results] == [0] and partitions(world)[1].leader == -1, "nothing is given up by that alone"
+    assert [result.error for result in answer.results] == [0] and partitions(world)[1].leader == -1, (
+        "nothing is given up by that alone"
+    )
     answer = world.ask(messages.ElectLeaders(ELECT_UNCLEAN, [("t", 1)]))
     assert [result.error for result in answer.results] == [0]
     run(world, 2_000)
@@ -138,7 +167,10 @@ def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_a
 
 
 def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_path: Path) -> None:
-    """Partitions are not added to a topic that has shrunk while a leader cannot say whether a transaction is open; where it is lost for good that was for ever, and the refusal said only: try again."""
+    """Partitions are not added to a topic that has shrunk while a leader cannot say whether a
+    transaction is open; where it is lost for good that was for ever, and the refusal said only: try
+    again.
+    """
 
     async def scenario() -> None:
         async with HandlerBroker(tmp_path) as broker:
@@ -147,7 +179,10 @@ def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_
             lost = msgspec.structs.replace(image.partitions[1], leader=-1)
             withheld = msgspec.structs.replace(image, partitions=image.partitions[:1])
             for told, words in (
-                (msgspec.structs.replace(image, partitions=[image.partitions[0], lost]), ("Partition 1 of t has no leader", *WAY_OUT)),
+                (
+                    msgspec.structs.replace(image, partitions=[image.partitions[0], lost]),
+                    ("Partition 1 of t has no leader", *WAY_OUT),
+                ),
                 (withheld, ("1 of the 2 partitions of t", "another broker")),
             ):
                 broker.metadata.topics["t"] = told
@@ -156,7 +191,9 @@ def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_
             broker.metadata.topics["t"] = image
             broker.control.set_slot_state(image.partitions[1].slot, SlotState.OFFLINE)
             error, text = await add(broker, 3)
-            assert error == E.LEADER_NOT_AVAILABLE and all(word in text for word in ("The leader of partition 1 of t", *WAY_OUT)), text
+            assert error == E.LEADER_NOT_AVAILABLE and all(
+                word in text for word in ("The leader of partition 1 of t", *WAY_OUT)
+            ), text
 
     asyncio.run(scenario())
 
@@ -168,12 +205,19 @@ def test_what_the_refusal_names_is_where_operators_look() -> None:
 
 
 async def add(broker: HandlerBroker, count: int) -> tuple[int, str | None]:
-    answer = await broker.ask(CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name="t", count=count, assignments=None)], timeout_ms=1000), 3)
+    answer = await broker.ask(
+        CreatePartitionsRequest(
+            topics=[CreatePartitionsRequest.Topic(name="t", count=count, assignments=None)], timeout_ms=1000
+        ),
+        3,
+    )
     return answer.results[0].error_code, answer.results[0].error_message
 
 
 def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_that_is_gone(tmp_path: Path) -> None:
-    """Its marker goes to where the records are by the number of partitions that there are: it would go to the new one, and the end of the transaction would never be read."""
+    """Its marker goes to where the records are by the number of partitions that there are: it would
+    go to the new one, and the end of the transaction would never be read.
+    """
 
     def producer(producer_id: int, first_offset: int) -> ProducerView:
         return ProducerView(producer_id, 0, first_offset, 9, 9, 0, 3)
@@ -193,10 +237,22 @@ def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_
             views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), 4)]
             assert await add(broker, 3) == (0, None), "of a topic that has never shrunk nobody is asked"
             topic = broker.metadata.topics["t"]
-            broker._deliver(ACCEPTOR, messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, first_leader_epoch=7)))
+            broker._deliver(
+                ACCEPTOR,
+                messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, first_leader_epoch=7)),
+            )
             error, text = await add(broker, 4)
-            assert error == E.CONCURRENT_TRANSACTIONS and "former partition 5" in text and "producer id 77" in text and "add partitions then" in text
-            views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), -1), producer(redirected_producer(78, 2), 4), producer(79, 4)]
+            assert (
+                error == E.CONCURRENT_TRANSACTIONS
+                and "former partition 5" in text
+                and "producer id 77" in text
+                and "add partitions then" in text
+            )
+            views[topic.partitions[1].slot] = [
+                producer(redirected_producer(77, 5), -1),
+                producer(redirected_producer(78, 2), 4),
+                producer(79, 4),
+            ]
             assert await add(broker, 4) == (0, None), "over; of a partition that was there before; not redirected"
             assert len(broker.metadata.topics["t"].partitions) == 4 and asked == [0, 7], "what it knew when it asked"
 

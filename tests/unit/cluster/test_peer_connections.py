@@ -1,4 +1,6 @@
-"""Connections between controllers on the loopback address: messages both ways, who is let in, what happens when a host is away."""
+"""Connections between controllers on the loopback address: messages both ways, who is let in, what
+happens when a host is away.
+"""
 
 import asyncio
 import contextlib
@@ -35,7 +37,15 @@ class Host:
         self.heard: list[tuple[int, object]] = []
         self.streams: list[bytes] = []
         self.news = asyncio.Event()
-        self.peers = Peers(secret, self.identity, self.decide, self.on_message, self.on_stream, self.is_strange, lambda identity: identity.directory_id in self.voters)
+        self.peers = Peers(
+            secret,
+            self.identity,
+            self.decide,
+            self.on_message,
+            self.on_stream,
+            self.is_strange,
+            lambda identity: identity.directory_id in self.voters,
+        )
 
     def identity(self) -> Identity:
         return Identity(self.node_id, self.directory_id, self.cluster_id, host="127.0.0.1", port=self.port)
@@ -112,15 +122,36 @@ class Joiner:
 
 
 def test_a_node_id_in_service_belongs_to_one_directory():
-    """What is said to a node id goes over one connection: the host in service would hear nothing any more, and lose its lease to the newcomer."""
-    broker = BrokerState(2, "h", 9092, None, 5, 1, {}, controller_host="127.0.0.2", controller_port=9094, directory_id="directory-2")
+    """What is said to a node id goes over one connection: the host in service would hear nothing
+    any more, and lose its lease to the newcomer.
+    """
+    broker = BrokerState(
+        2, "h", 9092, None, 5, 1, {}, controller_host="127.0.0.2", controller_port=9094, directory_id="directory-2"
+    )
     heard = []
     shell = SimpleNamespace(
-        core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})), quorum=SimpleNamespace(core=SimpleNamespace(leader=3, generation=1, epoch=7, applied_offset=40, voters=(), log=SimpleNamespace(epoch_before=lambda offset: 7 if offset >= 40 else 6))),
+        core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})),
+        quorum=SimpleNamespace(
+            core=SimpleNamespace(
+                leader=3,
+                generation=1,
+                epoch=7,
+                applied_offset=40,
+                voters=(),
+                log=SimpleNamespace(epoch_before=lambda offset: 7 if offset >= 40 else 6),
+            )
+        ),
         on_peer=lambda node_id, message: heard.append((node_id, message)),
-    )  # fmt: skip
+    )
     host = object.__new__(Membership)
-    host._key, host._cluster_id, host.address, host._shell, host.gossip, host._forming = ReplicaKey(1, b"d" * 16), "cluster", ("127.0.0.1", 9094), shell, None, None  # type: ignore[assignment]
+    host._key, host._cluster_id, host.address, host._shell, host.gossip, host._forming = (
+        ReplicaKey(1, b"d" * 16),
+        "cluster",
+        ("127.0.0.1", 9094),
+        shell,
+        None,
+        None,
+    )  # type: ignore[assignment]
 
     def let_in(directory_id: str, cluster_id: str = "cluster") -> bool:
         identity = Identity(2, directory_id, cluster_id, 1, False, 0, 1 << 30)
@@ -137,7 +168,9 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     shell.quorum.core.leader = -1
     assert let_in("another"), "who knows no leader cannot tell whom the cluster means"
     shell.quorum.core.leader, shell.quorum.core.applied_offset = 3, 39
-    assert let_in("another"), "its metadata are from before this epoch: the one may have taken the other's place meanwhile"
+    assert let_in("another"), (
+        "its metadata are from before this epoch: the one may have taken the other's place meanwhile"
+    )
     shell.quorum.core.applied_offset = 40
     assert not let_in("another")
     shell.core.committed.brokers[2] = msgspec.structs.replace(broker, fenced=True)
@@ -263,7 +296,9 @@ def test_other_purposes_get_the_stream():
 
 
 def test_a_voter_that_lives_is_not_displaced_by_another_host_of_its_node_id():
-    """While nobody leads both are listened to; what is said to the voter (a request for its vote) must not go to the newcomer."""
+    """While nobody leads both are listened to; what is said to the voter (a request for its vote)
+    must not go to the newcomer.
+    """
 
     async def work():
         async with Host(1) as one, Host(2) as two:

@@ -123,7 +123,9 @@ def test_a_recorded_connection_cannot_be_replayed():
 
 
 def test_own_proof_cannot_be_reflected():
-    """H2: an attacker without the key connects to a host and echoes what that host proved as an initiator elsewhere: the roles differ."""
+    """H2: an attacker without the key connects to a host and echoes what that host proved as an
+    initiator elsewhere: the roles differ.
+    """
     victim, _ = pair()
     nonce_of_attacker = nonce(9)
     challenge = msgspec.msgpack.encode({"version": 1, "nonce": nonce_of_attacker})
@@ -150,7 +152,13 @@ def test_a_hello_changed_on_the_way_is_refused(field, value):
 def test_hostile_bytes_end_the_connection():
     generator = random.Random(4)
     opening = pair()[0].opening()
-    cases = [b"GET / HTTP/1.1\r\n\r\n", b"MQDP" + (1 << 31).to_bytes(4, "big"), b"MQDP\0\0\0\0", b"MQDP" + (4097).to_bytes(4, "big"), b"MQDP\0\0\0\1\xc1"]
+    cases = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"MQDP" + (1 << 31).to_bytes(4, "big"),
+        b"MQDP\0\0\0\0",
+        b"MQDP" + (4097).to_bytes(4, "big"),
+        b"MQDP\0\0\0\1\xc1",
+    ]
     cases += [opening[:4] + (8).to_bytes(4, "big") + generator.randbytes(8) for _ in range(200)]
     for _ in range(500):
         mangled = bytearray(opening)
@@ -167,4 +175,8 @@ def test_hostile_bytes_end_the_connection():
 
 
 def test_keys_differ_by_use():
-    assert handshake.derive_key(b"secret", "handshake") != handshake.derive_key(b"secret", "gossip") != handshake.derive_key(b"other", "gossip")
+    assert (
+        handshake.derive_key(b"secret", "handshake")
+        != handshake.derive_key(b"secret", "gossip")
+        != handshake.derive_key(b"other", "gossip")
+    )

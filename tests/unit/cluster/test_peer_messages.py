@@ -28,8 +28,17 @@ def test_every_core_has_its_messages_in_one_union():
 def test_unknown_messages_and_fields_are_passed_over():
     """Hosts of two versions live together."""
     assert decode(msgspec.msgpack.encode({"type": "Tomorrow", "x": 1})) is None
-    assert decode(msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": 1, "tomorrow": 2})) == formation.FormationAsk(1)
-    change = {"type": "ChangeForwarded", "node_id": 1, "broker_epoch": 1, "request_id": 1, "incarnation": 1, "request": {"type": "Request", "request_id": 1, "change": {"type": "Tomorrow"}}}
+    assert decode(
+        msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": 1, "tomorrow": 2})
+    ) == formation.FormationAsk(1)
+    change = {
+        "type": "ChangeForwarded",
+        "node_id": 1,
+        "broker_epoch": 1,
+        "request_id": 1,
+        "incarnation": 1,
+        "request": {"type": "Request", "request_id": 1, "change": {"type": "Tomorrow"}},
+    }
     assert decode(msgspec.msgpack.encode(change)) is None
 
 
@@ -38,7 +47,11 @@ def test_lengths_are_checked_on_both_sides():
         with pytest.raises(PeerProtocolError):
             body_bytes(size.to_bytes(4, "big"))
     with pytest.raises(PeerProtocolError):
-        encode(quorum_messages.SnapshotChunk(1, 1, quorum_messages.ReplicaKey(1, b""), 1, 1, 0, bytes(peer_messages.MESSAGE_BYTES_MAX), 0))
+        encode(
+            quorum_messages.SnapshotChunk(
+                1, 1, quorum_messages.ReplicaKey(1, b""), 1, 1, 0, bytes(peer_messages.MESSAGE_BYTES_MAX), 0
+            )
+        )
 
 
 def test_hostile_bytes_are_refused():
@@ -52,6 +65,12 @@ def test_hostile_bytes_are_refused():
             decode(bytes(mangled))
         except PeerProtocolError:
             pass
-    for body in (b"", b"\xc1", b"\x93" * 5000, msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": "x"})):
+    for body in (
+        b"",
+        b"\xc1",
+        b"\x93" * 5000,
+        msgspec.msgpack.encode([1]),
+        msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": "x"}),
+    ):
         with pytest.raises(PeerProtocolError):
             decode(body)

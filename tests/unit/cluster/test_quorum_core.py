@@ -1,4 +1,6 @@
-"""The quorum core by single events: a quorum of one, elections, the leader, followers; what waits for the disk and what is refused."""
+"""The quorum core by single events: a quorum of one, elections, the leader, followers; what waits
+for the disk and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,20 @@ import pytest
 from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumBroken
 from mqd.cluster.raft.events import NO_DEADLINE, Stored, VoteState
-from mqd.cluster.raft.messages import DATA, EndEpoch, Fetch, FetchResponse, ReplicaKey, VoteRequest, VoteResponse, leader_change_batch, make_batch
+from mqd.cluster.raft.messages import (
+    DATA,
+    EndEpoch,
+    Fetch,
+    FetchResponse,
+    ReplicaKey,
+    VoteRequest,
+    VoteResponse,
+    leader_change_batch,
+    make_batch,
+)
 from tests.unit.cluster.quorum_driver import SECOND, Driver, answer, follower, key, messages, meta, of, three
 
-# -- a quorum of one -----------------------------------------------------------------------------------------------------------
+# -- a quorum of one -------------------------------------------------------------------------------
 
 
 def test_one_voter_elects_itself_and_commits_with_its_own_flush_alone() -> None:
@@ -107,7 +119,7 @@ def test_a_slow_disk_does_not_make_it_begin_one_epoch_after_the_other() -> None:
     assert driver.core.is_active and driver.core.epoch == 1
 
 
-# -- elections -----------------------------------------------------------------------------------------------------------------
+# -- elections -------------------------------------------------------------------------------------
 
 
 def test_no_epoch_begins_without_a_majority_that_would_vote() -> None:
@@ -123,7 +135,9 @@ def test_nothing_is_said_before_the_vote_is_durable() -> None:
     effects = driver.receive(2, request)
     assert of(effects, events.PersistVote)[0].vote == VoteState(5, key(2)) and not of(effects, events.Send)
     assert messages(driver.disk(), VoteResponse) == [VoteResponse(1, 5, key(1), True, False, 7, -1)]
-    assert messages(driver.receive(3, VoteRequest(1, 5, key(3), key(1), 0, 0, False, 8)), VoteResponse)[0].granted is False
+    assert (
+        messages(driver.receive(3, VoteRequest(1, 5, key(3), key(1), 0, 0, False, 8)), VoteResponse)[0].granted is False
+    )
     assert messages(driver.receive(2, request), VoteResponse)[0].granted is True
 
 
@@ -161,7 +175,9 @@ def test_a_promise_ends_when_the_leader_says_that_it_has_gone() -> None:
     driver.receive(2, FetchResponse(1, 4, 2, key(2), messages(driver.effects, Fetch)[-1].sequence, 55, 0))
     driver.disk()
     driver.receive(2, EndEpoch(1, 4, key(2), (3, 1)))
-    assert messages(driver.receive(3, VoteRequest(1, 4, key(3), key(1), 9, 9, True, 7)), VoteResponse)[0].granted is True
+    assert (
+        messages(driver.receive(3, VoteRequest(1, 4, key(3), key(1), 9, 9, True, 7)), VoteResponse)[0].granted is True
+    )
 
 
 def test_the_named_successor_stands_at_once() -> None:
@@ -171,7 +187,7 @@ def test_the_named_successor_stands_at_once() -> None:
     assert [request.pre_vote for request in messages(effects, VoteRequest)] == [True, True]
 
 
-# -- the leader ----------------------------------------------------------------------------------------------------------------
+# -- the leader ------------------------------------------------------------------------------------
 
 
 def test_a_leader_is_active_when_a_record_of_its_own_epoch_is_committed() -> None:
@@ -192,7 +208,9 @@ def test_the_lease_counts_from_when_the_answer_was_sent() -> None:
     driver.fetch(2, stamp=sent)
     assert driver.core.lease_deadline_ns(driver.now) == sent + 3 * SECOND // 2
     driver.fetch(2, stamp=driver.now + 99)
-    assert driver.core.lease_deadline_ns(driver.now) == sent + 3 * SECOND // 2, "a stamp from the future is none of ours"
+    assert driver.core.lease_deadline_ns(driver.now) == sent + 3 * SECOND // 2, (
+        "a stamp from the future is none of ours"
+    )
 
 
 def test_a_fetch_waits_for_news_and_gets_it() -> None:
@@ -253,12 +271,18 @@ def test_describe_tells_who_has_what() -> None:
     driver.now += SECOND
     view = driver.core.describe(driver.now)
     assert (view.leader, view.epoch, view.high_watermark) == (1, 1, 1)
-    assert [(seen.key.node_id, seen.log_end_offset, seen.last_fetch_age_ns) for seen in view.voters] == [(1, 1, 0), (2, 1, SECOND), (3, -1, -1)]
+    assert [(seen.key.node_id, seen.log_end_offset, seen.last_fetch_age_ns) for seen in view.voters] == [
+        (1, 1, 0),
+        (2, 1, SECOND),
+        (3, -1, -1),
+    ]
     assert [seen.key.node_id for seen in view.observers] == [8]
 
 
 def test_who_keeps_up_with_a_log_that_grows_all_the_time_has_caught_up() -> None:
-    """KIP-836: as of the fetch before, when it has by now what the log held then. It is never at the end: something is appended while its own flush takes its time."""
+    """KIP-836: as of the fetch before, when it has by now what the log held then. It is never at
+    the end: something is appended while its own flush takes its time.
+    """
     driver = three()
     driver.fetch(2)
     for number in range(4):
@@ -272,14 +296,18 @@ def test_who_keeps_up_with_a_log_that_grows_all_the_time_has_caught_up() -> None
     assert (three_.last_fetch_age_ns, three_.last_caught_up_age_ns) == (0, -1), "that it fetches is not enough"
 
 
-# -- followers -----------------------------------------------------------------------------------------------------------------
+# -- followers -------------------------------------------------------------------------------------
 
 
 def test_the_next_fetch_waits_for_the_disk_and_repeats_the_stamp() -> None:
     driver = follower()
     batch = leader_change_batch(0, 4, key(2))
     effects = answer(driver, batches=(batch,), high_watermark=1)
-    assert of(effects, events.AppendLog)[0].batches == (batch,) and not messages(effects, Fetch) and not of(effects, events.Committed)
+    assert (
+        of(effects, events.AppendLog)[0].batches == (batch,)
+        and not messages(effects, Fetch)
+        and not of(effects, events.Committed)
+    )
     effects = driver.disk()
     fetch = messages(effects, Fetch)[0]
     assert (fetch.offset, fetch.last_epoch, fetch.stamp_ns) == (1, 4, 77)
@@ -298,7 +326,11 @@ def test_a_damaged_batch_is_not_taken() -> None:
     answer(driver)
     driver.disk()
     sound = leader_change_batch(0, 4, key(2))
-    for damaged in (make_batch(1, 4, DATA, (b"a",)), make_batch(0, 5, DATA, (b"a",)), type(sound)(0, 4, DATA, (b"b",), sound.crc)):
+    for damaged in (
+        make_batch(1, 4, DATA, (b"a",)),
+        make_batch(0, 5, DATA, (b"a",)),
+        type(sound)(0, 4, DATA, (b"b",), sound.crc),
+    ):
         assert not of(answer(driver, batches=(damaged,)), events.AppendLog)
         driver.after(0.6)
         driver.disk()
@@ -320,7 +352,9 @@ def test_an_answer_to_an_older_question_is_ignored() -> None:
     driver = follower()
     asked = messages(driver.effects, Fetch)[-1]
     driver.after(0.8)
-    effects = driver.receive(2, FetchResponse(1, 4, 2, key(2), asked.sequence, 77, 5, (leader_change_batch(0, 4, key(2)),)))
+    effects = driver.receive(
+        2, FetchResponse(1, 4, 2, key(2), asked.sequence, 77, 5, (leader_change_batch(0, 4, key(2)),))
+    )
     assert not of(effects, events.AppendLog) and not driver.core.promise.holds(driver.now)
 
 

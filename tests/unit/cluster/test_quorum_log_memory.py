@@ -7,7 +7,17 @@ import random
 import pytest
 
 from mqd.cluster.raft.log_memory import MemoryLog
-from mqd.cluster.raft.messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
+from mqd.cluster.raft.messages import (
+    DATA,
+    FOUNDED,
+    GROWING,
+    SHRUNK,
+    ReplicaKey,
+    SnapshotMeta,
+    Voter,
+    make_batch,
+    voters_batch,
+)
 
 
 def voters(*nodes: int) -> tuple[Voter, ...]:
@@ -20,7 +30,9 @@ def founded(offset: int = 0, epoch: int = 0) -> MemoryLog:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_histories_agree_with_a_plain_list(seed: int) -> None:
-    """Appends, truncations and snapshots; every question is also asked of the list of (epoch of each record, voter set after it, its course)."""
+    """Appends, truncations and snapshots; every question is also asked of the list of (epoch of
+    each record, voter set after it, its course).
+    """
     chance = random.Random(seed)
     log, records, batches = founded(), [], [0]  # batches: where each begins, and the end
     epoch, base, first = 0, 0, (0, voters(1), FOUNDED)  # of what comes before the first record
@@ -33,7 +45,12 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
                 chosen, course = changed(chance, chosen, course)
                 batch = voters_batch(log.end_offset, epoch, chosen)
             else:
-                batch = make_batch(log.end_offset, epoch, DATA, tuple(b"x" * chance.randrange(1, 40) for _ in range(chance.choice((1, 1, 3)))))
+                batch = make_batch(
+                    log.end_offset,
+                    epoch,
+                    DATA,
+                    tuple(b"x" * chance.randrange(1, 40) for _ in range(chance.choice((1, 1, 3)))),
+                )
             log.append(batch)
             records += [(epoch, chosen, course)] * len(batch.values)
             batches.append(log.end_offset)
@@ -45,8 +62,12 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
         elif step > 0.95:
             offset = chance.choice(batches)
             if offset > log.snapshot.offset:
-                meta = SnapshotMeta(offset, log.epoch_before(offset), log.voters_before(offset), 1, log.course_before(offset))
-                assert (meta.epoch, meta.voters, meta.course) == (records[offset - base - 1] if offset > base else first)
+                meta = SnapshotMeta(
+                    offset, log.epoch_before(offset), log.voters_before(offset), 1, log.course_before(offset)
+                )
+                assert (meta.epoch, meta.voters, meta.course) == (
+                    records[offset - base - 1] if offset > base else first
+                )
                 log.snapshot_stored(meta, 10, chance.choice((0, 100, 10_000)))
                 if log.start_offset > base:
                     first = records[log.start_offset - base - 1]
@@ -83,7 +104,9 @@ def compare(log: MemoryLog, records: list, batches: list[int], base: int, first:
         older = [(known, base + index) for index, known in enumerate(epochs) if known <= epoch]
         assert log.epoch_end(epoch) == (older[-1] if older else None)
     for start in batches:
-        assert (log.voters_before(start), log.course_before(start)) == (records[start - base - 1] if start > base else first)[1:]
+        assert (log.voters_before(start), log.course_before(start)) == (
+            records[start - base - 1] if start > base else first
+        )[1:]
         read = log.read(start, log.end_offset, 50)
         assert bool(read) == (start < log.end_offset) and (not read or read[0].base_offset == start)
         assert len(read) <= 1 or sum(batch.size_bytes for batch in read) <= 50
@@ -92,7 +115,12 @@ def compare(log: MemoryLog, records: list, batches: list[int], base: int, first:
 def test_what_does_not_follow_is_refused() -> None:
     log = founded()
     log.append(make_batch(0, 3, DATA, (b"a", b"b")))
-    for wrong in (make_batch(1, 3, DATA, (b"c",)), make_batch(3, 3, DATA, (b"c",)), make_batch(2, 2, DATA, (b"c",)), make_batch(2, 3, DATA, ())):
+    for wrong in (
+        make_batch(1, 3, DATA, (b"c",)),
+        make_batch(3, 3, DATA, (b"c",)),
+        make_batch(2, 2, DATA, (b"c",)),
+        make_batch(2, 3, DATA, ()),
+    ):
         with pytest.raises(ValueError):
             log.append(wrong)
     with pytest.raises(ValueError):

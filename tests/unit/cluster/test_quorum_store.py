@@ -1,5 +1,7 @@
-"""The quorum's store: recovery from every torn end, refusal of corruption, snapshots, truncation, the vote, logs from before clusters, the ballast on a full disk. On real files
-through the native file layer."""
+"""The quorum's store: recovery from every torn end, refusal of corruption, snapshots, truncation,
+the vote, logs from before clusters, the ballast on a full disk. On real files through the native
+file layer.
+"""
 
 import errno
 import os
@@ -15,10 +17,31 @@ from mqd.cluster.raft import files as metadata_files
 from mqd.cluster.raft import identity as replica_identity
 from mqd.cluster.raft import store as quorum_store
 from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
-from mqd.cluster.metadata.records import ClusterCreated, PartitionState, ProducerIdsAllocated, Record, TopicCreated, TopicRemoved, TopicState, decode_record, encode_record
+from mqd.cluster.metadata.records import (
+    ClusterCreated,
+    PartitionState,
+    ProducerIdsAllocated,
+    Record,
+    TopicCreated,
+    TopicRemoved,
+    TopicState,
+    decode_record,
+    encode_record,
+)
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.events import VoteState
-from mqd.cluster.raft.messages import DATA, LEADER_CHANGE, VOTERS, Batch, ReplicaKey, SnapshotMeta, Voter, leader_change_batch, make_batch, voters_batch
+from mqd.cluster.raft.messages import (
+    DATA,
+    LEADER_CHANGE,
+    VOTERS,
+    Batch,
+    ReplicaKey,
+    SnapshotMeta,
+    Voter,
+    leader_change_batch,
+    make_batch,
+    voters_batch,
+)
 from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt, settle_key
 from mqd.log.batches import parse_header
 from mqd.log.records import records
@@ -31,14 +54,20 @@ VOTERS_OF_ONE = (Voter(KEY, "", 0),)
 
 def topic(number: int) -> TopicCreated:
     partition = PartitionState(0, (1,), ("directory",), (1,), 1, 0)
-    return TopicCreated(TopicState(f"topic-{number}", number.to_bytes(16, "big"), (partition,), {"retention.ms": str(number)}))
+    return TopicCreated(
+        TopicState(f"topic-{number}", number.to_bytes(16, "big"), (partition,), {"retention.ms": str(number)})
+    )
 
 
 def changes(count: int) -> list[list]:
     """The first has the cluster's id, the others one or two records each."""
     found: list[list] = [[ClusterCreated("cluster", 1)]]
     for number in range(1, count):
-        found.append([topic(number), ProducerIdsAllocated(number * 1000)] if number % 2 else [ProducerIdsAllocated(number * 1000)])
+        found.append(
+            [topic(number), ProducerIdsAllocated(number * 1000)]
+            if number % 2
+            else [ProducerIdsAllocated(number * 1000)]
+        )
     return found
 
 
@@ -220,7 +249,9 @@ def test_snapshots_take_the_place_of_a_long_log(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_less_than_the_log_holds(tmp_path: Path) -> None:
-    """What came after the snapshot's offset, committed or not, stays; files go when a snapshot stands for all of them."""
+    """What came after the snapshot's offset, committed or not, stays; files go when a snapshot
+    stands for all of them.
+    """
     log, state = opened(tmp_path)
     groups = changes(12)
     states = []
@@ -244,11 +275,21 @@ class Died(BaseException):
     pass
 
 
-STEPS = ("file_open_append", "file_sync_directory", "file_replace", "file_append", "file_unlink", "file_close", "file_flush")
+STEPS = (
+    "file_open_append",
+    "file_sync_directory",
+    "file_replace",
+    "file_append",
+    "file_unlink",
+    "file_close",
+    "file_flush",
+)
 
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, step: int, action) -> bool:
-    """Runs `action` in a process that dies before the step-th call of the file layer. Returns whether it died."""
+    """Runs `action` in a process that dies before the step-th call of the file layer. Returns
+    whether it died.
+    """
     left = step
     with monkeypatch.context() as patch:
         for name in STEPS:
@@ -269,7 +310,9 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, step: int, action) -> bool:
 
 
 def at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare, action, check) -> None:
-    """`prepare(directory)` -> context; action(context); after a death before each call of the file layer in turn, check(directory, context, died)."""
+    """`prepare(directory)` -> context; action(context); after a death before each call of the file
+    layer in turn, check(directory, context, died).
+    """
     for step in range(40):
         directory = tmp_path / str(step)
         context = prepare(directory)
@@ -296,7 +339,9 @@ def test_snapshot_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch:
 
 
 def test_truncation_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a file boundary: afterwards the log is the whole one, or one that was cut at a batch from the truncation's offset on; then other batches follow."""
+    """Over a file boundary: afterwards the log is the whole one, or one that was cut at a batch
+    from the truncation's offset on; then other batches follow.
+    """
 
     def prepare(directory):
         log, state = opened(directory)
@@ -324,8 +369,12 @@ def test_truncation_interrupted_between_any_two_steps(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("offset", [3, 8, 40])
-def test_install_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
-    """The leader's snapshot instead of the own log, which was shorter or had another history: afterwards the one or the other, never a mixture."""
+def test_install_interrupted_between_any_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """The leader's snapshot instead of the own log, which was shorter or had another history:
+    afterwards the one or the other, never a mixture.
+    """
     leaders = MetadataState()
     leaders.apply(ClusterCreated("cluster", 1))
     leaders.apply(ProducerIdsAllocated(5))
@@ -353,7 +402,9 @@ def test_install_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch: 
         log.close()
         assert reopen(directory).state == state
 
-    at_every_step(tmp_path, monkeypatch, prepare, lambda context: context[0].install(meta, encode_state(leaders)), check)
+    at_every_step(
+        tmp_path, monkeypatch, prepare, lambda context: context[0].install(meta, encode_state(leaders)), check
+    )
 
 
 def test_a_host_that_joins_begins_with_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,12 +476,22 @@ def test_snapshots_are_read_in_pieces(tmp_path: Path) -> None:
 def test_epochs_and_control_batches_survive(tmp_path: Path) -> None:
     log, state = opened(tmp_path)
     voters = tuple(sorted((Voter(KEY, "a", 1), Voter(OTHER, "b", 2))))
-    written = [leader_change_batch(0, 3, KEY), batch(1, [ClusterCreated("cluster", 1), ProducerIdsAllocated(4)], 3), voters_batch(3, 5, voters), leader_change_batch(4, 6, OTHER)]
+    written = [
+        leader_change_batch(0, 3, KEY),
+        batch(1, [ClusterCreated("cluster", 1), ProducerIdsAllocated(4)], 3),
+        voters_batch(3, 5, voters),
+        leader_change_batch(4, 6, OTHER),
+    ]
     log.append(written[:2], 0, 1)
     log.append(written[2:], 0, 3)
     log.close()
     stored = reopen(tmp_path).stored
-    assert list(stored.batches) == written and [one.kind for one in stored.batches] == [LEADER_CHANGE, DATA, VOTERS, LEADER_CHANGE]
+    assert list(stored.batches) == written and [one.kind for one in stored.batches] == [
+        LEADER_CHANGE,
+        DATA,
+        VOTERS,
+        LEADER_CHANGE,
+    ]
     assert stored.committed_offset == 3
 
 
@@ -474,7 +535,9 @@ def legacy(directory: Path, groups: list[list], checkpoint_at: int | None = None
     for number, group in enumerate(groups):
         if number == checkpoint_at:
             body = msgspec.msgpack.encode(state.snapshot())
-            (place / f"{state.version:020d}.checkpoint").write_bytes(metadata_files._CHECKPOINT_1.pack(b"MQDMETA1", native.crc32c(body), len(body)) + body)
+            (place / f"{state.version:020d}.checkpoint").write_bytes(
+                metadata_files._CHECKPOINT_1.pack(b"MQDMETA1", native.crc32c(body), len(body)) + body
+            )
             base, data = state.version, b""
         values = [codec.Record(timestamp_ms=5, value=encode_record(record)) for record in group]
         data += codec.encode_batch(values, base_offset=state.version, partition_leader_epoch=0)
@@ -491,7 +554,11 @@ def test_a_log_from_before_clusters_is_a_quorum_of_one(tmp_path: Path, checkpoin
     state = legacy(tmp_path, changes(9), checkpoint_at)
     found = reopen(tmp_path)
     assert found.state == state
-    assert found.stored.snapshot.voters == VOTERS_OF_ONE and found.stored.snapshot.generation == 1 and found.stored.vote == VoteState()
+    assert (
+        found.stored.snapshot.voters == VOTERS_OF_ONE
+        and found.stored.snapshot.generation == 1
+        and found.stored.vote == VoteState()
+    )
     assert reopen(tmp_path).stored == found.stored
     more = write(tmp_path, [[ProducerIdsAllocated(10**7)]])
     assert reopen(tmp_path).state == more
@@ -505,7 +572,13 @@ def test_adopting_an_old_log_interrupted_between_any_two_steps(tmp_path: Path, m
     def check(directory, state, died):
         assert reopen(directory).state == state
 
-    at_every_step(tmp_path, monkeypatch, lambda directory: legacy(directory, changes(6), 3), lambda state: None if state is None else adopt(state), check)
+    at_every_step(
+        tmp_path,
+        monkeypatch,
+        lambda directory: legacy(directory, changes(6), 3),
+        lambda state: None if state is None else adopt(state),
+        check,
+    )
 
 
 def adopt(state: MetadataState) -> None:
@@ -555,7 +628,9 @@ def test_full_disk_gives_up_the_reserve_once(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
-def test_no_room_for_a_file_leaves_the_reserve_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_no_room_for_a_file_leaves_the_reserve_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     """The controller asks for it again and again, and serves without it; a start does as well."""
     log, state = opened(tmp_path)
     append(log, state, [ClusterCreated("cluster", 1)])
@@ -590,6 +665,9 @@ def test_failed_flush_is_never_retried(tmp_path: Path, monkeypatch: pytest.Monke
     log.close()
     written: list[bytes] = []
     real = native.file_append
-    monkeypatch.setattr(native, "file_append", lambda fd, data, position: (written.append(bytes(data)), real(fd, data, position))[1])
-    assert reopen(tmp_path).state.version == 1  # the page cache has it: it counts only after it was written and flushed once more (M4)
+    monkeypatch.setattr(
+        native, "file_append", lambda fd, data, position: (written.append(bytes(data)), real(fd, data, position))[1]
+    )
+    # the page cache has it: it counts only after it was written and flushed once more (M4)
+    assert reopen(tmp_path).state.version == 1
     assert any(b"cluster_created" in data for data in written)

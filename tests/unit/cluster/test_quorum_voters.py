@@ -8,11 +8,24 @@ import pytest
 from mqd.cluster.raft import events
 from mqd.cluster.raft.core import standalone
 from mqd.cluster.raft.events import QuorumSettings, Stored, VoteState
-from mqd.cluster.raft.messages import FOUNDED, GROWING, SHRUNK, Fetch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, Voter, VoteRequest, Voters
+from mqd.cluster.raft.messages import (
+    FOUNDED,
+    GROWING,
+    SHRUNK,
+    Fetch,
+    FetchResponse,
+    FetchSnapshot,
+    ReplicaKey,
+    SnapshotChunk,
+    SnapshotMeta,
+    Voter,
+    VoteRequest,
+    Voters,
+)
 from mqd.protocol.errors import ErrorCode
 from tests.unit.cluster.quorum_driver import SECOND, Driver, follower, key, messages, meta, of, three, voter
 
-# -- voters --------------------------------------------------------------------------------------------------------------------
+# -- voters ----------------------------------------------------------------------------------------
 
 
 def test_a_new_voter_must_have_caught_up_and_is_committed_by_the_new_majority() -> None:
@@ -23,7 +36,10 @@ def test_a_new_voter_must_have_caught_up_and_is_committed_by_the_new_majority() 
     driver.fetch(2, offset=0)
     assert not of(driver(events.AddVoter("add", voter(2))), events.AppendLog)
     effects = driver.fetch(2, offset=2)
-    assert of(effects, events.ControlAppended) == [events.ControlAppended(3)] and type(effects[0]) is events.ControlAppended
+    assert (
+        of(effects, events.ControlAppended) == [events.ControlAppended(3)]
+        and type(effects[0]) is events.ControlAppended
+    )
     assert len(driver.core.voters) == 2 and driver.core.lease_deadline_ns(driver.now) == 0
     assert not of(driver.disk(), events.VoterChangeEnded), "the only old voter's flush is no majority any more"
     effects = driver.fetch(2, offset=3)
@@ -47,8 +63,12 @@ def test_a_voter_set_says_whether_it_grows_or_was_shrunk_also_in_snapshots_and_a
         return driver.core.log.voters_course
 
     def after_restart() -> int:
-        """What the next controller reads of a snapshot that has the set, when the log before it is gone."""
-        found = msgspec.msgpack.decode(msgspec.msgpack.encode(driver.core.snapshot_meta(driver.core.applied_offset)), type=SnapshotMeta)
+        """What the next controller reads of a snapshot that has the set, when the log before it is
+        gone.
+        """
+        found = msgspec.msgpack.decode(
+            msgspec.msgpack.encode(driver.core.snapshot_meta(driver.core.applied_offset)), type=SnapshotMeta
+        )
         again = Driver(stored=Stored(VoteState(driver.core.epoch), found, 5, (), found.offset))
         assert again.core.voters == driver.core.voters
         return again.core.log.voters_course
@@ -77,7 +97,9 @@ def test_a_version_that_knows_no_course_reads_and_writes_what_it_knows() -> None
     newer = SnapshotMeta(9, 2, (voter(1),), 1, SHRUNK)
     older = msgspec.msgpack.decode(msgspec.msgpack.encode(newer), type=Before)
     assert (older.offset, older.epoch, older.voters, older.generation) == (9, 2, (voter(1),), 1)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=SnapshotMeta) == SnapshotMeta(9, 2, (voter(1),), 1, FOUNDED)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=SnapshotMeta) == SnapshotMeta(
+        9, 2, (voter(1),), 1, FOUNDED
+    )
 
 
 def test_a_new_voter_that_does_not_come_is_given_up() -> None:
@@ -108,7 +130,10 @@ def test_one_change_at_a_time() -> None:
     driver = three()
     driver.fetch(2)
     driver(events.UpdateVoter("one", Voter(key(3), "elsewhere", 1)))
-    assert of(driver(events.UpdateVoter("two", Voter(key(2), "elsewhere", 1))), events.VoterChangeEnded)[0].error == ErrorCode.REQUEST_TIMED_OUT
+    assert (
+        of(driver(events.UpdateVoter("two", Voter(key(2), "elsewhere", 1))), events.VoterChangeEnded)[0].error
+        == ErrorCode.REQUEST_TIMED_OUT
+    )
     driver.disk()
     assert of(driver.fetch(2), events.VoterChangeEnded) == [events.VoterChangeEnded("one", 0)]
 
@@ -152,10 +177,13 @@ def test_a_leader_that_removes_itself_goes_when_the_others_have_it() -> None:
 
 def test_voters_are_changed_by_the_leader_only() -> None:
     driver = follower()
-    assert of(driver(events.AddVoter("add", voter(9))), events.VoterChangeEnded)[0].error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (
+        of(driver(events.AddVoter("add", voter(9))), events.VoterChangeEnded)[0].error
+        == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    )
 
 
-# -- snapshots -----------------------------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------
 
 
 def test_who_is_too_far_behind_gets_the_snapshot_in_pieces() -> None:
@@ -177,7 +205,9 @@ def test_who_is_too_far_behind_gets_the_snapshot_in_pieces() -> None:
 
 
 def route(one: Driver, other: Driver, state: bytes, piece: int) -> None:
-    """Messages between the two (all that were not carried yet), and their disks, until nothing moves any more."""
+    """Messages between the two (all that were not carried yet), and their disks, until nothing
+    moves any more.
+    """
     drivers = {1: other, 2: one}
     for driver in drivers.values():
         driver.carried = getattr(driver, "carried", 0)  # type: ignore[attr-defined]
@@ -223,7 +253,7 @@ def test_a_long_log_asks_for_a_snapshot_once() -> None:
     assert driver.core.log.start_offset > 1
 
 
-# -- generations ---------------------------------------------------------------------------------------------------------------
+# -- generations -----------------------------------------------------------------------------------
 
 
 def test_members_of_an_older_generation_are_refused_and_told() -> None:

@@ -1,4 +1,6 @@
-"""The active controller's rules by single traces: who may be in sync, who leads, who is registered. Mutants that chance does not find are shown here."""
+"""The active controller's rules by single traces: who may be in sync, who leads, who is registered.
+Mutants that chance does not find are shown here.
+"""
 
 import msgspec
 import pytest
@@ -9,7 +11,15 @@ from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.rules.in_sync import Proposals
-from mqd.cluster.metadata.records import BrokerRegistered, BrokerState, PartitionChange, PartitionsChanged, PartitionState, TopicCreated, TopicState
+from mqd.cluster.metadata.records import (
+    BrokerRegistered,
+    BrokerState,
+    PartitionChange,
+    PartitionsChanged,
+    PartitionState,
+    TopicCreated,
+    TopicState,
+)
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.rules.partitions import effective_min_in_sync
 from mqd.cluster.metadata.refusal import Refusal
@@ -23,14 +33,41 @@ def cluster(count: int = 3, racks: dict[int, str] | None = None) -> MetadataStat
     state = MetadataState()
     for node in range(1, count + 1):
         features = {name: (first, last) for name, (first, last) in FEATURES.items()}
-        state.apply(BrokerRegistered(BrokerState(node, f"h{node}", 1, (racks or {}).get(node), node * 10, 1, {f"d{node}": "/d"}, directory_id=f"m{node}", features=features)))
+        state.apply(
+            BrokerRegistered(
+                BrokerState(
+                    node,
+                    f"h{node}",
+                    1,
+                    (racks or {}).get(node),
+                    node * 10,
+                    1,
+                    {f"d{node}": "/d"},
+                    directory_id=f"m{node}",
+                    features=features,
+                )
+            )
+        )
     return state
 
 
-def topic(state: MetadataState, replicas=(1, 2, 3), name: str = "t", config: dict | None = None, count: int = 1, topic_id: bytes = TOPIC, **fields) -> MetadataState:
+def topic(
+    state: MetadataState,
+    replicas=(1, 2, 3),
+    name: str = "t",
+    config: dict | None = None,
+    count: int = 1,
+    topic_id: bytes = TOPIC,
+    **fields,
+) -> MetadataState:
     partitions = []
     for index in range(count):
-        values = {"in_sync_replicas": tuple(replicas), "leader": replicas[0], "leader_epoch": 5, "partition_epoch": 7} | fields
+        values = {
+            "in_sync_replicas": tuple(replicas),
+            "leader": replicas[0],
+            "leader_epoch": 5,
+            "partition_epoch": 7,
+        } | fields
         partitions.append(PartitionState(index, tuple(replicas), tuple(f"d{node}" for node in replicas), **values))
     state.apply(TopicCreated(TopicState(name, topic_id, tuple(partitions), config or {})))
     state.check()
@@ -44,8 +81,17 @@ def do(state: MetadataState, records) -> PartitionState:
     return state.topics["t"].partitions[0]
 
 
-def proposal(members, sequence: int = 1, leader_epoch: int = 5, partition_epoch: int = 7, index: int = 0) -> broker_messages.InSyncProposal:
-    return broker_messages.InSyncProposal(TOPIC, index, leader_epoch, partition_epoch, sequence, [(node, node * 10) if isinstance(node, int) else node for node in members])
+def proposal(
+    members, sequence: int = 1, leader_epoch: int = 5, partition_epoch: int = 7, index: int = 0
+) -> broker_messages.InSyncProposal:
+    return broker_messages.InSyncProposal(
+        TOPIC,
+        index,
+        leader_epoch,
+        partition_epoch,
+        sequence,
+        [(node, node * 10) if isinstance(node, int) else node for node in members],
+    )
 
 
 def judge(state: MetadataState, wanted, node: int = 1, epoch: int = 10, proposals: Proposals | None = None, mutants=()):
@@ -56,7 +102,7 @@ def judge(state: MetadataState, wanted, node: int = 1, epoch: int = 10, proposal
     return result
 
 
-# -- R6, R6b, KIP-903 ------------------------------------------------------------------------------------------------------------
+# -- R6, R6b, KIP-903 ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -104,7 +150,9 @@ def test_who_ends_may_stay_where_it_is() -> None:
 
 
 def _late_copy(mutants=()) -> PartitionState:
-    """The first copy of an expansion is late; the second was refused while the follower was fenced; then it is back, and the first one comes."""
+    """The first copy of an expansion is late; the second was refused while the follower was fenced;
+    then it is back, and the first one comes.
+    """
     state, proposals = topic(cluster(), in_sync_replicas=(1, 2)), Proposals(frozenset(mutants))
     wanted = proposal([1, 2, 3])
     do(state, broker_rules.fence(state, [3], frozenset()))
@@ -149,7 +197,14 @@ def test_a_stale_leader_changes_nothing() -> None:
         """The leader was moved away and back; what it asked in its first epoch comes now."""
         state = topic(cluster())
         do(state, [PartitionsChanged(TOPIC, (msgspec.structs.replace(_change(leader=2), new_epoch=True),))])
-        do(state, [PartitionsChanged(TOPIC, (msgspec.structs.replace(_change(leader=1, in_sync_replicas=(1, 2)), new_epoch=True),))])
+        do(
+            state,
+            [
+                PartitionsChanged(
+                    TOPIC, (msgspec.structs.replace(_change(leader=1, in_sync_replicas=(1, 2)), new_epoch=True),)
+                )
+            ],
+        )
         judge(state, proposal([1, 2, 3]), mutants=mutants)
         return state.topics["t"].partitions[0]
 
@@ -162,7 +217,9 @@ def _change(**fields):
 
 
 def test_an_incarnation_that_has_not_fetched_is_not_taken_in() -> None:
-    """KIP-903: the follower fetched, was restarted without its files, and registered again: the proposal rests on what it had."""
+    """KIP-903: the follower fetched, was restarted without its files, and registered again: the
+    proposal rests on what it had.
+    """
 
     def trace(mutants) -> PartitionState:
         state = topic(cluster(), in_sync_replicas=(1, 2))
@@ -178,11 +235,13 @@ def test_a_proposal_for_another_controller_is_not_read() -> None:
     state = topic(cluster())
     active = ActiveController(3, state, OPTIONS, 0, True)
     for epoch in (2, 4):
-        records, answer = active.alter_partition(state, broker_messages.AlterPartition(epoch, 1, 10, [proposal([1, 2])]))
+        records, answer = active.alter_partition(
+            state, broker_messages.AlterPartition(epoch, 1, 10, [proposal([1, 2])])
+        )
         assert not records and answer.error == E.NOT_CONTROLLER and not answer.results
 
 
-# -- R8: fencing and elections ------------------------------------------------------------------------------------------------------
+# -- R8: fencing and elections ---------------------------------------------------------------------
 
 
 def test_the_minimum_follows_the_replicas() -> None:
@@ -194,7 +253,13 @@ def test_the_minimum_follows_the_replicas() -> None:
 def test_a_fenced_leader_gives_way() -> None:
     state = topic(cluster())
     after = do(state, broker_rules.fence(state, [1], frozenset()))
-    assert (after.leader, after.leader_epoch, after.partition_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (2, 6, 8, (2, 3), ())
+    assert (
+        after.leader,
+        after.leader_epoch,
+        after.partition_epoch,
+        after.in_sync_replicas,
+        after.eligible_leader_replicas,
+    ) == (2, 6, 8, (2, 3), ())
 
 
 def test_a_fenced_follower_leaves_the_leader_in_its_epoch() -> None:
@@ -214,7 +279,12 @@ def test_below_the_minimum_who_leaves_stays_eligible() -> None:
     assert after.leader == -1, "it lacks what was written since"
     after = do(state, broker_rules.unfence(state, 2, frozenset()))
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (3,))
-    judge(state, proposal([2, 1], leader_epoch=after.leader_epoch, partition_epoch=after.partition_epoch), node=2, epoch=20)
+    judge(
+        state,
+        proposal([2, 1], leader_epoch=after.leader_epoch, partition_epoch=after.partition_epoch),
+        node=2,
+        epoch=20,
+    )
     after = state.topics["t"].partitions[0]
     assert (after.in_sync_replicas, after.eligible_leader_replicas) == ((1, 2), ())
 
@@ -222,7 +292,12 @@ def test_below_the_minimum_who_leaves_stays_eligible() -> None:
 def test_two_at_once_leave_one_epoch_behind() -> None:
     state = topic(cluster())
     after = do(state, broker_rules.fence(state, [1, 2], frozenset()))
-    assert (after.leader, after.leader_epoch, after.in_sync_replicas, sorted(after.eligible_leader_replicas)) == (3, 6, (3,), [1, 2])
+    assert (after.leader, after.leader_epoch, after.in_sync_replicas, sorted(after.eligible_leader_replicas)) == (
+        3,
+        6,
+        (3,),
+        [1, 2],
+    )
 
 
 def test_a_fence_is_one_batch_for_all_partitions() -> None:
@@ -239,19 +314,40 @@ def test_one_replica_comes_back_as_leader() -> None:
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (1, (1,), ())
 
 
-# -- R9: registration --------------------------------------------------------------------------------------------------------------
+# -- R9: registration ------------------------------------------------------------------------------
 
 
-def registration(node: int = 1, incarnation: int = 2, directory_id: str | None = None, clean_epoch: int = -1, **fields) -> broker_messages.RegisterBroker:
+def registration(
+    node: int = 1, incarnation: int = 2, directory_id: str | None = None, clean_epoch: int = -1, **fields
+) -> broker_messages.RegisterBroker:
     reports = [broker_messages.DirectoryReport(f"d{node}", "/d", 10, True)]
     values = {"directories": reports, "features": FEATURES} | fields
-    return broker_messages.RegisterBroker(node, directory_id or f"m{node}", incarnation, "h", 1, None, "h", 2, "h", 3, 2, clean_epoch=clean_epoch, **values)
+    return broker_messages.RegisterBroker(
+        node,
+        directory_id or f"m{node}",
+        incarnation,
+        "h",
+        1,
+        None,
+        "h",
+        2,
+        "h",
+        3,
+        2,
+        clean_epoch=clean_epoch,
+        **values,
+    )
 
 
 def test_an_unclean_start_is_neither_in_sync_nor_eligible() -> None:
     state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,))
     after = do(state, broker_rules.register(state, registration(), frozenset()))
-    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (-1, (), (), (1,))
+    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (
+        -1,
+        (),
+        (),
+        (1,),
+    )
     assert state.brokers[1].fenced and state.brokers[1].epoch == 4 and state.brokers[1].incarnation == 2
     assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == -1
 
@@ -268,7 +364,12 @@ def test_an_only_replica_whose_disk_is_gone_is_not_led_by_an_empty_one() -> None
     state = topic(cluster(), replicas=(1,))
     do(state, broker_rules.fence(state, [1], frozenset()))
     after = do(state, broker_rules.register(state, registration(directory_id="other"), frozenset()))
-    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (-1, (), (), (1,))
+    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (
+        -1,
+        (),
+        (),
+        (1,),
+    )
     assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == -1, "a human says that the records are lost"
 
 
@@ -276,10 +377,17 @@ def test_a_directory_that_was_begun_anew_has_nothing_that_counts() -> None:
     """Also after a clean end, and where only what is flushed counts."""
     state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,), config={"flush.on.ack": "true"})
     reports = [broker_messages.DirectoryReport("d1", "/d", 10, True, fresh=True)]
-    after = do(state.copy(), broker_rules.register(state, registration(clean_epoch=10, directories=reports), frozenset()))
+    after = do(
+        state.copy(), broker_rules.register(state, registration(clean_epoch=10, directories=reports), frozenset())
+    )
     assert (after.eligible_leader_replicas, after.last_known_eligible) == ((), (1,))
-    reports = [broker_messages.DirectoryReport("d1", "/d", 10, True), broker_messages.DirectoryReport("e1", "/e", 10, True, fresh=True)]
-    assert do(state, broker_rules.register(state, registration(clean_epoch=10, directories=reports), frozenset())).eligible_leader_replicas == (1,)
+    reports = [
+        broker_messages.DirectoryReport("d1", "/d", 10, True),
+        broker_messages.DirectoryReport("e1", "/e", 10, True, fresh=True),
+    ]
+    assert do(
+        state, broker_rules.register(state, registration(clean_epoch=10, directories=reports), frozenset())
+    ).eligible_leader_replicas == (1,)
 
 
 def test_a_clean_start_remembers() -> None:
@@ -298,7 +406,10 @@ def test_the_same_incarnation_registers_once() -> None:
     state = topic(cluster())
     do(state, broker_rules.register(state, registration(), frozenset()))
     epoch, version = state.brokers[1].epoch, state.version
-    assert broker_rules.register(state, registration(), frozenset()) == [] and (state.brokers[1].epoch, state.version) == (epoch, version)
+    assert broker_rules.register(state, registration(), frozenset()) == [] and (
+        state.brokers[1].epoch,
+        state.version,
+    ) == (epoch, version)
     moved = broker_rules.register(state, msgspec.structs.replace(registration(), host="elsewhere"), frozenset())
     do(state, moved)
     assert (state.brokers[1].epoch, state.brokers[1].host, state.brokers[1].fenced) == (epoch, "elsewhere", True)
@@ -313,20 +424,33 @@ def test_a_second_host_of_the_same_number_waits_or_is_refused() -> None:
     do(state, broker_rules.register(state, registration(directory_id="other", clean_epoch=10), frozenset()))
     assert state.brokers[1].directory_id == "other"
     with pytest.raises(Refusal):
-        broker_rules.register(state, msgspec.structs.replace(registration(directory_id="other"), incarnation=1), frozenset())
+        broker_rules.register(
+            state, msgspec.structs.replace(registration(directory_id="other"), incarnation=1), frozenset()
+        )
 
 
 def test_a_wiped_host_begins_empty_in_the_directories_it_has() -> None:
     state = topic(cluster(), replicas=(1, 2, 3), count=4)
     do(state, broker_rules.fence(state, [1], frozenset()))
-    reports = [broker_messages.DirectoryReport("new-a", "/a", 1, True), broker_messages.DirectoryReport("new-b", "/b", 1, True), broker_messages.DirectoryReport("new-c", "/c", 1, False)]
+    reports = [
+        broker_messages.DirectoryReport("new-a", "/a", 1, True),
+        broker_messages.DirectoryReport("new-b", "/b", 1, True),
+        broker_messages.DirectoryReport("new-c", "/c", 1, False),
+    ]
     do(state, broker_rules.register(state, registration(directory_id="other", directories=reports), frozenset()))
-    assert sorted(partition.directories[0] for partition in state.topics["t"].partitions) == ["new-a", "new-a", "new-b", "new-b"]
+    assert sorted(partition.directories[0] for partition in state.topics["t"].partitions) == [
+        "new-a",
+        "new-a",
+        "new-b",
+        "new-b",
+    ]
 
 
 def test_a_version_that_cannot_do_what_is_in_force_is_refused() -> None:
     with pytest.raises(Refusal) as refused:
-        broker_rules.register(cluster(), registration(4, features={**FEATURES, "transaction.version": (0, 1)}), frozenset())
+        broker_rules.register(
+            cluster(), registration(4, features={**FEATURES, "transaction.version": (0, 1)}), frozenset()
+        )
     assert refused.value.error == E.UNSUPPORTED_VERSION and "transaction.version" in refused.value.message
 
 

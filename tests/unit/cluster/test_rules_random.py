@@ -1,4 +1,6 @@
-"""Random histories of a small cluster: the active controller's rules and the brokers' cores, with a model of the replicas' logs (controller_world.py). A failing seed replays as it is."""
+"""Random histories of a small cluster: the active controller's rules and the brokers' cores, with a
+model of the replicas' logs (controller_world.py). A failing seed replays as it is.
+"""
 
 import pytest
 from tests.unit.controller.controller_world import World

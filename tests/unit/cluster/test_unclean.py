@@ -1,4 +1,6 @@
-"""An unclean election where the leader lives and cannot serve: its disk failed, and nobody else has all records. Until somebody decides, the partition is neither written nor read."""
+"""An unclean election where the leader lives and cannot serve: its disk failed, and nobody else has
+all records. Until somebody decides, the partition is neither written nor read.
+"""
 
 import msgspec
 import pytest
@@ -26,7 +28,9 @@ class Controller:
     """The active one; `state`: a partition with replicas on 1, 2 and 3."""
 
     def __init__(self, **fields) -> None:
-        self.state: MetadataState = topic(cluster(3), (1, 2, 3), config={"min.insync.replicas": "1", "flush.on.ack": "true"}, **fields)
+        self.state: MetadataState = topic(
+            cluster(3), (1, 2, 3), config={"min.insync.replicas": "1", "flush.on.ack": "true"}, **fields
+        )
         self.active = ActiveController(1, self.state, OPTIONS, 0, True)
         self.now_ms = 0
 
@@ -52,13 +56,23 @@ class Controller:
             self.active.sessions.heard(node, self.now_ms)
 
     def reports(self, node: int, **directories: bool) -> None:
-        self.active.report(node, [broker_messages.DirectoryReport(name, f"/{name}", 1 << 40 if usable else 0, usable) for name, usable in directories.items()])
+        self.active.report(
+            node,
+            [
+                broker_messages.DirectoryReport(name, f"/{name}", 1 << 40 if usable else 0, usable)
+                for name, usable in directories.items()
+            ],
+        )
 
     def fenced(self, node: int) -> None:
         self.apply(self.active.fence(self.state, [node], self.now_ms))
 
     def fails(self, node: int) -> None:
-        self.apply(self.active.replicas_failed(self.state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), self.now_ms))
+        self.apply(
+            self.active.replicas_failed(
+                self.state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), self.now_ms
+            )
+        )
 
     def elect(self, partitions: list[tuple[str, int]] | None = [("t", 0)], kind: int = ELECT_UNCLEAN) -> list[int]:
         """The error of each."""
@@ -76,7 +90,12 @@ def test_a_leader_that_cannot_serve_gives_way_to_whoever_lives_when_an_operator_
     assert (one.partition.leader, one.partition.in_sync_replicas) == (-1, (1,)), "by itself nothing is given up"
     assert one.elect(kind=ELECT_PREFERRED) == [E.PREFERRED_LEADER_NOT_AVAILABLE]
     assert one.elect() == [0]
-    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.recovering, one.partition.leader_epoch) == (2, (2,), True, 7)
+    assert (
+        one.partition.leader,
+        one.partition.in_sync_replicas,
+        one.partition.recovering,
+        one.partition.leader_epoch,
+    ) == (2, (2,), True, 7)
     assert one.elect() == [E.ELECTION_NOT_NEEDED]
 
 
@@ -119,7 +138,7 @@ def test_what_was_said_a_while_ago_costs_no_records(heals: str) -> None:
     assert one.elect() == [0] and (one.partition.leader, one.partition.recovering) == (1, False)
 
 
-# -- what cannot be served is never chosen ---------------------------------------------------------------------------------------
+# -- what cannot be served is never chosen ---------------------------------------------------------
 
 
 def test_nobody_is_chosen_whose_directory_is_not_there_also_when_nobody_asked_it() -> None:
@@ -162,19 +181,23 @@ def test_a_clean_election_does_not_choose_it_either() -> None:
 
 
 def test_a_worker_that_dies_keeps_its_place_where_nobody_else_can_serve() -> None:
-    """Its successor has its files in a moment. The other one in sync is in a directory that cannot be used, and everybody would wait for it for ever."""
+    """Its successor has its files in a moment. The other one in sync is in a directory that cannot
+    be used, and everybody would wait for it for ever.
+    """
     one = Controller(in_sync_replicas=(1, 2))
     one.reports(2, d2=False)
     died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
     one.apply(one.active.workers_died(one.state, died))
-    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (1, (1, 2), 6), "in a new epoch"
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (1, (1, 2), 6), (
+        "in a new epoch"
+    )
     one.reports(2, d2=True)
     died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
     one.apply(one.active.workers_died(one.state, died))
     assert (one.partition.leader, one.partition.in_sync_replicas) == (2, (2,))
 
 
-# -- a partition that nobody can serve has no leader -------------------------------------------------------------------------------
+# -- a partition that nobody can serve has no leader -----------------------------------------------
 
 
 @pytest.mark.parametrize("flushed", ["true", "false"])
@@ -190,7 +213,12 @@ def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again
         one.fails(1)
         assert one.partition == before, "as long as it says so"
     one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
-    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch, one.partition.recovering) == (1, (1,), 7, False)
+    assert (
+        one.partition.leader,
+        one.partition.in_sync_replicas,
+        one.partition.leader_epoch,
+        one.partition.recovering,
+    ) == (1, (1,), 7, False)
 
 
 def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +227,9 @@ def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.Monk
     active = ActiveController(1, state, OPTIONS, 0, True)
     for record in active.fence(state, [1], 0):
         state.apply(record)
-    assert [(partition.leader, partition.eligible_leader_replicas) for partition in state.topics["t"].partitions] == [(-1, (1,))] * 3
+    assert [(partition.leader, partition.eligible_leader_replicas) for partition in state.topics["t"].partitions] == [
+        (-1, (1,))
+    ] * 3
     settled: list[int] = []
     original = View.settled
 
@@ -251,14 +281,21 @@ def test_a_new_controller_waits_until_it_knows_who_cannot_serve() -> None:
 
 
 def test_by_default_a_topic_has_as_many_replicas_as_hosts_with_a_usable_directory_can_hold() -> None:
-    """One of three whose disk is gone would refuse every new topic, and keep the internal ones from growing to the two that can."""
+    """One of three whose disk is gone would refuse every new topic, and keep the internal ones from
+    growing to the two that can.
+    """
     one = Controller()
     for node in (1, 2):
         one.reports(node, **{f"d{node}": True})
     one.reports(3, d3=False)
     place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
     decision = changes.decide(
-        one.state, one.active, messages.Request(1, messages.CreateTopic("new", 1, -1, {}, {})), place, ConfigRules(load_broker(None, {}, {})), lambda: b"n" * 16
+        one.state,
+        one.active,
+        messages.Request(1, messages.CreateTopic("new", 1, -1, {}, {})),
+        place,
+        ConfigRules(load_broker(None, {}, {})),
+        lambda: b"n" * 16,
     )
     assert decision.answer.error == 0, decision.answer.message
     one.apply(decision.records)

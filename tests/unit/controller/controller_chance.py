@@ -1,4 +1,6 @@
-"""What happens by chance in the small cluster of controller_world.py: its next step, its faults, its clients' changes."""
+"""What happens by chance in the small cluster of controller_world.py: its next step, its faults,
+its clients' changes.
+"""
 
 from __future__ import annotations
 
@@ -81,11 +83,21 @@ class Chance:
         nodes = sorted(self.hosts)
         dice = self.random.random()
         if not topics or dice < 0.12:
-            return messages.CreateTopic(f"topic-{self.random.randint(0, 5)}", choose([1, 2, 4]), choose([-1, -1, 2, 3]), {}, {} if dice < 0.06 else {"min.insync.replicas": choose("12")})
+            return messages.CreateTopic(
+                f"topic-{self.random.randint(0, 5)}",
+                choose([1, 2, 4]),
+                choose([-1, -1, 2, 3]),
+                {},
+                {} if dice < 0.06 else {"min.insync.replicas": choose("12")},
+            )
         name = choose(topics)
         index = self.random.randrange(len(self.unlogged.topics[name].partitions))
         if dice < 0.5:
-            target = None if self.random.random() < 0.25 else self.random.sample(nodes, self.random.randint(1, min(3, len(nodes))))
+            target = (
+                None
+                if self.random.random() < 0.25
+                else self.random.sample(nodes, self.random.randint(1, min(3, len(nodes))))
+            )
             return messages.AlterReassignments([messages.PartitionReassignment(name, index, target)])
         if dice < 0.62:
             return messages.ElectLeaders(0, choose([None, [(name, index)]]))
@@ -96,7 +108,12 @@ class Chance:
         if dice < 0.8:
             return messages.UnregisterBroker(choose(nodes))
         if dice < 0.86:
-            return messages.AlterConfig(2, name, [messages.ConfigOperation("min.insync.replicas", choose(["set", "delete"]), choose("123"))], False)
+            return messages.AlterConfig(
+                2,
+                name,
+                [messages.ConfigOperation("min.insync.replicas", choose(["set", "delete"]), choose("123"))],
+                False,
+            )
         if dice < 0.9:
             return messages.RetirePartitions(name, self.random.randint(1, 2))
         if dice < 0.93:

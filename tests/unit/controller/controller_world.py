@@ -1,12 +1,18 @@
-"""Several hosts with the real metadata and broker cores, an atomic log between them, links that lose, repeat and delay, and a model of the replicas' logs. Driven by one seed. What happens by chance is in controller_chance.py.
+"""Several hosts with the real metadata and broker cores, an atomic log between them, links that
+lose, repeat and delay, and a model of the replicas' logs. Driven by one seed. What happens by
+chance is in controller_chance.py.
 
-The quorum is a list: what is proposed waits in `proposed`, is committed in order, or dropped with its controller. Every host learns what is committed in its own time. A replica's log is the list of
-leader epochs of its records; a leader counts what its followers have when they fetch (R4, R7), asks for other in-sync sets (R5), and an unclean restart loses a random end of every log.
+The quorum is a list: what is proposed waits in `proposed`, is committed in order, or dropped with
+its controller. Every host learns what is committed in its own time. A replica's log is the list of
+leader epochs of its records; a leader counts what its followers have when they fetch (R4, R7), asks
+for other in-sync sets (R5), and an unclean restart loses a random end of every log.
 
 Checked after each step: both cores' check(), and over the model
-    P2  every member of in-sync and eligible set with a current registration has every record below the true high watermark
+    P2  every member of in-sync and eligible set with a current registration has every record below
+        the true high watermark
     P6  the true high watermark never falls: whoever becomes leader has everything below it
-    P8  a replica that may have forgotten is in no in-sync or eligible set before its leader has taken it in again
+    P8  a replica that may have forgotten is in no in-sync or eligible set before its leader has
+        taken it in again
     P10 nobody in sync and nobody eligible: then min.insync.replicas are remembered
     I6  epochs rise: controller, broker, leader; a partition's own by one
     L2  whoever is fenced because it was not heard has no lease any more
@@ -28,9 +34,16 @@ from mqd.cluster.metadata.records import BrokerRegistered, PartitionsChanged, Re
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.metadata.state import MetadataState
 
-OPTIONS = ControllerOptions(replication_delay_ms=60_000, balance_check_ms=20_000, balance_stable_ms=5_000, retire_barrier_ms=2_000, retire_grace_ms=5_000)
+OPTIONS = ControllerOptions(
+    replication_delay_ms=60_000,
+    balance_check_ms=20_000,
+    balance_stable_ms=5_000,
+    retire_barrier_ms=2_000,
+    retire_grace_ms=5_000,
+)
 LEASE_MS = 1_500
-FEATURES = {"metadata.version": (25, 29), "transaction.version": (0, 2), "group.version": (0, 1)}  # of a version that did not know mqd.version
+# of a version that did not know mqd.version
+FEATURES = {"metadata.version": (25, 29), "transaction.version": (0, 2), "group.version": (0, 1)}
 
 
 class Leader:
@@ -67,7 +80,15 @@ class Host:
 
 
 class World(Chance):
-    def __init__(self, seed: int, host_count: int = 4, racks: int = 0, mutants: tuple[str, ...] = (), static: dict[str, str] | None = None, lossy: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        host_count: int = 4,
+        racks: int = 0,
+        mutants: tuple[str, ...] = (),
+        static: dict[str, str] | None = None,
+        lossy: bool = True,
+    ) -> None:
         self.random = random.Random(seed)
         self.options = msgspec.structs.replace(OPTIONS, mutants=frozenset(mutants))
         self.static = static if static is not None else {"cluster.seeds": "127.0.0.1:9094"}
@@ -95,23 +116,46 @@ class World(Chance):
             self.boot(host)
         self.elect(1)
 
-    # -- processes ---------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def boot(self, host: Host) -> None:
         state = MetadataState()
         for record in self.log[: host.applied]:
             state.apply(decode_record(encode_record(record)))
         rules = ConfigRules(load_broker(None, {}, self.static))
-        host.core = metadata_core.MetadataCore(state, host.node, rules, lambda: self.random.randbytes(16), 10_000, active=False, options=self.options)
+        host.core = metadata_core.MetadataCore(
+            state, host.node, rules, lambda: self.random.randbytes(16), 10_000, active=False, options=self.options
+        )
         host.broker = broker_core.BrokerCore(host.node, host.core.committed, self.options)
         host.up, host.ended, host.said = True, False, None
         host.leaders, host.lost = {}, {}
-        reports = [broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 1000, True) for name in ("a", "b")]
-        self.metadata(host, metadata_core.DirectoriesSeen(tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)))
+        reports = [
+            broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 1000, True)
+            for name in ("a", "b")
+        ]
+        self.metadata(
+            host,
+            metadata_core.DirectoriesSeen(
+                tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)
+            ),
+        )
         self.clean[(host.node, host.incarnation)] = host.clean_epoch
         registration = broker_messages.RegisterBroker(
-            host.node, host.directory_id, host.incarnation, f"host{host.node}", 9092, host.rack, f"host{host.node}", 9093, f"host{host.node}", 9094, 2, reports, host.clean_epoch, host.features
-        )  # fmt: skip
+            host.node,
+            host.directory_id,
+            host.incarnation,
+            f"host{host.node}",
+            9092,
+            host.rack,
+            f"host{host.node}",
+            9093,
+            f"host{host.node}",
+            9094,
+            2,
+            reports,
+            host.clean_epoch,
+            host.features,
+        )
         self.on_broker(host, broker_core.Started(registration, self.now_ms))
         self.on_broker(host, broker_core.MetadataCommitted(state.version, state.version))
         self.on_broker(host, broker_core.MetadataApplied(state.version))
@@ -140,10 +184,12 @@ class World(Chance):
             host.incarnation += 1
             self.boot(host)
 
-    # -- the quorum --------------------------------------------------------------------------------------------------------
+    # -- the quorum --------------------------------------------------------------------------------
 
     def depose(self) -> None:
-        """Its proposals survive up to a random point; another leader cannot be before its lease is over."""
+        """Its proposals survive up to a random point; another leader cannot be before its lease is
+        over.
+        """
         host = self.hosts[self.active]
         for _ in range(self.random.randint(0, len(self.proposed))):
             self.commit(tell=False)
@@ -200,7 +246,7 @@ class World(Chance):
     def up(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.up]
 
-    # -- carrying out ------------------------------------------------------------------------------------------------------
+    # -- carrying out ------------------------------------------------------------------------------
 
     def metadata(self, host: Host, event) -> None:
         before = dict(host.core.tail.brokers) if isinstance(event, metadata_core.Tick) else {}
@@ -218,7 +264,12 @@ class World(Chance):
         for node, broker in host.core.tail.brokers.items():
             if broker.fenced and node in before and not before[node].fenced:
                 said = self.hosts[node].said
-                assert said is None or not self.hosts[node].up or said.lease_until_ms <= self.now_ms or said.broker_epoch != broker.epoch, f"L2: broker {node} is fenced and has a lease"
+                assert (
+                    said is None
+                    or not self.hosts[node].up
+                    or said.lease_until_ms <= self.now_ms
+                    or said.broker_epoch != broker.epoch
+                ), f"L2: broker {node} is fenced and has a lease"
 
     def on_broker(self, host: Host, event) -> None:
         for action in host.broker.handle(event, self.now_ms):
@@ -235,7 +286,9 @@ class World(Chance):
                 case broker_core.ShutDown():
                     host.ended = True
                 case broker_core.Refused():
-                    assert host.features != FEATURES or self.hosts[max(self.active, 1)].features != FEATURES, action.message
+                    assert host.features != FEATURES or self.hosts[max(self.active, 1)].features != FEATURES, (
+                        action.message
+                    )
                     host.refused = action.message
         host.broker.check()
 
@@ -271,7 +324,7 @@ class World(Chance):
             self.on_broker(host, broker_core.Tick())
             self.metadata(host, metadata_core.Tick())
 
-    # -- replicas ----------------------------------------------------------------------------------------------------------
+    # -- replicas ----------------------------------------------------------------------------------
 
     def serves(self, host: Host) -> bool:
         """R10, and nothing else: a lease makes nothing safe."""
@@ -298,7 +351,11 @@ class World(Chance):
                         continue  # the epoch died with a worker
                     leader = host.leaders[key] = Leader(partition.leader_epoch, len(log), 0)
                 if leader.partition_epoch < partition.partition_epoch:
-                    leader.partition_epoch, leader.committed, leader.proposed = partition.partition_epoch, partition.in_sync_replicas, None
+                    leader.partition_epoch, leader.committed, leader.proposed = (
+                        partition.partition_epoch,
+                        partition.in_sync_replicas,
+                        None,
+                    )
                 self.move_high_watermark(host, key, partition)
 
     def kill_worker(self, host: Host) -> None:
@@ -312,7 +369,9 @@ class World(Chance):
     def partition_of(self, host: Host, key: tuple[bytes, int]):
         name = host.core.committed.topics_by_id.get(key[0])
         topic = host.core.committed.topics.get(name) if name is not None else None
-        return (topic, topic.partitions[key[1]]) if topic is not None and key[1] < len(topic.partitions) else (None, None)
+        return (
+            (topic, topic.partitions[key[1]]) if topic is not None and key[1] < len(topic.partitions) else (None, None)
+        )
 
     def leading(self) -> list[tuple[Host, tuple[bytes, int]]]:
         return [(host, key) for host in self.up() if self.serves(host) for key in host.leaders]
@@ -327,13 +386,23 @@ class World(Chance):
     def fetch(self, host: Host | None = None, key: tuple[bytes, int] | None = None) -> None:
         """One follower, one round: truncate by epoch, be counted at the position that it had, copy."""
         if host is None:
-            candidates = [(other, other_key) for other in self.up() if self.serves(other) for other_key in other.logs if other_key not in other.leaders]
+            candidates = [
+                (other, other_key)
+                for other in self.up()
+                if self.serves(other)
+                for other_key in other.logs
+                if other_key not in other.leaders
+            ]
             if not candidates:
                 return
             host, key = self.random.choice(candidates)
         _, partition = self.partition_of(host, key)
         source = self.hosts.get(partition.leader) if partition is not None else None
-        if source is None or not self.serves(source) or (not self.quiet and ((host.node, source.node) in self.cut or (source.node, host.node) in self.cut)):
+        if (
+            source is None
+            or not self.serves(source)
+            or (not self.quiet and ((host.node, source.node) in self.cut or (source.node, host.node) in self.cut))
+        ):
             return
         leader = source.leaders.get(key)
         if leader is None or leader.epoch != partition.leader_epoch:
@@ -359,7 +428,16 @@ class World(Chance):
         if partition is None or len(leader.committed) < self.minimum(host, key):
             return
         maximal = set(leader.committed) | set(leader.proposed or ())
-        positions = [len(host.logs[key]) if node == host.node else leader.followers.get(node, (0, 0))[0] if node in leader.followers else -1 for node in sorted(maximal)]
+        positions = [
+            (
+                len(host.logs[key])
+                if node == host.node
+                else leader.followers.get(node, (0, 0))[0]
+                if node in leader.followers
+                else -1
+            )
+            for node in sorted(maximal)
+        ]
         if min(positions) < 0:
             return
         if min(positions) > leader.high_watermark:
@@ -369,7 +447,9 @@ class World(Chance):
                 true[:] = host.logs[key][: leader.high_watermark]
 
     def propose(self) -> None:
-        """A leader wants another in-sync set: without one who is silent, or with one who has caught up (R7)."""
+        """A leader wants another in-sync set: without one who is silent, or with one who has caught
+        up (R7).
+        """
         leading = [(host, key) for host, key in self.leading() if host.leaders[key].proposed is None]
         if not leading:
             return
@@ -383,7 +463,12 @@ class World(Chance):
         for node in partition.replicas:
             position, epoch = leader.followers.get(node, (-1, -1))
             current = node in brokers and brokers[node].epoch == epoch and not brokers[node].fenced
-            if node not in wanted and position >= max(leader.high_watermark, leader.start) and current and self.random.random() < 0.7:
+            if (
+                node not in wanted
+                and position >= max(leader.high_watermark, leader.start)
+                and current
+                and self.random.random() < 0.7
+            ):
                 wanted.add(node)
             elif node in wanted and node != host.node and self.random.random() < (0 if self.quiet else 0.15):
                 wanted.discard(node)
@@ -391,8 +476,22 @@ class World(Chance):
             return
         leader.proposed = tuple(sorted(wanted))
         leader.sequence += 1
-        members = [(node, host.broker.broker_epoch if node == host.node else leader.followers[node][1] if node in leader.followers else brokers[node].epoch) for node in leader.proposed]
-        proposal = messages.ProposeInSync(key[0], key[1], leader.epoch, leader.partition_epoch, members, leader.sequence, partition.recovering)
+        members = [
+            (
+                node,
+                (
+                    host.broker.broker_epoch
+                    if node == host.node
+                    else leader.followers[node][1]
+                    if node in leader.followers
+                    else brokers[node].epoch
+                ),
+            )
+            for node in leader.proposed
+        ]
+        proposal = messages.ProposeInSync(
+            key[0], key[1], leader.epoch, leader.partition_epoch, members, leader.sequence, partition.recovering
+        )
         self.on_broker(host, broker_core.InSyncProposed("worker", proposal))
 
     def on_in_sync_answer(self, host: Host, answer: messages.InSyncAnswer) -> None:
@@ -403,7 +502,7 @@ class World(Chance):
             leader.proposed = None  # safe: R6b
         # success: the metadata tells the rest
 
-    # -- clients -----------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def request(self, change, node: int | None = None, validate_only: bool = False) -> object:
         self.number += 1
@@ -457,13 +556,17 @@ class World(Chance):
         self.quiet = False
 
     def heal(self) -> None:
-        """Every host lives and hears every other: then everything that began ends, and whoever can lead does."""
+        """Every host lives and hears every other: then everything that began ends, and whoever can
+        lead does.
+        """
         for host in self.hosts.values():
             if host.up and (host.ended or host.broker.shutting_down):
                 self.crash(host.node, clean=host.ended)
             host.ended = False
         self.settle(150)
-        assert all(not broker.fenced for node, broker in self.unlogged.brokers.items() if self.hosts[node].up), self.unlogged.brokers
+        assert all(not broker.fenced for node, broker in self.unlogged.brokers.items() if self.hosts[node].up), (
+            self.unlogged.brokers
+        )
         for topic in self.unlogged.topics.values():
             for partition in topic.partitions:
                 what = f"{topic.name}-{partition.index}: {partition}"
@@ -473,25 +576,47 @@ class World(Chance):
                 assert sorted(partition.in_sync_replicas) == sorted(partition.replicas), what
                 assert not partition.adding_replicas and not partition.removing_replicas, what
 
-    # -- checks ------------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------
 
     def check_epochs(self, before, brokers, records) -> None:
         for record in records:
             if isinstance(record, BrokerRegistered):
                 old = brokers.get(record.broker.node_id)
                 assert old is None or record.broker.epoch >= old.epoch, "I6"
-                if (old is None or record.broker.epoch > old.epoch) and self.clean[(record.broker.node_id, record.broker.incarnation)] != (old.epoch if old is not None else None):
-                    self.forget(record.broker.node_id, wiped=old is not None and old.directory_id != record.broker.directory_id)
-            if isinstance(record, PartitionsChanged) and record.topic_id in before and record.topic_id in self.unlogged.topics_by_id:
+                if (old is None or record.broker.epoch > old.epoch) and self.clean[
+                    (record.broker.node_id, record.broker.incarnation)
+                ] != (old.epoch if old is not None else None):
+                    self.forget(
+                        record.broker.node_id, wiped=old is not None and old.directory_id != record.broker.directory_id
+                    )
+            if (
+                isinstance(record, PartitionsChanged)
+                and record.topic_id in before
+                and record.topic_id in self.unlogged.topics_by_id
+            ):
                 new = self.unlogged.topics[self.unlogged.topics_by_id[record.topic_id]]
                 for change in record.changes:
-                    old_partition, partition = before[record.topic_id].partitions[change.index], new.partitions[change.index]
+                    old_partition, partition = (
+                        before[record.topic_id].partitions[change.index],
+                        new.partitions[change.index],
+                    )
                     assert partition.leader_epoch >= old_partition.leader_epoch, "I6"
-                    assert partition.leader == old_partition.leader or partition.leader_epoch > old_partition.leader_epoch, "I6: another leader in the same epoch"
-                    touching = sum(1 for other in records if isinstance(other, PartitionsChanged) and other.topic_id == record.topic_id for entry in other.changes if entry.index == change.index)
+                    assert (
+                        partition.leader == old_partition.leader or partition.leader_epoch > old_partition.leader_epoch
+                    ), "I6: another leader in the same epoch"
+                    touching = sum(
+                        1
+                        for other in records
+                        if isinstance(other, PartitionsChanged) and other.topic_id == record.topic_id
+                        for entry in other.changes
+                        if entry.index == change.index
+                    )
                     assert partition.partition_epoch == old_partition.partition_epoch + touching, "I6"
                     for node in partition.in_sync_replicas:
-                        if node not in old_partition.in_sync_replicas and node not in old_partition.eligible_leader_replicas:
+                        if (
+                            node not in old_partition.in_sync_replicas
+                            and node not in old_partition.eligible_leader_replicas
+                        ):
                             self.forgotten.discard((record.topic_id, change.index, node))  # its leader has taken it in
 
     def forget(self, node: int, wiped: bool) -> None:
@@ -509,7 +634,9 @@ class World(Chance):
                 key = (topic.topic_id, partition.index)
                 members = partition.in_sync_replicas + partition.eligible_leader_replicas
                 for node in members:
-                    assert (*key, node) not in self.forgotten, f"P8: {topic.name}-{partition.index}: broker {node} may have forgotten"
+                    assert (*key, node) not in self.forgotten, (
+                        f"P8: {topic.name}-{partition.index}: broker {node} may have forgotten"
+                    )
                 if key in self.lost:
                     continue
                 if not members:
@@ -523,17 +650,26 @@ class World(Chance):
                     if not host.up and registered is not None and not (host.clean_epoch == registered.epoch):
                         continue
                     if node in partition.replicas and key in host.logs:
-                        assert host.logs[key][: len(true)] == true, f"P2: {topic.name}-{partition.index}: broker {node} has {host.logs[key]}, below the high watermark is {true}; {partition}"
+                        assert host.logs[key][: len(true)] == true, (
+                            f"P2: {topic.name}-{partition.index}: broker {node} has {host.logs[key]}, below the high"
+                            f" watermark is {true}; {partition}"
+                        )
         for host, key in self.leading():
             true = self.true_high_watermark.get(key, [])
             leader = host.leaders[key]
             topic, partition = self.partition_of(state_host(self), key)
-            if key not in self.lost and partition is not None and partition.leader == host.node and partition.leader_epoch == leader.epoch:
-                assert host.logs[key][: len(true)] == true, f"P6: leader {host.node} of {key[1]} lacks what was below a high watermark"
+            if (
+                key not in self.lost
+                and partition is not None
+                and partition.leader == host.node
+                and partition.leader_epoch == leader.epoch
+            ):
+                assert host.logs[key][: len(true)] == true, (
+                    f"P6: leader {host.node} of {key[1]} lacks what was below a high watermark"
+                )
 
 
 class state_host:  # noqa: N801  what partition_of() asks of a host, over everything that is committed
     def __init__(self, world: World) -> None:
         self.core = self
         self.committed = world.unlogged
-

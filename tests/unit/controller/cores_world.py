@@ -1,4 +1,6 @@
-"""The controller's two cores of one host, driven together as the controller process drives them, with workers that the test plays."""
+"""The controller's two cores of one host, driven together as the controller process drives them,
+with workers that the test plays.
+"""
 
 import random
 
@@ -19,9 +21,13 @@ ACCEPTOR = "acceptor"
 
 
 class World:
-    """Both cores, a log that may refuse, workers that apply late, die and come back. Every event is followed by check() of both."""
+    """Both cores, a log that may refuse, workers that apply late, die and come back. Every event is
+    followed by check() of both.
+    """
 
-    def __init__(self, seed: int = 0, worker_count: int = 3, slot_count: int = 40, static: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, worker_count: int = 3, slot_count: int = 40, static: dict[str, str] | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.log: list[Record] = []
         self.slots: dict[int, tuple] = {}  # the control segment
@@ -45,7 +51,9 @@ class World:
             state.apply(decode_record(encode_record(record)))
         rules = ConfigRules(load_broker(None, {}, self.static))
         self.core = metadata_core.MetadataCore(state, NODE, rules, lambda: self.random.randbytes(16), self.slot_count)
-        self.host = host_core.HostCore(NODE, NODE, self.worker_count, self.slot_count + INTERNAL_SLOTS, {"directory-a": 0, "directory-b": 1})
+        self.host = host_core.HostCore(
+            NODE, NODE, self.worker_count, self.slot_count + INTERNAL_SLOTS, {"directory-a": 0, "directory-b": 1}
+        )
         self.queue: list[metadata_core.Persist] = []
         self.applied_version = -1
         self.subscribed: dict[str, int] = {}
@@ -58,14 +66,16 @@ class World:
             host_core.SlotSeen(slot, entry[0], entry[1], entry[4], entry[2], self.is_stale(slot), entry[3])
             for slot, entry in sorted(self.slots.items())
         )
-        self.on_host(host_core.Started(self.core.committed, seen, (), {index: self.generations[index] for index in self.alive}))
+        self.on_host(
+            host_core.Started(self.core.committed, seen, (), {index: self.generations[index] for index in self.alive})
+        )
 
     def is_stale(self, slot: int) -> bool:
         """Its owner has died since."""
         entry = self.slots.get(slot)
         return entry is not None and entry[2] != host_core.OWNER_NONE and entry[5] != self.generations[entry[2]]
 
-    # -- carrying out ------------------------------------------------------------------------------------------------------
+    # -- carrying out ------------------------------------------------------------------------------
 
     def metadata(self, event, started: bool = True) -> None:
         for action in self.core.handle(event, self.now_ms):
@@ -91,10 +101,19 @@ class World:
                     generation = self.generations.get(action.owner, 0)
                     if action.moved and self.is_stale(action.slot):
                         continue  # as mqd/controller/slots.py
-                    self.slots[action.slot] = (action.topic_id, action.index, action.owner, action.log_dir, action.leader_epoch, generation)
+                    self.slots[action.slot] = (
+                        action.topic_id,
+                        action.index,
+                        action.owner,
+                        action.log_dir,
+                        action.leader_epoch,
+                        generation,
+                    )
                 case host_core.ClearSlot():
                     for index, view in self.views.items():
-                        assert action.slot not in view["slots"].values(), f"worker {index} still uses slot {action.slot}"
+                        assert action.slot not in view["slots"].values(), (
+                            f"worker {index} still uses slot {action.slot}"
+                        )
                     del self.slots[action.slot]
                 case host_core.Send():
                     if isinstance(action.message, messages.Answer):
@@ -105,7 +124,9 @@ class World:
                 case host_core.AppliedEverywhere():
                     assert action.version > self.applied_version
                     known = self.views.keys() & self.alive  # without a view: just started, serves nothing
-                    assert all(self.views[index]["version"] >= action.version for index in known), "a worker that lives does not have it"
+                    assert all(self.views[index]["version"] >= action.version for index in known), (
+                        "a worker that lives does not have it"
+                    )
                     self.applied_version = action.version
                     self.metadata(metadata_core.AppliedByHost(action.version))
                 case host_core.RaiseEpochs():
@@ -117,17 +138,32 @@ class World:
         """Nobody is told to serve a partition in the epoch that died with its predecessor."""
         message = send.message
         parts = message.parts if isinstance(message, messages.Several) else [message]
-        topics = message.topics if isinstance(message, messages.Image) else [part.topic for part in parts if isinstance(part, messages.TopicPut)]
+        topics = (
+            message.topics
+            if isinstance(message, messages.Image)
+            else [part.topic for part in parts if isinstance(part, messages.TopicPut)]
+        )
         told = [(topic.topic_id, partition) for topic in topics for partition in topic.partitions]
-        told += [(part.topic_id, partition) for part in parts if isinstance(part, messages.PartitionsPut) for partition in part.partitions]
+        told += [
+            (part.topic_id, partition)
+            for part in parts
+            if isinstance(part, messages.PartitionsPut)
+            for partition in part.partitions
+        ]
         index = self.subscribed.get(send.client)
         for topic_id, partition in told:
             if partition.owner == index:
                 key = (topic_id, partition.index)
                 dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
                 placed = self.slots[partition.slot]  # every worker reads by what it finds there
-                assert placed[:4] == (topic_id, partition.index, partition.owner, partition.log_dir) and placed[4] >= partition.leader_epoch, f"slot {partition.slot} says {placed}, not {partition}"
-                assert not dead, f"{type(message).__name__}: worker {index} is to serve partition {partition.index} in epoch {partition.leader_epoch}, which died with its predecessor"
+                assert (
+                    placed[:4] == (topic_id, partition.index, partition.owner, partition.log_dir)
+                    and placed[4] >= partition.leader_epoch
+                ), f"slot {partition.slot} says {placed}, not {partition}"
+                assert not dead, (
+                    f"{type(message).__name__}: worker {index} is to serve partition {partition.index} in epoch"
+                    f" {partition.leader_epoch}, which died with its predecessor"
+                )
                 self.told.setdefault(index, {})[key] = partition.leader_epoch
 
     def flush_log(self, fail: bool = False, started: bool = True) -> None:
@@ -145,15 +181,19 @@ class World:
         self.metadata(metadata_core.Persisted(batch[-1].version), started)
 
     def die_writing(self, count: int | None = None) -> None:
-        """The controller process dies when the first `count` of what is queued (None: all of it) are on disk, and nothing of it was carried out. The next one starts."""
+        """The controller process dies when the first `count` of what is queued (None: all of it)
+        are on disk, and nothing of it was carried out. The next one starts.
+        """
         for persist in self.queue[:count]:
             self.log += persist.records
         self.start()
 
-    # -- the processes -----------------------------------------------------------------------------------------------------
+    # -- the processes -----------------------------------------------------------------------------
 
     def join(self, index: int) -> str:
-        """A connection of the worker process; its view, as long as the process lives, outlasts connections and controllers."""
+        """A connection of the worker process; its view, as long as the process lives, outlasts
+        connections and controllers.
+        """
         client = f"worker-{index}.{self.generations[index]}.{self.random.random()}"
         self.views.setdefault(index, {"slots": {}, "version": -1, "epochs": {}})
         self.subscribed[client] = index
@@ -164,12 +204,20 @@ class World:
         """The worker takes in everything that was sent, then answers."""
         view = self.views[self.subscribed[client]]
         told = False
-        flat = [part for message in self.inbox.pop(client, []) for part in (message.parts if isinstance(message, messages.Several) else [message])]
+        flat = [
+            part
+            for message in self.inbox.pop(client, [])
+            for part in (message.parts if isinstance(message, messages.Several) else [message])
+        ]
         for message in flat:
             match message:
                 case messages.Image():
-                    view["slots"] = {(t.topic_id, p.index): p.slot for t in message.topics for p in t.partitions if p.slot >= 0}
-                    view["epochs"] = {(t.topic_id, p.index): p.leader_epoch for t in message.topics for p in t.partitions}
+                    view["slots"] = {
+                        (t.topic_id, p.index): p.slot for t in message.topics for p in t.partitions if p.slot >= 0
+                    }
+                    view["epochs"] = {
+                        (t.topic_id, p.index): p.leader_epoch for t in message.topics for p in t.partitions
+                    }
                 case messages.TopicPut():
                     for partition in message.topic.partitions:
                         key = (message.topic.topic_id, partition.index)
@@ -177,12 +225,17 @@ class World:
                         view["epochs"][key] = partition.leader_epoch
                         if partition.slot >= 0:
                             assert view["slots"].get(key, partition.slot) == partition.slot
-                            assert partition.slot not in {slot for other, slot in view["slots"].items() if other != key}, "slot reused too early"
+                            assert partition.slot not in {
+                                slot for other, slot in view["slots"].items() if other != key
+                            }, "slot reused too early"
                             view["slots"][key] = partition.slot
                 case messages.PartitionsPut():
                     for partition in message.partitions:
                         key = (message.topic_id, partition.index)
-                        assert view["epochs"].get(key, -1) <= partition.leader_epoch and view["slots"].get(key, -1) == partition.slot
+                        assert (
+                            view["epochs"].get(key, -1) <= partition.leader_epoch
+                            and view["slots"].get(key, -1) == partition.slot
+                        )
                         view["epochs"][key] = partition.leader_epoch
                 case messages.TopicRemoved():
                     for key in [key for key in view["slots"] if key[0] == message.topic_id]:
@@ -233,7 +286,9 @@ class World:
         return self.answers[number]
 
 
-def create(name: str, count: int = 2, factor: int = 1, config: dict | None = None, assignments: dict | None = None) -> messages.CreateTopic:
+def create(
+    name: str, count: int = 2, factor: int = 1, config: dict | None = None, assignments: dict | None = None
+) -> messages.CreateTopic:
     return messages.CreateTopic(name, count, factor, assignments or {}, config or {})
 
 

@@ -11,7 +11,9 @@ from mqd.cluster.host import messages
 
 
 def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no_longer() -> None:
-    """Also when nothing else happens in the cluster: what is told then decides on unclean elections."""
+    """Also when nothing else happens in the cluster: what is told then decides on unclean
+    elections.
+    """
     world = World(7, 3)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
@@ -19,12 +21,23 @@ def test_a_directory_that_fails_for_a_while_is_told_of_as_long_as_it_does_and_no
     core = world.hosts[2].broker
 
     def seen(usable: bool) -> broker_core.DirectoriesSeen:
-        return broker_core.DirectoriesSeen((broker_messages.DirectoryReport("meta-2-a", "/a", 9 * usable, usable), broker_messages.DirectoryReport("meta-2-b", "/b", 9 * usable, usable)))
+        return broker_core.DirectoriesSeen(
+            (
+                broker_messages.DirectoryReport("meta-2-a", "/a", 9 * usable, usable),
+                broker_messages.DirectoryReport("meta-2-b", "/b", 9 * usable, usable),
+            )
+        )
 
     def told() -> list[broker_messages.ReplicasFailed]:
         world.now_ms += 10_000
-        actions = [action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)]
-        return [action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)]
+        actions = [
+            action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)
+        ]
+        return [
+            action.message
+            for action in actions
+            if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)
+        ]
 
     assert not told()
     core.handle(seen(False), world.now_ms)
@@ -39,7 +52,11 @@ def told_by(world: World, node: int, *reports: broker_messages.DirectoryReport) 
     core = world.hosts[node].broker
     core.handle(broker_core.DirectoriesSeen(reports), world.now_ms)
     actions = [action for step in range(1, 40) for action in core.handle(broker_core.Tick(), world.now_ms + 100 * step)]
-    messages_sent = [action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)]
+    messages_sent = [
+        action.message
+        for action in actions
+        if isinstance(getattr(action, "message", None), broker_messages.ReplicasFailed)
+    ]
     return {key for message in messages_sent for key in message.partitions}
 
 
@@ -60,20 +77,30 @@ def test_what_nobody_leads_is_told_of_by_everybody_who_cannot_serve_it_in_sync_o
         core._state.topics["t"] = msgspec.structs.replace(core._state.topics["t"], partitions=(partition,))
 
     now(in_sync_replicas=(leader,), leader=leader)
-    lost = (broker_messages.DirectoryReport(f"meta-{other}-a", "/a", 0, False), broker_messages.DirectoryReport(f"meta-{other}-b", "/b", 0, False))
+    lost = (
+        broker_messages.DirectoryReport(f"meta-{other}-a", "/a", 0, False),
+        broker_messages.DirectoryReport(f"meta-{other}-b", "/b", 0, False),
+    )
     assert told_by(world, other, *lost) == set(), "nobody counts on it"
     now(in_sync_replicas=(), leader=-1, eligible_leader_replicas=(leader,))
     assert told_by(world, other, lost[0]) == {key}
 
 
 def test_what_lies_in_a_directory_that_is_no_entry_any_more_fails_too() -> None:
-    """Also where the registration does not name that directory: the metadata directory was lost as well, and no other could be used."""
+    """Also where the registration does not name that directory: the metadata directory was lost as
+    well, and no other could be used.
+    """
     world = World(7, 3)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 6, 1, {}, {})).error == 0
     world.settle(20)
     core = world.hosts[2].broker
-    led = {(topic.topic_id, partition.index) for topic in world.unlogged.topics.values() for partition in topic.partitions if partition.leader == 2}
+    led = {
+        (topic.topic_id, partition.index)
+        for topic in world.unlogged.topics.values()
+        for partition in topic.partitions
+        if partition.leader == 2
+    }
     core._state = core._state.copy()
     core._state.brokers[2] = msgspec.structs.replace(core._state.brokers[2], directories={"new": "/a"})
     assert led and told_by(world, 2, broker_messages.DirectoryReport("new", "/a", 0, False)) == led
@@ -86,5 +113,7 @@ def test_a_new_controller_hears_of_the_directories_at_once() -> None:
     core = world.hosts[2].broker
     core.handle(broker_core.ControllerKnown(-1, 90), world.now_ms)
     actions = core.handle(broker_core.ControllerKnown(3, 91), world.now_ms)
-    heartbeats = [action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.Heartbeat)]
+    heartbeats = [
+        action.message for action in actions if isinstance(getattr(action, "message", None), broker_messages.Heartbeat)
+    ]
     assert [bool(one.directories) for one in heartbeats] == [True]

@@ -1,4 +1,6 @@
-"""The controller's two cores by seeded random histories; and named scenarios of topics, workers and restarts."""
+"""The controller's two cores by seeded random histories; and named scenarios of topics, workers and
+restarts.
+"""
 
 import random
 
@@ -21,7 +23,7 @@ def world() -> World:
     return world
 
 
-# -- histories -----------------------------------------------------------------------------------------------------------------
+# -- histories -------------------------------------------------------------------------------------
 
 
 def random_change(world: World):
@@ -34,21 +36,33 @@ def random_change(world: World):
     if dice < 0.7:
         return messages.AddPartitions(name, world.random.randint(0, 9), None)
     if dice < 0.85:
-        return alter(name, [("retention.ms", world.random.choice(["set", "delete"]), str(world.random.randint(0, 5)))], world.random.random() < 0.3)
+        return alter(
+            name,
+            [("retention.ms", world.random.choice(["set", "delete"]), str(world.random.randint(0, 5)))],
+            world.random.random() < 0.3,
+        )
     if dice < 0.9:
         quota = messages.QuotaOperation("producer_byte_rate", world.random.choice([None, 1.0, 2.0]))
         return messages.AlterClientQuota([("client-id", world.random.choice(["a", "b", None]))], [quota])
     if dice < 0.93:
-        return messages.UpdateFeatures([messages.FeatureUpdate("metadata.version", world.random.randint(24, 30), world.random.randint(1, 3))])
+        return messages.UpdateFeatures(
+            [messages.FeatureUpdate("metadata.version", world.random.randint(24, 30), world.random.randint(1, 3))]
+        )
     return messages.AllocateProducerIds(world.random.randint(1, 100))
 
 
 def random_move(world: World) -> None:
     """A worker, alive or not any more, says that it has moved a partition, its own or another's."""
-    partitions = [(topic.topic_id, partition.index) for topic in world.core.tail.topics.values() for partition in topic.partitions]
+    partitions = [
+        (topic.topic_id, partition.index) for topic in world.core.tail.topics.values() for partition in topic.partitions
+    ]
     client = world.random.choice([*sorted(world.subscribed), "worker-0.gone"])
     if partitions:
-        world.on_host(host_core.MoveEnded(client, messages.MoveCompleted(*world.random.choice(partitions), world.random.randint(0, 2))))
+        world.on_host(
+            host_core.MoveEnded(
+                client, messages.MoveCompleted(*world.random.choice(partitions), world.random.randint(0, 2))
+            )
+        )
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -61,7 +75,10 @@ def test_random_history(seed: int) -> None:
         world.now_ms += world.random.randint(0, 300)
         if dice < 0.35:
             change = random_change(world)
-            number = world.request(change, validate_only=world.random.random() < 0.1 and not isinstance(change, messages.AllocateProducerIds))
+            number = world.request(
+                change,
+                validate_only=world.random.random() < 0.1 and not isinstance(change, messages.AllocateProducerIds),
+            )
             if isinstance(change, messages.AllocateProducerIds):
                 allocations[number] = change.count
         elif dice < 0.6:
@@ -110,13 +127,17 @@ def test_random_history(seed: int) -> None:
     expected = {(t.topic_id, p.index): p.leader_epoch for t in replayed.topics.values() for p in t.partitions}
     placed = {(entry[0], entry[1]): entry[4] for entry in world.slots.values()}
     assert placed == expected
-    directories = {(t.topic_id, p.index): {"directory-a": 0, "directory-b": 1}[p.directories[0]] for t in replayed.topics.values() for p in t.partitions}
+    directories = {
+        (t.topic_id, p.index): {"directory-a": 0, "directory-b": 1}[p.directories[0]]
+        for t in replayed.topics.values()
+        for p in t.partitions
+    }
     assert {(entry[0], entry[1]): entry[3] for entry in world.slots.values()} == directories
     for view in world.views.values():
         assert {key: epoch for key, epoch in view["epochs"].items() if key in expected} == expected
 
 
-# -- scenarios -----------------------------------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 
 
 def test_topic_is_answered_only_when_every_worker_has_it(world: World) -> None:
@@ -186,8 +207,12 @@ def test_successor_of_a_dead_worker_gets_its_image_with_new_epochs(world: World)
     assert client not in world.inbox, "it was told something before the new epoch was on disk"
     world.flush_log()
     image = world.inbox[client][0]
-    assert {partition.leader_epoch for topic in image.topics for partition in topic.partitions if partition.owner == 2} == {1}
-    assert {partition.leader_epoch for topic in image.topics for partition in topic.partitions if partition.owner != 2} == {0}
+    assert {
+        partition.leader_epoch for topic in image.topics for partition in topic.partitions if partition.owner == 2
+    } == {1}
+    assert {
+        partition.leader_epoch for topic in image.topics for partition in topic.partitions if partition.owner != 2
+    } == {0}
 
 
 def test_new_epoch_is_tried_again_when_the_disk_was_full(world: World) -> None:
@@ -223,7 +248,9 @@ def test_death_is_still_known_when_the_next_controller_dies_too(world: World) ->
 
 
 def test_image_is_not_sent_between_two_publications_of_one_commit(world: World) -> None:
-    """Found by seed 57: the committed state was ahead of what subscribers know, and a successor got the epoch that had died."""
+    """Found by seed 57: the committed state was ahead of what subscribers know, and a successor got
+    the epoch that had died.
+    """
     world.ask(create("orders", 3))
     world.request(create("other", 1))
     world.die(0)
@@ -231,7 +258,13 @@ def test_image_is_not_sent_between_two_publications_of_one_commit(world: World) 
     client = world.join(0)
     world.flush_log()
     image = world.inbox[client][0]
-    assert {partition.leader_epoch for topic in image.topics if topic.name == "orders" for partition in topic.partitions if partition.owner == 0} == {1}
+    assert {
+        partition.leader_epoch
+        for topic in image.topics
+        if topic.name == "orders"
+        for partition in topic.partitions
+        if partition.owner == 0
+    } == {1}
 
 
 def test_controller_restart_changes_nothing(world: World) -> None:
@@ -286,15 +319,26 @@ def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
     creation = world.request(create("other", 5))
     world.flush_log()
     assert deletion not in world.answers and creation not in world.answers
-    assert all(len(message.topic.partitions) == 5 for box in world.inbox.values() for message in box if isinstance(message, messages.TopicPut))
+    assert all(
+        len(message.topic.partitions) == 5
+        for box in world.inbox.values()
+        for message in box
+        if isinstance(message, messages.TopicPut)
+    )
     world.settle()
     assert world.answers[deletion].error == 0
     answer = world.answers[creation]
-    assert answer.error == 0 and len(answer.topic.partitions) == 5 and all(partition.slot >= 0 for partition in answer.topic.partitions)
+    assert (
+        answer.error == 0
+        and len(answer.topic.partitions) == 5
+        and all(partition.slot >= 0 for partition in answer.topic.partitions)
+    )
 
 
 def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.PartitionImage]:
-    """A topic of one partition, as it was before its owner said that it lies in the other directory; nothing of that is written yet."""
+    """A topic of one partition, as it was before its owner said that it lies in the other
+    directory; nothing of that is written yet.
+    """
     image = world.ask(create("orders", 1)).topic
     (partition,) = image.partitions
     worker = next(client for client, index in world.subscribed.items() if index == partition.owner)
@@ -303,14 +347,20 @@ def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.Part
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is_carried_out_by_the_next(world: World, dies: bool) -> None:
-    """The metadata say that it lies in the other directory, the slot that it lies in the old one: whoever reads goes by the slot, and the old one's files are deleted."""
+def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is_carried_out_by_the_next(
+    world: World, dies: bool
+) -> None:
+    """The metadata say that it lies in the other directory, the slot that it lies in the old one:
+    whoever reads goes by the slot, and the old one's files are deleted.
+    """
     image, partition = moved_by_its_owner(world)
     if dies:  # its slot is the witness: it stays as it is until there is a newer epoch
         world.die(partition.owner, notice=False)
     before = world.slots[partition.slot]
     world.die_writing()
-    assert world.core.committed.topics["orders"].partitions[0].directories == (["directory-a", "directory-b"][1 - partition.log_dir],)
+    assert world.core.committed.topics["orders"].partitions[0].directories == (
+        ["directory-a", "directory-b"][1 - partition.log_dir],
+    )
     placed = world.slots[partition.slot]
     assert placed == before if dies else placed == (image.topic_id, 0, partition.owner, 1 - partition.log_dir, 0, 1)
     world.settle()
@@ -319,7 +369,9 @@ def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_move_does_not_hide_the_death_of_who_moved_it(world: World, noticed: bool) -> None:
-    """The worker dies between its word and the publication, the controller before the new epoch is written: the next controller has the slot alone to go by."""
+    """The worker dies between its word and the publication, the controller before the new epoch is
+    written: the next controller has the slot alone to go by.
+    """
     _, partition = moved_by_its_owner(world)
     world.die(partition.owner, notice=noticed)
     moved, world.queue = world.queue[:1], world.queue[1:]
@@ -332,16 +384,28 @@ def test_a_move_does_not_hide_the_death_of_who_moved_it(world: World, noticed: b
 
 
 @pytest.mark.parametrize("was_offline", [True, False])
-def test_a_log_directory_that_is_usable_to_the_next_controller_alone_decides_who_owns_its_partitions(world: World, was_offline: bool) -> None:
+def test_a_log_directory_that_is_usable_to_the_next_controller_alone_decides_who_owns_its_partitions(
+    world: World, was_offline: bool
+) -> None:
     image = world.ask(create("orders", 1)).topic
     (partition,) = image.partitions
     owner, place = (host_core.OWNER_NONE, 0) if was_offline else (partition.owner, partition.log_dir)
     usable = {"directory-a": 0, "directory-b": 1} if was_offline else {}
     host = host_core.HostCore(NODE, NODE, 3, 40, usable)
-    actions = host.handle(host_core.Started(world.core.committed, (host_core.SlotSeen(partition.slot, image.topic_id, 0, 0, owner, False, place),), (), {0: 1, 1: 1, 2: 1}), 0)
+    actions = host.handle(
+        host_core.Started(
+            world.core.committed,
+            (host_core.SlotSeen(partition.slot, image.topic_id, 0, 0, owner, False, place),),
+            (),
+            {0: 1, 1: 1, 2: 1},
+        ),
+        0,
+    )
     host.check()
     expected = (partition.owner, partition.log_dir) if was_offline else (host_core.OWNER_NONE, host_core.LOG_DIR_NONE)
-    assert [(action.slot, action.owner, action.log_dir) for action in actions if isinstance(action, host_core.AssignSlot)] == [(partition.slot, *expected)]
+    assert [
+        (action.slot, action.owner, action.log_dir) for action in actions if isinstance(action, host_core.AssignSlot)
+    ] == [(partition.slot, *expected)]
 
 
 def test_torn_slot_goes_to_the_partition_that_lacks_one(world: World) -> None:
@@ -425,21 +489,34 @@ def test_refusals(world: World, change, error: int, part: str) -> None:
 
 def test_validate_only_changes_nothing_and_shows_the_topic(world: World) -> None:
     answer = world.ask(create("orders", 3, config={"retention.ms": "5"}), validate_only=True)
-    assert answer.error == 0 and answer.topic is not None and len(answer.topic.partitions) == 3 and answer.topic.config == {"retention.ms": "5"}
+    assert (
+        answer.error == 0
+        and answer.topic is not None
+        and len(answer.topic.partitions) == 3
+        and answer.topic.config == {"retention.ms": "5"}
+    )
     assert not world.core.committed.topics
 
 
 def test_topic_configuration(world: World) -> None:
     world.ask(create("orders", 1, config={"retention.ms": "5"}))
-    assert world.ask(alter("orders", [("segment.bytes", "set", "1048576"), ("cleanup.policy", "append", "delete")])).error == 0
+    assert (
+        world.ask(alter("orders", [("segment.bytes", "set", "1048576"), ("cleanup.policy", "append", "delete")])).error
+        == 0
+    )
     config = world.core.committed.topics["orders"].config
     assert config == {"retention.ms": "5", "segment.bytes": "1048576", "cleanup.policy": "delete"}
     assert world.ask(alter("orders", [("flush.ms", "set", "9")], replace=True)).error == 0
     assert world.core.committed.topics["orders"].config == {"flush.ms": "9"}
     assert world.ask(alter("orders", [("flush.ms", "delete", None)])).error == 0
     assert world.ask(alter("orders", [("nothing.of.the.kind", "delete", None)])).error == 0, "as in Kafka"
-    for verb, value in (("set", "1000000"), ("delete", None), ("delete", None)):  # what kafka-reassign-partitions does to brokers
-        throttles = ("leader.replication.throttled.rate", "follower.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second")
+    # what kafka-reassign-partitions does to brokers
+    for verb, value in (("set", "1000000"), ("delete", None), ("delete", None)):
+        throttles = (
+            "leader.replication.throttled.rate",
+            "follower.replication.throttled.rate",
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+        )
         assert world.ask(alter("1", [(name, verb, value) for name in throttles], kind=4)).error == 0
     assert world.core.committed.topics["orders"].config == {}
 

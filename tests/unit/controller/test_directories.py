@@ -1,4 +1,6 @@
-"""What the controller asks of the file systems of log.dirs while it runs: one that hangs keeps nobody waiting."""
+"""What the controller asks of the file systems of log.dirs while it runs: one that hangs keeps
+nobody waiting.
+"""
 
 import asyncio
 import threading
@@ -26,7 +28,9 @@ FREE = 1 << 40
 
 
 class FileSystems:
-    """In place of statvfs. `hung`: what does not answer until it is let go; `asked`: every question."""
+    """In place of statvfs. `hung`: what does not answer until it is let go; `asked`: every
+    question.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hung: set[str] = set()
@@ -83,7 +87,9 @@ def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are
 
 
 def test_what_could_not_be_used_at_the_start_stays_so(tmp_path: Path) -> None:
-    """An empty mount point in place of the disk answers well, and holds nothing; no worker has opened it."""
+    """An empty mount point in place of the disk answers well, and holds nothing; no worker has
+    opened it.
+    """
 
     async def scenario() -> None:
         lost = Directory("lost", str(tmp_path), 0, False)
@@ -94,12 +100,18 @@ def test_what_could_not_be_used_at_the_start_stays_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["metadata", "other metadata"])
-def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_directories_that_it_has(tmp_path: Path, own: str) -> None:
-    """What an earlier host of that number had there is not its own, and its replicas are placed anew. With its metadata it misses the disk."""
+def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_directories_that_it_has(
+    tmp_path: Path, own: str
+) -> None:
+    """What an earlier host of that number had there is not its own, and its replicas are placed
+    anew. With its metadata it misses the disk.
+    """
     place = str(tmp_path / "log")
     (tmp_path / "log").mkdir()
     state = topic(cluster(2), (1, 2))
-    state.brokers[1] = msgspec.structs.replace(state.brokers[1], directories={"d1": place}, directory_id=directory_text(b"k" * 16))
+    state.brokers[1] = msgspec.structs.replace(
+        state.brokers[1], directories={"d1": place}, directory_id=directory_text(b"k" * 16)
+    )
     process = object.__new__(Process)
     process.node_id, process.log_dirs = 1, [place]
     process.key = ReplicaKey(1, b"k" * 16 if own == "metadata" else b"o" * 16)
@@ -124,11 +136,17 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     places = [str(tmp_path / name) for name in ("hung", "sound")]
 
     def slowly(of):
-        return lambda path, *more, **named: of(path, *more, **named) if not str(path).startswith(places[0]) else let_go.wait(60) and of(path, *more, **named)
+        return lambda path, *more, **named: (
+            of(path, *more, **named)
+            if not str(path).startswith(places[0])
+            else let_go.wait(60) and of(path, *more, **named)
+        )
 
     for place in places:
         Path(place).mkdir()
-        (Path(place) / directories.META_PROPERTIES).write_text(f"version=1\ncluster.id=c\nnode.id=1\ndirectory.id={Path(place).name}\n")
+        (Path(place) / directories.META_PROPERTIES).write_text(
+            f"version=1\ncluster.id=c\nnode.id=1\ndirectory.id={Path(place).name}\n"
+        )
     monkeypatch.setattr(directories, "ANSWER_S", 0.2)
     monkeypatch.setattr(directories, "read_properties", slowly(directories.read_properties))
     monkeypatch.setattr(directories.os, "scandir", slowly(directories.os.scandir))
@@ -145,7 +163,9 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_start_waits_for_no_log_directory_that_hangs(hung: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """It is offline, the others serve; and the loop turns meanwhile."""
     state = topic(cluster(2), (1, 2))
-    state.brokers[1] = msgspec.structs.replace(state.brokers[1], directories={"hung": hung[0], "sound": hung[1]}, directory_id=directory_text(b"k" * 16))
+    state.brokers[1] = msgspec.structs.replace(
+        state.brokers[1], directories={"hung": hung[0], "sound": hung[1]}, directory_id=directory_text(b"k" * 16)
+    )
     process = object.__new__(Process)
     process.node_id, process.log_dirs, process.key = 1, hung, ReplicaKey(1, b"k" * 16)
 
@@ -165,7 +185,9 @@ def test_a_start_waits_for_no_log_directory_that_hangs(hung: list[str], caplog: 
     assert any("does not answer" in record.getMessage() for record in caplog.records)
 
 
-def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when_it_ended_cleanly(hung: list[str], tmp_path: Path) -> None:
+def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when_it_ended_cleanly(
+    hung: list[str], tmp_path: Path
+) -> None:
     process = object.__new__(Process)
     process.log_dirs = hung
     began = time.monotonic()
@@ -174,7 +196,9 @@ def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when
     kept = controller.session.Session(7, "d", controller.session.boot_id(), devices, False)
     for last, believed in ((kept, -1), (msgspec.structs.replace(kept, clean=True), 7)):
         controller.session.write(tmp_path / "session", last)
-        assert controller.session.clean_epoch(tmp_path / "session", "d", controller.session.boot_id(), devices) == believed
+        assert (
+            controller.session.clean_epoch(tmp_path / "session", "d", controller.session.boot_id(), devices) == believed
+        )
 
 
 def test_metadata_that_are_lost_beside_a_log_directory_that_hangs_are_refused(hung: list[str], tmp_path: Path) -> None:
@@ -189,7 +213,9 @@ def test_a_loop_that_ends_does_not_wait_for_a_hung_file_system(systems: FileSyst
     assert systems.hung and any(thread.daemon and thread.name == "asking" for thread in threading.enumerate())
 
 
-def test_the_controllers_ticks_do_not_wait_for_a_file_system(systems: FileSystems, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controllers_ticks_do_not_wait_for_a_file_system(
+    systems: FileSystems, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own heartbeats and everybody's sessions hang on them."""
     monkeypatch.setattr(shells, "MEASURE_S", 0.0)
     monkeypatch.setattr(directories, "ANSWER_S", 30.0)
@@ -211,7 +237,10 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(systems: FileSystem
         while not systems.asked:
             await asyncio.sleep(0.001)
         before = sum(isinstance(event, metadata_core.Tick) for event in heard)
-        while sum(isinstance(event, metadata_core.Tick) for event in heard) < before + 20 or sum(isinstance(event, broker_core.Tick) for event in heard) < before + 20:
+        while (
+            sum(isinstance(event, metadata_core.Tick) for event in heard) < before + 20
+            or sum(isinstance(event, broker_core.Tick) for event in heard) < before + 20
+        ):
             await asyncio.sleep(0.001)
         assert systems.asked == ["/a"] and not any(isinstance(event, metadata_core.DirectoriesSeen) for event in heard)
         systems.let_go()
@@ -261,11 +290,13 @@ def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
     asyncio.run(work())
 
 
-# -- the end ---------------------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hangs", ["nothing", "the marker", "the device"])
-def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: str) -> None:
+def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: str
+) -> None:
     let_go = threading.Event()
     place = tmp_path / "log"
     place.mkdir()
@@ -279,8 +310,12 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
     if hangs != "nothing":
         monkeypatch.setattr(directories, "ANSWER_S", 0.2)
     remembered: list[tuple[int, bool]] = []
-    monkeypatch.setattr(controller.session, "devices", lambda paths: let_go.wait(60) and [] if hangs == "the device" else [])
-    monkeypatch.setattr(controller.session, "write", lambda path, entry: remembered.append((entry.broker_epoch, entry.clean)))
+    monkeypatch.setattr(
+        controller.session, "devices", lambda paths: let_go.wait(60) and [] if hangs == "the device" else []
+    )
+    monkeypatch.setattr(
+        controller.session, "write", lambda path, entry: remembered.append((entry.broker_epoch, entry.clean))
+    )
 
     async def scenario() -> None:
         process = object.__new__(Process)
@@ -304,8 +339,13 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
     let_go.set()
 
 
-def test_a_session_once_doubted_stays_so_when_its_beginning_is_remembered_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for the devices of the log directories; one hangs, and the disk then fails its flush: what the page cache holds proves nothing any more. A later session, after a restart of the host, is another."""
+def test_a_session_once_doubted_stays_so_when_its_beginning_is_remembered_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the devices of the log directories; one hangs, and the disk then fails its flush:
+    what the page cache holds proves nothing any more. A later session, after a restart of the host,
+    is another.
+    """
     hangs, let_go = threading.Event(), threading.Event()
     of = controller.session.devices
 
@@ -321,7 +361,9 @@ def test_a_session_once_doubted_stays_so_when_its_beginning_is_remembered_late(t
     process.places = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
 
     def believed() -> int:
-        return controller.session.clean_epoch(tmp_path / "session", directory_text(b"k" * 16), controller.session.boot_id(), of(process.log_dirs))
+        return controller.session.clean_epoch(
+            tmp_path / "session", directory_text(b"k" * 16), controller.session.boot_id(), of(process.log_dirs)
+        )
 
     registered = threading.Thread(target=process.remember, args=(7, False), daemon=True)
     registered.start()

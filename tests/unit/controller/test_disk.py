@@ -1,4 +1,6 @@
-"""The controller's queue to the disk, who becomes a voter by itself, what is remembered of a session."""
+"""The controller's queue to the disk, who becomes a voter by itself, what is remembered of a
+session.
+"""
 
 import asyncio
 import errno
@@ -13,7 +15,17 @@ from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.events import VoteState
 from mqd.cluster.raft.log_memory import MemoryLog
-from mqd.cluster.raft.messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
+from mqd.cluster.raft.messages import (
+    DATA,
+    FOUNDED,
+    GROWING,
+    SHRUNK,
+    ReplicaKey,
+    SnapshotMeta,
+    Voter,
+    make_batch,
+    voters_batch,
+)
 from mqd.cluster.raft.store import FlushFailed
 from mqd.cluster.raft.identity import directory_text
 from mqd.controller import session
@@ -80,7 +92,18 @@ def run(work: list, failures: list[Exception | None] = ()) -> tuple[list[tuple],
 
 
 def test_what_waits_behind_an_append_is_flushed_with_it():
-    calls, heard, ended = run([append(1, 0), append(2, 1), append(3, 2), events.PersistVote(4, VoteState(5)), append(5, 3), events.TruncateLog(6, 2), append(7, 2), append(8, 3)])
+    calls, heard, ended = run(
+        [
+            append(1, 0),
+            append(2, 1),
+            append(3, 2),
+            events.PersistVote(4, VoteState(5)),
+            append(5, 3),
+            events.TruncateLog(6, 2),
+            append(7, 2),
+            append(8, 3),
+        ]
+    )
     assert calls == [("append", [0, 1, 2], 7), ("vote", 5), ("append", [3], 7), ("truncate", 2), ("append", [2, 3], 7)]
     assert heard == [events.DiskDone(number) for number in (3, 4, 5, 6, 8)] and not ended
 
@@ -89,14 +112,18 @@ def test_what_is_refused_takes_with_it_what_waits_behind_it():
     full = OSError(errno.ENOSPC, "no space left on device")
     meta = SnapshotMeta(0, 0, (), 1)
     snapshot = StoreSnapshot(meta, MetadataState())
-    calls, heard, ended = run([append(1, 0), events.PersistVote(2, VoteState(5)), append(3, 1), snapshot, append(4, 2)], [None, full])
+    calls, heard, ended = run(
+        [append(1, 0), events.PersistVote(2, VoteState(5)), append(3, 1), snapshot, append(4, 2)], [None, full]
+    )
     assert calls == [("append", [0], 7), ("vote", 5), ("snapshot", 0)]
     assert heard[0] == events.DiskDone(1) and isinstance(heard[1], events.DiskRefused) and heard[1].sequence == 2
     assert isinstance(heard[2], events.SnapshotStored) and not ended
 
 
 def test_a_failed_flush_ends_the_process_and_nothing_follows():
-    calls, heard, ended = run([append(1, 0), events.TruncateLog(2, 0), append(3, 0)], [FlushFailed("input/output error")])
+    calls, heard, ended = run(
+        [append(1, 0), events.TruncateLog(2, 0), append(3, 0)], [FlushFailed("input/output error")]
+    )
     assert calls == [("append", [0], 7)] and heard == [] and "unknown" in ended[0]
 
 
@@ -109,7 +136,12 @@ def test_a_snapshot_that_cannot_be_read_is_refused_and_anything_else_of_that_kin
 
 
 def broker(node_id: int, **changes) -> BrokerState:
-    fields = {"controller_host": f"host-{node_id}", "controller_port": 9094, "directory_id": directory_text(bytes([node_id]) * 16), **changes}
+    fields = {
+        "controller_host": f"host-{node_id}",
+        "controller_port": 9094,
+        "directory_id": directory_text(bytes([node_id]) * 16),
+        **changes,
+    }
     return BrokerState(node_id, "h", 9092, None, 1, 1, {}, **fields)
 
 
@@ -122,13 +154,21 @@ def test_one_voter_becomes_three_and_no_other_number_changes_by_itself():
     assert [one.node_id for one in promotion.candidates((voter(1),), brokers, FOUNDED)] == [2, 3, 4]
     assert [one.node_id for one in promotion.candidates((voter(1), voter(2)), brokers, GROWING)] == [3, 4]
     assert promotion.candidates((voter(1), voter(2)), brokers, FOUNDED) == [], "two voters were somebody's wish"
-    assert promotion.candidates((voter(1), voter(2)), brokers, SHRUNK) == promotion.candidates((voter(1),), brokers, SHRUNK) == [], "so are those who are left when one was removed"
+    assert (
+        promotion.candidates((voter(1), voter(2)), brokers, SHRUNK)
+        == promotion.candidates((voter(1),), brokers, SHRUNK)
+        == []
+    ), "so are those who are left when one was removed"
     assert promotion.candidates((voter(1), voter(2), voter(3)), brokers, GROWING) == []
-    assert promotion.candidates((voter(1),), brokers[:2], FOUNDED) == [], "two hosts keep one voter: the loss of either of two would stop both"
+    assert promotion.candidates((voter(1),), brokers[:2], FOUNDED) == [], (
+        "two hosts keep one voter: the loss of either of two would stop both"
+    )
 
 
 class GrowingCluster:
-    """Four hosts, the first of which has founded the cluster; a quorum that does what it is asked. Each host has its own controller."""
+    """Four hosts, the first of which has founded the cluster; a quorum that does what it is asked.
+    Each host has its own controller.
+    """
 
     def __init__(self) -> None:
         self.log = MemoryLog(SnapshotMeta(0, 0, (voter(1),), 1), 1)
@@ -136,9 +176,22 @@ class GrowingCluster:
 
     def controller(self) -> VoterChanges:
         """As a process has it that has just become active."""
-        describe = lambda now_ns: SimpleNamespace(observers=[SimpleNamespace(key=promotion.key_of(one), last_caught_up_age_ns=0) for one in self.brokers.values()])  # noqa: E731
-        quorum = SimpleNamespace(voters=self.log.voters, voters_course=self.log.voters_course, core=SimpleNamespace(describe=describe), change_voters=self.change)
-        return VoterChanges(SimpleNamespace(core=SimpleNamespace(active=True, committed=SimpleNamespace(brokers=self.brokers)), quorum=quorum))  # type: ignore[arg-type]
+        describe = lambda now_ns: SimpleNamespace(
+            observers=[
+                SimpleNamespace(key=promotion.key_of(one), last_caught_up_age_ns=0) for one in self.brokers.values()
+            ]
+        )  # noqa: E731
+        quorum = SimpleNamespace(
+            voters=self.log.voters,
+            voters_course=self.log.voters_course,
+            core=SimpleNamespace(describe=describe),
+            change_voters=self.change,
+        )
+        return VoterChanges(
+            SimpleNamespace(
+                core=SimpleNamespace(active=True, committed=SimpleNamespace(brokers=self.brokers)), quorum=quorum
+            )
+        )  # type: ignore[arg-type]
 
     def change(self, make, ended) -> None:
         wish = make("token")
@@ -166,7 +219,16 @@ def test_growing_to_three_goes_on_under_the_next_controller_and_what_an_operator
     assert cluster.after_ticks() == [1, 2]
 
 
-@pytest.mark.parametrize("unfit", [{"fenced": True}, {"draining": True}, {"in_controlled_shutdown": True}, {"controller_host": ""}, {"directory_id": ""}])
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        {"fenced": True},
+        {"draining": True},
+        {"in_controlled_shutdown": True},
+        {"controller_host": ""},
+        {"directory_id": ""},
+    ],
+)
 def test_who_cannot_be_reached_or_is_leaving_is_no_candidate(unfit):
     assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], FOUNDED) == []
 
@@ -176,7 +238,9 @@ def test_a_voter_that_has_moved_is_told_to_the_quorum():
     assert promotion.moved((voter(1), voter(2)), [broker(1), moved]) == Voter(voter(2).key, "elsewhere", 9094)
     assert promotion.moved((voter(1), voter(2)), [broker(1), broker(2), broker(3)]) is None
     wiped = broker(2, controller_host="elsewhere", directory_id=directory_text(b"n" * 16))
-    assert promotion.moved((voter(1), voter(2)), [broker(1), wiped]) is None, "the same node id over another directory is nobody's voter"
+    assert promotion.moved((voter(1), voter(2)), [broker(1), wiped]) is None, (
+        "the same node id over another directory is nobody's voter"
+    )
 
 
 def test_a_session_ended_well_when_it_said_so_or_the_machine_kept_what_was_written(tmp_path: Path):
@@ -207,7 +271,9 @@ def test_a_quorum_that_has_failed_sets_its_timer_no_more() -> None:
     async def scenario() -> None:
         failed: list[str] = []
         nothing = lambda *_arguments: None
-        quorum = Quorum(Core(), SimpleNamespace(active=False), Store(), nothing, nothing, nothing, nothing, failed.append)  # type: ignore[arg-type]
+        quorum = Quorum(
+            Core(), SimpleNamespace(active=False), Store(), nothing, nothing, nothing, nothing, failed.append
+        )  # type: ignore[arg-type]
         for _ in range(2):
             quorum._on_timer()
             assert failed == ["ValueError: our own fault"] and quorum._timer is None

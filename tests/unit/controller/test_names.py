@@ -1,4 +1,6 @@
-"""Host names that the controller looks up: one for which the resolver does not answer keeps nothing else waiting."""
+"""Host names that the controller looks up: one for which the resolver does not answer keeps nothing
+else waiting.
+"""
 
 import asyncio
 import socket
@@ -17,7 +19,9 @@ from mqd.controller.shell import Shell
 
 
 class Resolver:
-    """In place of getaddrinfo(). `dead`: names without an answer until it is let go; `unknown`: those that there are not."""
+    """In place of getaddrinfo(). `dead`: names without an answer until it is let go; `unknown`:
+    those that there are not.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dead, self.unknown = {"dead.example"}, {"unknown.example"}
@@ -94,11 +98,17 @@ def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None
     run(scenario(), resolver)
 
 
-def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_with(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_with(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = (("dead.example", 1), ("unknown.example", 2), ("sound.example", 3))
     orders: list[death_notice.Orders | None] = []
     monkeypatch.setattr(death_proofs, "told", lambda *_arguments: places)
-    monkeypatch.setattr(death_proofs, "last_words", lambda *_arguments: SimpleNamespace(node_id=1, broker_epoch=2, controller_epoch=3, led=True))
+    monkeypatch.setattr(
+        death_proofs,
+        "last_words",
+        lambda *_arguments: SimpleNamespace(node_id=1, broker_epoch=2, controller_epoch=3, led=True),
+    )
     monkeypatch.setattr(death_notice, "write_orders", lambda _directory, written: orders.append(written))
 
     async def scenario() -> None:
@@ -106,8 +116,18 @@ def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_w
         one = object.__new__(HostGossip)
         one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), core=SimpleNamespace(committed=None))  # type: ignore[assignment]
         one._places, one._numbers, one._looking = (), {}, {}
-        one._incarnation, one._cluster_id, one._run_dir, one._orders, one._last_words = 1, "cluster", Path("/nowhere"), None, None
-        one._tell_controller, one._tell_seeds, one._tell_load = (lambda: None), (lambda: fed.append("seeds")), (lambda: fed.append("load"))  # type: ignore[method-assign]
+        one._incarnation, one._cluster_id, one._run_dir, one._orders, one._last_words = (
+            1,
+            "cluster",
+            Path("/nowhere"),
+            None,
+            None,
+        )
+        one._tell_controller, one._tell_seeds, one._tell_load = (
+            (lambda: None),
+            (lambda: fed.append("seeds")),
+            (lambda: fed.append("load")),
+        )  # type: ignore[method-assign]
         feeding = asyncio.create_task(one._feed())
         await until(lambda: fed and orders)
         assert fed[:2] == ["seeds", "load"] and orders[-1] is not None and orders[-1].addresses == (("10.0.0.13", 3),)
@@ -121,7 +141,9 @@ def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_w
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCaptureFixture, fails: bool) -> None:
-    """Also when the loop's own threads all wait for something else; and when it cannot be, that is told."""
+    """Also when the loop's own threads all wait for something else; and when it cannot be, that is
+    told.
+    """
 
     async def scenario() -> None:
         doubted: list[int] = []

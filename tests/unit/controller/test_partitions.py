@@ -1,4 +1,6 @@
-"""The controller's two cores: partitions that are moved between log directories, records that are deleted, directories that are gone; quotas and features."""
+"""The controller's two cores: partitions that are moved between log directories, records that are
+deleted, directories that are gone; quotas and features.
+"""
 
 import pytest
 from tests.unit.controller.cores_world import ACCEPTOR, NODE, World, create
@@ -16,7 +18,9 @@ def world() -> World:
 
 
 def moved(world: World, image: messages.TopicImage, client: str, index: int = 0) -> None:
-    world.on_host(host_core.MoveEnded(client, messages.MoveCompleted(image.topic_id, index, 1 - image.partitions[index].log_dir)))
+    world.on_host(
+        host_core.MoveEnded(client, messages.MoveCompleted(image.topic_id, index, 1 - image.partitions[index].log_dir))
+    )
 
 
 def client_of(world: World, worker: int) -> str:
@@ -64,13 +68,17 @@ def test_a_successor_is_told_of_the_move_that_its_predecessor_completed(world: W
     client = world.join(owner)
     assert client not in world.inbox
     world.flush_log()
-    (first, *_) = world.inbox[client]
-    assert isinstance(first, messages.Image) and first.topics[0].partitions[0].log_dir == 1 - image.partitions[0].log_dir
+    first, *_ = world.inbox[client]
+    assert (
+        isinstance(first, messages.Image) and first.topics[0].partitions[0].log_dir == 1 - image.partitions[0].log_dir
+    )
 
 
 def test_a_replica_is_moved_by_its_owner(world: World) -> None:
     image = world.ask(create("orders", 1)).topic
-    assert world.ask(messages.MoveReplica("orders", 0, 7)).error == ErrorCode.KAFKA_STORAGE_ERROR, "nobody could record that it lies there"
+    assert world.ask(messages.MoveReplica("orders", 0, 7)).error == ErrorCode.KAFKA_STORAGE_ERROR, (
+        "nobody could record that it lies there"
+    )
     world.request(messages.MoveReplica("orders", 0, 1))
     command = world.inbox[client_of(world, image.partitions[0].owner)][-1]
     assert (command.kind, command.slot, command.offset) == ("move_replica", image.partitions[0].slot, 1)
@@ -81,20 +89,35 @@ def test_quotas_and_features_are_told_to_all(world: World) -> None:
     number = world.request(quota)
     world.flush_log()
     assert number not in world.answers
-    assert {message.client_quotas[0].quotas["producer_byte_rate"] for box in world.inbox.values() for message in box} == {5.0}
+    assert {
+        message.client_quotas[0].quotas["producer_byte_rate"] for box in world.inbox.values() for message in box
+    } == {5.0}
     world.settle()
     assert world.answers[number].error == 0
     log = list(world.log)
     assert world.ask(quota).error == 0 and world.log == log
-    assert world.ask(messages.UpdateFeatures([messages.FeatureUpdate("metadata.version", 28, 2), messages.FeatureUpdate("nothing", 1, 1)])).error == ErrorCode.INVALID_UPDATE_VERSION
+    assert (
+        world.ask(
+            messages.UpdateFeatures(
+                [messages.FeatureUpdate("metadata.version", 28, 2), messages.FeatureUpdate("nothing", 1, 1)]
+            )
+        ).error
+        == ErrorCode.INVALID_UPDATE_VERSION
+    )
     assert world.log == log, "all or none"
 
 
 def test_delete_records_goes_to_the_owner_and_back(world: World) -> None:
     image = world.ask(create("orders", 3)).topic
     number = world.request(messages.DeleteRecords("orders", 1, 77))
-    client, command = next((client, box[-1]) for client, box in world.inbox.items() if box and isinstance(box[-1], messages.Command))
-    assert world.subscribed[client] == image.partitions[1].owner and command.slot == image.partitions[1].slot and command.offset == 77
+    client, command = next(
+        (client, box[-1]) for client, box in world.inbox.items() if box and isinstance(box[-1], messages.Command)
+    )
+    assert (
+        world.subscribed[client] == image.partitions[1].owner
+        and command.slot == image.partitions[1].slot
+        and command.offset == 77
+    )
     other = next(name for name in world.subscribed if name != client)
     world.on_host(host_core.CommandEnded(other, messages.CommandDone(command.command_id, 0, 1)))
     assert number not in world.answers  # only the worker that was asked may answer

@@ -11,7 +11,11 @@ def shell(committed: int, log_end_offset: int, alone: bool = False) -> Shell:
     found = object.__new__(Shell)
     found.failed = asyncio.get_running_loop().create_future()
     found.core = SimpleNamespace(committed=SimpleNamespace(cluster_id="cluster", version=committed), active=False)
-    found.quorum = SimpleNamespace(core=SimpleNamespace(leader=-1, epoch=1, voters=(), is_alone=alone, log=SimpleNamespace(end_offset=log_end_offset)))
+    found.quorum = SimpleNamespace(
+        core=SimpleNamespace(
+            leader=-1, epoch=1, voters=(), is_alone=alone, log=SimpleNamespace(end_offset=log_end_offset)
+        )
+    )
     return found
 
 
@@ -34,7 +38,9 @@ def test_what_every_worker_has_is_waited_for_and_what_is_in_the_log() -> None:
         one.core.committed.version = 12
         await waiting
         await shell(committed=12, log_end_offset=15).wait_metadata(12)
-        assert not await is_done(behind := asyncio.create_task(shell(committed=11, log_end_offset=15).wait_metadata(12)))
+        assert not await is_done(
+            behind := asyncio.create_task(shell(committed=11, log_end_offset=15).wait_metadata(12))
+        )
         behind.cancel()
 
     run(scenario())

@@ -1,4 +1,6 @@
-"""Partition slots in a real control segment: what the host core says of them, and what the next controller finds."""
+"""Partition slots in a real control segment: what the host core says of them, and what the next
+controller finds.
+"""
 
 import mmap
 
@@ -21,7 +23,9 @@ def control() -> native.Control:
     return control
 
 
-def assign(control: native.Control, owner: int = 1, log_dir: int = 0, leader_epoch: int = 3, moved: bool = False) -> native.SlotView:
+def assign(
+    control: native.Control, owner: int = 1, log_dir: int = 0, leader_epoch: int = 3, moved: bool = False
+) -> native.SlotView:
     slots.assign(control, AssignSlot(SLOT, TOPIC, 2, owner, log_dir, leader_epoch, moved))
     return control.slot_view(SLOT)
 
@@ -34,7 +38,10 @@ def seen(control: native.Control) -> SlotSeen:
 def test_what_was_assigned_is_seen(control: native.Control) -> None:
     assign(control, log_dir=4)
     assert seen(control) == SlotSeen(SLOT, TOPIC, 2, 3, 1, False, 4)
-    assert slots.seen(control, MetadataState()).alive == {0: control.endpoint_generation(0), 1: control.endpoint_generation(1)}
+    assert slots.seen(control, MetadataState()).alive == {
+        0: control.endpoint_generation(0),
+        1: control.endpoint_generation(1),
+    }
     control.clear_slot(SLOT)
     assert slots.seen(control, MetadataState()).slots == ()
 

@@ -1,4 +1,6 @@
-"""A shell for one group that speaks KIP-848, over group_shell.py: heartbeats by member, topics as a test sets them."""
+"""A shell for one group that speaks KIP-848, over group_shell.py: heartbeats by member, topics as a
+test sets them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ def subscription(*topics: str, owned: dict[str, tuple[int, ...]] | None = None) 
 
     out = struct.pack(">hi", 1, len(topics)) + b"".join(map(string, topics)) + struct.pack(">i", -1)
     held = owned or {}
-    return out + struct.pack(">i", len(held)) + b"".join(string(name) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes) for name, indexes in held.items())
+    return (
+        out
+        + struct.pack(">i", len(held))
+        + b"".join(
+            string(name) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes) for name, indexes in held.items()
+        )
+    )
 
 
 class ConsumerShell(GroupShell):
@@ -54,7 +62,10 @@ class ConsumerShell(GroupShell):
 
     def heartbeat(self, member_id: str, epoch: int, owned: dict[str, tuple[int, ...]] | None = None, **fields: object):
         if owned is not None:
-            fields["topic_partitions"] = [_Partitions(topic_id=self.cluster.topics[name].topic_id, partitions=list(indexes)) for name, indexes in owned.items()]
+            fields["topic_partitions"] = [
+                _Partitions(topic_id=self.cluster.topics[name].topic_id, partitions=list(indexes))
+                for name, indexes in owned.items()
+            ]
         message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **fields)
         return self.ask(lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up"))
 
@@ -65,13 +76,30 @@ class ConsumerShell(GroupShell):
     def told(self, response) -> dict[str, tuple[int, ...]] | None:
         if response.assignment is None:
             return None
-        return {self.cluster.topic_name(one.topic_id) or "?": tuple(one.partitions) for one in response.assignment.topic_partitions}
+        return {
+            self.cluster.topic_name(one.topic_id) or "?": tuple(one.partitions)
+            for one in response.assignment.topic_partitions
+        }
 
-    def classic_join(self, member_id: str, *topics: str, owned: dict[str, tuple[int, ...]] | None = None, version: int = 3, instance_id: str | None = None, protocol: str = "range") -> int:
+    def classic_join(
+        self,
+        member_id: str,
+        *topics: str,
+        owned: dict[str, tuple[int, ...]] | None = None,
+        version: int = 3,
+        instance_id: str | None = None,
+        protocol: str = "range",
+    ) -> int:
         self.number += 1
         protocols = [JoinGroupRequest.Protocol(name=protocol, metadata=subscription(*(topics or ("a",)), owned=owned))]
         message = JoinGroupRequest(
-            group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=20_000, member_id=member_id, group_instance_id=instance_id, protocol_type="consumer", protocols=protocols
+            group_id="g",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=20_000,
+            member_id=member_id,
+            group_instance_id=instance_id,
+            protocol_type="consumer",
+            protocols=protocols,
         )
         self.handle(JoinGroup(self.number, version, "old", "/10.0.0.2", message, f"c-{self.number}"))
         return self.number
@@ -82,5 +110,3 @@ class ConsumerShell(GroupShell):
     @property
     def consumer(self):
         return self.core.consumer
-
-

@@ -1,4 +1,6 @@
-"""A shell for one group's core: requests by number, timers by name, a log in memory. What a core says is there at once; `written=False` holds replies back as a disk would."""
+"""A shell for one group's core: requests by number, timers by name, a log in memory. What a core
+says is there at once; `written=False` holds replies back as a disk would.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class GroupShell:
             self._do(action)
         self.core.check()
 
-    # -- requests --------------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _ask(self, make) -> int:
         self.number += 1
@@ -69,32 +71,75 @@ class GroupShell:
     def reply(self, number: int):
         return self.replies.get(number)
 
-    def join(self, member_id: str = "", *, version: int = 9, instance: str | None = None, protocols: dict[str, bytes] | None = None, session: int = 10_000, rebalance: int = 60_000, kind: str = "consumer") -> int:
-        offered = [JoinGroupRequest.Protocol(name=name, metadata=data) for name, data in (protocols or {"range": b"m"}).items()]
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        version: int = 9,
+        instance: str | None = None,
+        protocols: dict[str, bytes] | None = None,
+        session: int = 10_000,
+        rebalance: int = 60_000,
+        kind: str = "consumer",
+    ) -> int:
+        offered = [
+            JoinGroupRequest.Protocol(name=name, metadata=data) for name, data in (protocols or {"range": b"m"}).items()
+        ]
         message = JoinGroupRequest(
-            group_id="g", session_timeout_ms=session, rebalance_timeout_ms=rebalance, member_id=member_id, group_instance_id=instance, protocol_type=kind, protocols=offered
+            group_id="g",
+            session_timeout_ms=session,
+            rebalance_timeout_ms=rebalance,
+            member_id=member_id,
+            group_instance_id=instance,
+            protocol_type=kind,
+            protocols=offered,
         )
-        return self._ask(lambda number: JoinGroup(number, version, "client", "/10.0.0.1", message, f"{instance or 'm'}-{number}"))
+        return self._ask(
+            lambda number: JoinGroup(number, version, "client", "/10.0.0.1", message, f"{instance or 'm'}-{number}")
+        )
 
     def join_twice(self, **options) -> tuple[int, str]:
-        """As clients since KIP-394 do: without an id, then with the one they were given. The second request's number and the id."""
+        """As clients since KIP-394 do: without an id, then with the one they were given. The second
+        request's number and the id.
+        """
         member_id = self.reply(self.join(**options)).member_id
         return self.join(member_id, **options), member_id
 
-    def sync(self, member_id: str, generation: int, assignments: dict[str, bytes] | None = None, *, instance: str | None = None, protocol: str | None = "range") -> int:
-        given = [SyncGroupRequest.Assignment(member_id=name, assignment=data) for name, data in (assignments or {}).items()]
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        instance: str | None = None,
+        protocol: str | None = "range",
+    ) -> int:
+        given = [
+            SyncGroupRequest.Assignment(member_id=name, assignment=data) for name, data in (assignments or {}).items()
+        ]
         message = SyncGroupRequest(
-            group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance, protocol_type="consumer", protocol_name=protocol, assignments=given
+            group_id="g",
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=instance,
+            protocol_type="consumer",
+            protocol_name=protocol,
+            assignments=given,
         )
         return self._ask(lambda number: SyncGroup(number, message))
 
     def beat(self, member_id: str, generation: int, instance: str | None = None) -> int:
         """The error code."""
-        message = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance)
+        message = HeartbeatRequest(
+            group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance
+        )
         return self.reply(self._ask(lambda number: Heartbeat(number, message))).error_code
 
     def leave(self, *members: tuple[str, str | None]) -> list[int]:
-        named = [LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance) for member_id, instance in members]
+        named = [
+            LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
+            for member_id, instance in members
+        ]
         message = LeaveGroupRequest(group_id="g", members=named)
         return [one.error_code for one in self.reply(self._ask(lambda number: LeaveGroup(number, message))).members]
 
@@ -102,8 +147,13 @@ class GroupShell:
         return self.reply(self._ask(DeleteGroup))
 
     def stable(self, count: int, instances: bool = False, **options) -> list[str]:
-        """A stable group of that many members; the first one leads. Each has the assignment a0, a1 ..."""
-        joins = [self.join(version=3 if not instances else 9, instance=f"i{number}" if instances else None, **options) for number in range(count)]
+        """A stable group of that many members; the first one leads. Each has the assignment a0, a1
+        ...
+        """
+        joins = [
+            self.join(version=3 if not instances else 9, instance=f"i{number}" if instances else None, **options)
+            for number in range(count)
+        ]
         self.advance(1)
         if len({self.reply(number).generation_id for number in joins if self.reply(number)}) != 1:
             raise AssertionError("the members did not join together: give the group an initial delay")
@@ -111,6 +161,11 @@ class GroupShell:
         generation = self.classic.generation
         for number in range(1, count):
             self.sync(ids[number], generation, instance=f"i{number}" if instances else None)
-        self.sync(ids[0], generation, {name: b"a%d" % number for number, name in enumerate(ids)}, instance="i0" if instances else None)
+        self.sync(
+            ids[0],
+            generation,
+            {name: b"a%d" % number for number, name in enumerate(ids)},
+            instance="i0" if instances else None,
+        )
         assert self.core.state_name == "Stable"
         return ids

@@ -1,4 +1,6 @@
-"""Records with a right checksum and wrong contents: what is replayed of them either names what is wrong, or gives a core that goes on."""
+"""Records with a right checksum and wrong contents: what is replayed of them either names what is
+wrong, or gives a core that goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from mqd.coordinator.group.cores import GroupCores
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
 from mqd.coordinator.group.settings import ClassicSettings
-from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from mqd.protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
 from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.records import State, Value, encode_key, encode_partitions, encode_value
 from mqd.coordinator.transaction.cores import Transactions
@@ -43,7 +51,18 @@ def test_transactional_ids(seed: int) -> None:
     for _ in range(ROUNDS):
         partitions = (("t", 0), ("u", 3))
         state, epoch = chance.choice([one for one in State if one != State.DEAD]), chance.choice((0, 3, 32766, 32767))
-        value = Value(5, epoch, 60_000, state, partitions, 1000, 1000, chance.choice((-1, 5)), chance.choice((-1, 9)), chance.choice((0, 2)))
+        value = Value(
+            5,
+            epoch,
+            60_000,
+            state,
+            partitions,
+            1000,
+            1000,
+            chance.choice((-1, 5)),
+            chance.choice((-1, 9)),
+            chance.choice((0, 2)),
+        )
         core = cores.make("id")
         try:
             core.replay(encode_key("id"), damaged(chance, encode_value(value, encode_partitions(partitions))))
@@ -54,10 +73,14 @@ def test_transactional_ids(seed: int) -> None:
             producer = (core.producer_id, core.producer_epoch)
             event = chance.choice(
                 (
-                    events.InitProducerId(number, 60_000, -1, -1, 77), events.AddPartitions(number, *producer, (("z", 1),), chance.choice((0, 2))), TimerFired("due"),
-                    events.EndTransaction(number, *producer, chance.random() < 0.5, chance.choice((0, 2)), 99), events.MarkersWritten(core._attempt), events.Describe(number),
+                    events.InitProducerId(number, 60_000, -1, -1, 77),
+                    events.AddPartitions(number, *producer, (("z", 1),), chance.choice((0, 2))),
+                    TimerFired("due"),
+                    events.EndTransaction(number, *producer, chance.random() < 0.5, chance.choice((0, 2)), 99),
+                    events.MarkersWritten(core._attempt),
+                    events.Describe(number),
                     events.AbortByAdministrator(number, core.producer_id),
-                )  # fmt: skip
+                )
             )
             core.handle(event, 5000 + number * 40_000)
 
@@ -78,8 +101,12 @@ def classic_log() -> list[tuple[bytes, bytes]]:
 
 
 def heartbeat(number: int, member_id: str, epoch: int) -> ConsumerHeartbeat:
-    joins = {"rebalance_timeout_ms": 1000, "subscribed_topic_names": ["t"], "topic_partitions": []} if epoch == 0 else {}
-    return ConsumerHeartbeat(number, "c", "/h", ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **joins))
+    joins = (
+        {"rebalance_timeout_ms": 1000, "subscribed_topic_names": ["t"], "topic_partitions": []} if epoch == 0 else {}
+    )
+    return ConsumerHeartbeat(
+        number, "c", "/h", ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **joins)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -112,20 +139,35 @@ def _event(chance: random.Random, group: Group, number: int) -> object:
     known = group.consumer.members.get(member_id) if group.consumer is not None else None
     epoch, generation = known.epoch if known is not None else 0, group.classic.generation
     protocols = [JoinGroupRequest.Protocol(name="range", metadata=SUBSCRIPTION)]
-    join = JoinGroupRequest(group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=1000, member_id=chance.choice(("", member_id)), protocol_type="consumer", protocols=protocols)
+    join = JoinGroupRequest(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=1000,
+        member_id=chance.choice(("", member_id)),
+        protocol_type="consumer",
+        protocols=protocols,
+    )
     return chance.choice(
         (
-            heartbeat(number, member_id, epoch), heartbeat(number, "new", 0), heartbeat(number, member_id, -1), ConsumerDescribe(number), JoinGroup(number, 3, "c", "/h", join, f"n{number}"),
+            heartbeat(number, member_id, epoch),
+            heartbeat(number, "new", 0),
+            heartbeat(number, member_id, -1),
+            ConsumerDescribe(number),
+            JoinGroup(number, 3, "c", "/h", join, f"n{number}"),
             Heartbeat(number, HeartbeatRequest(group_id="g", member_id=member_id, generation_id=generation)),
             SyncGroup(number, SyncGroupRequest(group_id="g", member_id=member_id, generation_id=generation)),
-            LeaveGroup(number, LeaveGroupRequest(group_id="g", members=[LeaveGroupRequest.MemberIdentity(member_id=member_id)])),
+            LeaveGroup(
+                number, LeaveGroupRequest(group_id="g", members=[LeaveGroupRequest.MemberIdentity(member_id=member_id)])
+            ),
             *(TimerFired(name) for name in (*CLASSIC_TIMERS, *CONSUMER_TIMERS)),
-        )  # fmt: skip
+        )
     )
 
 
 def test_numbers_at_the_end_of_their_range_are_not_believed() -> None:
-    """The next one could not be written: the group's partition would be thrown out with every attempt."""
+    """The next one could not be written: the group's partition would be thrown out with every
+    attempt.
+    """
     log = [*consumer_log(), *classic_log()]
     group = Group("g", ClassicSettings(), OffsetsSettings(), FixedCluster({"t": 6}))
     epochs = {3: 2, 6: 2, 8: 2, 2: 2 + 2 + len("consumer")}  # key type -> where the value has its epoch or generation

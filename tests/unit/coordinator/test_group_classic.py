@@ -15,7 +15,7 @@ def shell() -> GroupShell:
     return GroupShell()
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------------------
+# -- joining ---------------------------------------------------------------------------------------
 
 
 def test_a_new_member_is_asked_to_join_with_its_id(shell: GroupShell) -> None:
@@ -24,7 +24,13 @@ def test_a_new_member_is_asked_to_join_with_its_id(shell: GroupShell) -> None:
     number = shell.join(first.member_id, version=4)
     shell.advance(0)
     answer = shell.reply(number)
-    assert (answer.error_code, answer.generation_id, answer.leader, answer.protocol_name, answer.protocol_type) == (0, 1, "m-1", "range", "consumer")
+    assert (answer.error_code, answer.generation_id, answer.leader, answer.protocol_name, answer.protocol_type) == (
+        0,
+        1,
+        "m-1",
+        "range",
+        "consumer",
+    )
     assert [(one.member_id, one.metadata) for one in answer.members] == [("m-1", b"m")]
 
 
@@ -146,11 +152,16 @@ def test_pending_members_are_bounded(shell: GroupShell) -> None:
     shell.core.check = lambda: None  # it looks at everybody, every time
     for _ in range(PENDING_MAX):
         shell.join()
-    assert len(shell.classic.members.pending) == PENDING_MAX and shell.reply(shell.join(first)).error_code == E.UNKNOWN_MEMBER_ID
+    assert (
+        len(shell.classic.members.pending) == PENDING_MAX
+        and shell.reply(shell.join(first)).error_code == E.UNKNOWN_MEMBER_ID
+    )
 
 
 def test_a_pending_member_is_not_kept_for_a_long_session(shell: GroupShell) -> None:
-    """Half an hour's session is half an hour in which a group of its own is kept for nobody, and rebalances of a real one wait."""
+    """Half an hour's session is half an hour in which a group of its own is kept for nobody, and
+    rebalances of a real one wait.
+    """
     shell.join(version=9, session=1_800_000)
     shell.advance(shell.settings.pending_timeout_ms - 1)
     assert not shell.core.is_empty
@@ -178,7 +189,7 @@ def test_a_new_member_that_left_without_a_word_is_not_waited_for_for_ever() -> N
     assert shell.reply(number).error_code == E.UNKNOWN_MEMBER_ID
 
 
-# -- syncing -----------------------------------------------------------------------------------------------------------------------
+# -- syncing ---------------------------------------------------------------------------------------
 
 
 def test_assignments_go_to_whom_they_are_for_and_into_the_log() -> None:
@@ -193,9 +204,16 @@ def test_assignments_go_to_whom_they_are_for_and_into_the_log() -> None:
 
 @pytest.mark.parametrize(
     ("member", "generation", "protocol", "error"),
-    [("nobody", 1, "range", E.UNKNOWN_MEMBER_ID), (None, 0, "range", E.ILLEGAL_GENERATION), (None, 2, "range", E.ILLEGAL_GENERATION), (None, 1, "sticky", E.INCONSISTENT_GROUP_PROTOCOL)],
-)  # fmt: skip
-def test_a_sync_that_does_not_fit(shell: GroupShell, member: str | None, generation: int, protocol: str, error: int) -> None:
+    [
+        ("nobody", 1, "range", E.UNKNOWN_MEMBER_ID),
+        (None, 0, "range", E.ILLEGAL_GENERATION),
+        (None, 2, "range", E.ILLEGAL_GENERATION),
+        (None, 1, "sticky", E.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_a_sync_that_does_not_fit(
+    shell: GroupShell, member: str | None, generation: int, protocol: str, error: int
+) -> None:
     (only,) = shell.stable(1)
     assert shell.reply(shell.sync(member or only, generation, protocol=protocol)).error_code == error
 
@@ -235,10 +253,18 @@ def test_a_generation_too_large_for_a_record_is_refused() -> None:
     assert shell.core.state_name == "PreparingRebalance" and not shell.log
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("member", "generation", "error"), [("nobody", 1, E.UNKNOWN_MEMBER_ID), ("", 1, E.UNKNOWN_MEMBER_ID), (None, 7, E.ILLEGAL_GENERATION), (None, -1, E.ILLEGAL_GENERATION)])
+@pytest.mark.parametrize(
+    ("member", "generation", "error"),
+    [
+        ("nobody", 1, E.UNKNOWN_MEMBER_ID),
+        ("", 1, E.UNKNOWN_MEMBER_ID),
+        (None, 7, E.ILLEGAL_GENERATION),
+        (None, -1, E.ILLEGAL_GENERATION),
+    ],
+)
 def test_heartbeats_that_do_not_fit(shell: GroupShell, member: str | None, generation: int, error: int) -> None:
     (only,) = shell.stable(1)
     assert shell.beat(only if member is None else member, generation) == error
@@ -273,7 +299,7 @@ def test_after_a_restart_members_have_a_whole_session() -> None:
     assert [shell.beat(member_id, 1) for member_id in ids] == [0, 0]
 
 
-# -- static members ----------------------------------------------------------------------------------------------------------------
+# -- static members --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [5, 8, 9])
@@ -327,15 +353,20 @@ def test_an_absent_static_member_stays_through_a_rebalance() -> None:
     assert [one.group_instance_id for one in shell.reply(number).members] == ["i0", "i1"]
 
 
-# -- leaving -----------------------------------------------------------------------------------------------------------------------
+# -- leaving ---------------------------------------------------------------------------------------
 
 
 def test_leaving_one_by_one_and_many_at_once() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     ids = shell.stable(4, instances=True)
     assert shell.leave((ids[0], "i0"), ("", "i1"), ("nobody", None), ("wrong", "i2"), ("", None), ("", "i9")) == [
-        0, 0, E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID, E.UNKNOWN_MEMBER_ID, E.UNKNOWN_MEMBER_ID
-    ]  # fmt: skip
+        0,
+        0,
+        E.UNKNOWN_MEMBER_ID,
+        E.FENCED_INSTANCE_ID,
+        E.UNKNOWN_MEMBER_ID,
+        E.UNKNOWN_MEMBER_ID,
+    ]
     assert list(shell.classic.members.static) == ["i2", "i3"] and shell.classic.leader == ids[2]
 
 
@@ -357,15 +388,28 @@ def test_an_unknown_group_has_no_members_to_leave(shell: GroupShell) -> None:
     assert shell.leave(("nobody", None)) == [E.UNKNOWN_MEMBER_ID]
 
 
-# -- committing --------------------------------------------------------------------------------------------------------------------
+# -- committing ------------------------------------------------------------------------------------
 
 
 def test_who_may_commit() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
 
-    def commit(member_id: str, generation: int, instance: str | None = None, producer_id: int = -1, version: int = 8) -> int:
+    def commit(
+        member_id: str, generation: int, instance: str | None = None, producer_id: int = -1, version: int = 8
+    ) -> int:
         shell.number += 1
-        shell.handle(CommitOffsets(shell.number, version, member_id, instance, generation, (CommittedOffset("t", 0, 5),), producer_id=producer_id, producer_epoch=0))
+        shell.handle(
+            CommitOffsets(
+                shell.number,
+                version,
+                member_id,
+                instance,
+                generation,
+                (CommittedOffset("t", 0, 5),),
+                producer_id=producer_id,
+                producer_epoch=0,
+            )
+        )
         return shell.reply(shell.number).error
 
     assert commit("m", 3) == E.ILLEGAL_GENERATION and commit("m", 3, version=9) == E.GROUP_ID_NOT_FOUND
@@ -382,7 +426,7 @@ def test_who_may_commit() -> None:
     assert commit(ids[1], 2) == E.REBALANCE_IN_PROGRESS and commit(ids[1], 2, producer_id=9) == 0
 
 
-# -- the group's end ---------------------------------------------------------------------------------------------------------------
+# -- the group's end -------------------------------------------------------------------------------
 
 
 def test_deleting(shell: GroupShell) -> None:
@@ -420,9 +464,10 @@ def test_described_and_listed() -> None:
     ids = shell.stable(2)
     group = shell.core.described()
     assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
-    assert [(one.member_id, one.client_id, one.client_host, one.member_metadata, one.member_assignment) for one in group.members] == [
-        (ids[0], "client", "/10.0.0.1", b"m", b"a0"), (ids[1], "client", "/10.0.0.1", b"m", b"a1")
-    ]  # fmt: skip
+    assert [
+        (one.member_id, one.client_id, one.client_host, one.member_metadata, one.member_assignment)
+        for one in group.members
+    ] == [(ids[0], "client", "/10.0.0.1", b"m", b"a0"), (ids[1], "client", "/10.0.0.1", b"m", b"a1")]
     assert tuple(shell.core.listed()) == ("g", "consumer", "Stable", "classic")
     shell.join(ids[0])
     assert [one.member_metadata for one in shell.core.described().members] == [b"", b""]

@@ -19,15 +19,39 @@ MEMBERS = (
 TWIN = MemberRecord("i-3", "i", "", "", 5_000, 6_000, b"", b"")
 GROUP = GroupRecord("consumer", 7, "range", "m-1", 1234, MEMBERS)
 VERSION_0 = (
-    b"\0\0" b"\0\x08consumer" b"\0\0\0\x07" b"\0\x05range" b"\0\x03m-1" b"\0\0\0\x01"
-    b"\0\x03m-1" b"\0\x06client" b"\0\x09/10.0.0.1" b"\0\0\x27\x10" b"\0\0\0\x03sub" b"\0\0\0\x08assigned"
-)  # fmt: skip
-VERSION_3_EMPTY = b"\0\x03" b"\0\x08consumer" b"\0\0\0\x08" b"\xff\xff" b"\xff\xff" b"\0\0\0\0\0\0\x04\xd2" b"\0\0\0\0"
+    b"\0\0"
+    b"\0\x08consumer"
+    b"\0\0\0\x07"
+    b"\0\x05range"
+    b"\0\x03m-1"
+    b"\0\0\0\x01"
+    b"\0\x03m-1"
+    b"\0\x06client"
+    b"\0\x09/10.0.0.1"
+    b"\0\0\x27\x10"
+    b"\0\0\0\x03sub"
+    b"\0\0\0\x08assigned"
+)
+VERSION_3_EMPTY = b"\0\x03\0\x08consumer\0\0\0\x08\xff\xff\xff\xff\0\0\0\0\0\0\x04\xd2\0\0\0\0"
 VERSION_4 = (
-    b"\0\x04" b"\x09consumer" b"\0\0\0\x07" b"\x06range" b"\x04m-1" b"\0\0\0\0\0\0\x04\xd2" b"\x02"
-    b"\x04m-1" b"\0" b"\x07client" b"\x0a/10.0.0.1" b"\0\0\xea\x60" b"\0\0\x27\x10" b"\x04sub" b"\x09assigned" b"\0"
+    b"\0\x04"
+    b"\x09consumer"
+    b"\0\0\0\x07"
+    b"\x06range"
+    b"\x04m-1"
+    b"\0\0\0\0\0\0\x04\xd2"
+    b"\x02"
+    b"\x04m-1"
+    b"\0"
+    b"\x07client"
+    b"\x0a/10.0.0.1"
+    b"\0\0\xea\x60"
+    b"\0\0\x27\x10"
+    b"\x04sub"
+    b"\x09assigned"
+    b"\0"
     b"\x01\x63\x02\xff\xff"
-)  # fmt: skip
+)
 
 
 def test_there_and_back() -> None:
@@ -41,7 +65,12 @@ def test_the_bytes_are_kafkas() -> None:
 
 def test_older_and_newer_versions_are_read() -> None:
     old = records.decode_value(VERSION_0)
-    assert (old.state_since_ms, old.members[0].group_instance_id, old.members[0].rebalance_timeout_ms, old.members[0].assignment) == (-1, None, 10_000, b"assigned")
+    assert (
+        old.state_since_ms,
+        old.members[0].group_instance_id,
+        old.members[0].rebalance_timeout_ms,
+        old.members[0].assignment,
+    ) == (-1, None, 10_000, b"assigned")
     new = records.decode_value(VERSION_4)
     assert new.members == (MEMBERS[0],) and new.state_since_ms == 1234
 
@@ -68,7 +97,16 @@ def test_damaged_values_are_refused_or_read_but_never_more(value: bytes) -> None
         core.check()
 
 
-@pytest.mark.parametrize("change", [{"leader": "stranger"}, {"leader": None}, {"protocol": None}, {"members": (MEMBERS[0], MEMBERS[0])}, {"members": (*MEMBERS, TWIN)}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"leader": "stranger"},
+        {"leader": None},
+        {"protocol": None},
+        {"members": (MEMBERS[0], MEMBERS[0])},
+        {"members": (*MEMBERS, TWIN)},
+    ],
+)
 def test_a_record_that_contradicts_itself_changes_nothing(change: dict) -> None:
     core = ClassicGroup("g", ClassicSettings())
     core.replay(records.encode_value(GROUP))
@@ -84,6 +122,13 @@ def test_the_largest_generation_fits_into_a_batch() -> None:
 
 def test_topics_of_a_subscription() -> None:
     assert records.subscribed_topics(b"\0\1\0\0\0\2\0\1a\0\2bc and more") == ["a", "bc"]
-    for data in (b"", b"\0\1", b"\0\1\0\0\0\2\0\1a", b"\0\1\xff\xff\xff\xff", b"\0\1\x7f\0\0\0aa", b"\0\1\0\0\0\1\0\1\xff"):
+    for data in (
+        b"",
+        b"\0\1",
+        b"\0\1\0\0\0\2\0\1a",
+        b"\0\1\xff\xff\xff\xff",
+        b"\0\1\x7f\0\0\0aa",
+        b"\0\1\0\0\0\1\0\1\xff",
+    ):
         with pytest.raises(ValueError):
             records.subscribed_topics(data)

@@ -19,12 +19,17 @@ def shell() -> ConsumerShell:
     return ConsumerShell()
 
 
-# -- joining and moving --------------------------------------------------------------------------------------------------------------
+# -- joining and moving ----------------------------------------------------------------------------
 
 
 def test_the_first_member_has_everything_at_once(shell: ConsumerShell) -> None:
     answer = shell.enter("m1")
-    assert (answer.error_code, answer.member_id, answer.member_epoch, shell.told(answer)) == (0, "m1", 1, {"a": (0, 1, 2, 3)})
+    assert (answer.error_code, answer.member_id, answer.member_epoch, shell.told(answer)) == (
+        0,
+        "m1",
+        1,
+        {"a": (0, 1, 2, 3)},
+    )
     assert shell.core.state_name == "Stable" and shell.core.kind == "consumer"
 
 
@@ -89,7 +94,7 @@ def test_a_group_may_be_full() -> None:
     assert shell.enter("m1").error_code == 0
 
 
-# -- time ------------------------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def test_who_is_not_heard_of_is_put_out(shell: ConsumerShell) -> None:
@@ -136,7 +141,7 @@ def test_who_holds_a_rebalance_up(shell: ConsumerShell) -> None:
     assert shell.core.held_up_by() == []
 
 
-# -- static members ----------------------------------------------------------------------------------------------------------------------
+# -- static members --------------------------------------------------------------------------------
 
 
 def test_a_static_member_comes_back_and_nobody_moves(shell: ConsumerShell) -> None:
@@ -158,16 +163,26 @@ def test_a_static_member_comes_back_and_nobody_moves(shell: ConsumerShell) -> No
 
 
 def test_a_static_member_changes_to_the_consumer_protocol_within_its_session(shell: ConsumerShell) -> None:
-    """It is stopped without LeaveGroup, as static members are, and comes back at once with group.protocol=consumer."""
+    """It is stopped without LeaveGroup, as static members are, and comes back at once with
+    group.protocol=consumer.
+    """
     joined = shell.classic_join("", "a", instance_id="i")
     shell.advance(1)
     old = shell.reply(joined)
-    synced = shell.sync(old.member_id, old.generation_id, {old.member_id: encode_assignment(1, {"a": (0, 1, 2, 3)})}, instance="i")
+    synced = shell.sync(
+        old.member_id, old.generation_id, {old.member_id: encode_assignment(1, {"a": (0, 1, 2, 3)})}, instance="i"
+    )
     assert shell.reply(synced).error_code == 0
     entered = shell.enter("new", instance_id="i")
-    assert entered.error_code == 0 and shell.told(entered) == {"a": (0, 1, 2, 3)} and list(shell.consumer.members) == ["new"]
+    assert (
+        entered.error_code == 0
+        and shell.told(entered) == {"a": (0, 1, 2, 3)}
+        and list(shell.consumer.members) == ["new"]
+    )
     assert shell.beat(old.member_id, old.generation_id, instance="i") == E.FENCED_INSTANCE_ID
-    assert shell.enter("third", instance_id="i").error_code == E.UNRELEASED_INSTANCE_ID, "of the consumer protocol, and in its session"
+    assert shell.enter("third", instance_id="i").error_code == E.UNRELEASED_INSTANCE_ID, (
+        "of the consumer protocol, and in its session"
+    )
 
 
 def test_a_static_member_that_does_not_come_back(shell: ConsumerShell) -> None:
@@ -177,7 +192,7 @@ def test_a_static_member_that_does_not_come_back(shell: ConsumerShell) -> None:
     assert shell.consumer.is_empty
 
 
-# -- subscriptions -------------------------------------------------------------------------------------------------------------------------
+# -- subscriptions ---------------------------------------------------------------------------------
 
 
 def test_expressions(shell: ConsumerShell) -> None:
@@ -242,23 +257,34 @@ def test_a_large_group_makes_few_targets() -> None:
     assert shell.consumer.assignment_epoch == shell.consumer.epoch and len(shell.consumer.target) == 200
 
 
-# -- offsets -------------------------------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------
 
 
 def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
     shell.enter("m1")
 
     def commit(member_id: str, epoch: int, version: int = 9) -> int:
-        answer = shell.ask(lambda number: CommitOffsets(number, version, member_id, None, epoch, (CommittedOffset("a", 0, 7),)))
+        answer = shell.ask(
+            lambda number: CommitOffsets(number, version, member_id, None, epoch, (CommittedOffset("a", 0, 7),))
+        )
         return answer.error or answer.errors[0]
 
     assert commit("m1", 1) == 0
     assert commit("m1", 0) == commit("m1", 2) == E.STALE_MEMBER_EPOCH
     assert commit("m2", 1) == commit("", -1) == E.UNKNOWN_MEMBER_ID
     assert commit("m1", 1, version=8) == E.UNSUPPORTED_VERSION
-    assert shell.core.commit_error(CommitOffsets(0, 5, "", None, -1, (), producer_id=4)) == 0, "a transaction whose producer does not tell of its consumer"
-    fetch = lambda member_id, epoch: shell.ask(lambda number: FetchOffsets(number, None, member_id=member_id, member_epoch=epoch)).error  # noqa: E731
-    assert (fetch("m1", 1), fetch(None, -1), fetch("m1", 3), fetch("m2", 1)) == (0, 0, E.STALE_MEMBER_EPOCH, E.UNKNOWN_MEMBER_ID)
+    assert shell.core.commit_error(CommitOffsets(0, 5, "", None, -1, (), producer_id=4)) == 0, (
+        "a transaction whose producer does not tell of its consumer"
+    )
+    fetch = lambda member_id, epoch: (
+        shell.ask(lambda number: FetchOffsets(number, None, member_id=member_id, member_epoch=epoch)).error
+    )  # noqa: E731
+    assert (fetch("m1", 1), fetch(None, -1), fetch("m1", 3), fetch("m2", 1)) == (
+        0,
+        0,
+        E.STALE_MEMBER_EPOCH,
+        E.UNKNOWN_MEMBER_ID,
+    )
     assert shell.delete() == E.NON_EMPTY_GROUP
     shell.heartbeat("m1", -1)
     assert commit("", -1) == 0
@@ -267,7 +293,7 @@ def test_commits_are_held_against_the_epoch(shell: ConsumerShell) -> None:
     assert not shell.core.exists, "the log has nothing of it"
 
 
-# -- the log -------------------------------------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 def test_a_restart_in_the_middle_of_a_rebalance(shell: ConsumerShell) -> None:
@@ -279,7 +305,9 @@ def test_a_restart_in_the_middle_of_a_rebalance(shell: ConsumerShell) -> None:
     assert {name: member.current for name, member in shell.consumer.members.items()} == before
     assert shell.told(shell.heartbeat("m2", 2)) is None
     shell.advance(10_000)
-    assert set(shell.consumer.members) == {"m2"}, "whoever does not let go has no longer than its time for it after a restart either"
+    assert set(shell.consumer.members) == {"m2"}, (
+        "whoever does not let go has no longer than its time for it after a restart either"
+    )
 
 
 def test_a_damaged_log_never_gives_a_partition_to_two(shell: ConsumerShell) -> None:
@@ -305,14 +333,21 @@ def test_an_empty_group_goes_with_its_last_offset(shell: ConsumerShell) -> None:
     assert not shell.core.exists
 
 
-# -- migration -----------------------------------------------------------------------------------------------------------------------------
+# -- migration -------------------------------------------------------------------------------------
 
 
 def classic_group(shell: ConsumerShell, count: int = 2) -> list[str]:
     """A stable classic group; each member has one partition of a."""
     numbers = [shell.classic_join("", "a") for _ in range(count)]
     shell.advance(1)
-    numbers = [shell.classic_join(shell.reply(number).member_id, "a") if number in shell.replies and shell.reply(number).generation_id != shell.classic.generation else number for number in numbers]
+    numbers = [
+        (
+            shell.classic_join(shell.reply(number).member_id, "a")
+            if number in shell.replies and shell.reply(number).generation_id != shell.classic.generation
+            else number
+        )
+        for number in numbers
+    ]
     shell.advance(1)
     ids = [shell.reply(number).member_id for number in numbers]
     generation = shell.classic.generation
@@ -327,7 +362,10 @@ def test_upgrade_and_downgrade(shell: ConsumerShell) -> None:
     one, two = classic_group(shell)
     answer = shell.enter("new")
     assert answer.error_code == 0 and shell.core.kind == "consumer"
-    assert {name: shell.consumer.members[name].assigned for name in (one, two)} == {name: {shell.cluster.topics["a"].topic_id: (2 * number, 2 * number + 1)} for number, name in enumerate((one, two))}
+    assert {name: shell.consumer.members[name].assigned for name in (one, two)} == {
+        name: {shell.cluster.topics["a"].topic_id: (2 * number, 2 * number + 1)}
+        for number, name in enumerate((one, two))
+    }
     assert [member.member_type for member in shell.describe().members] == [0, 0, 1]
     generation = shell.consumer.members[one].epoch
     assert shell.beat(one, generation) == E.REBALANCE_IN_PROGRESS
@@ -348,7 +386,9 @@ def test_upgrade_and_downgrade(shell: ConsumerShell) -> None:
     shell.heartbeat("new", -1)
     assert shell.core.kind == "classic" and shell.core.state_name == "PreparingRebalance"
     topic_id = shell.cluster.topics["a"].topic_id
-    assert {name: decode_assignment(member.assignment).get("a", ()) for name, member in shell.classic.members.by_id.items()} == {name: parts.get(topic_id, ()) for name, parts in held.items()}
+    assert {
+        name: decode_assignment(member.assignment).get("a", ()) for name, member in shell.classic.members.by_id.items()
+    } == {name: parts.get(topic_id, ()) for name, parts in held.items()}
     shell.restart()
     assert shell.core.kind == "classic" and set(shell.classic.members.by_id) == {one, two}
 
@@ -400,7 +440,11 @@ def test_a_classic_member_joins_a_consumer_group(shell: ConsumerShell) -> None:
     assert shell.beat("m1", 2) == E.UNKNOWN_MEMBER_ID, "it speaks the other protocol"
     wrong = shell.reply(shell.classic_join("", "a", protocol="sticky"))
     assert wrong.error_code == E.INCONSISTENT_GROUP_PROTOCOL
-    assert shell.leave((asked.member_id, None), ("m1", None), ("nobody", None)) == [0, E.UNKNOWN_MEMBER_ID, E.UNKNOWN_MEMBER_ID]
+    assert shell.leave((asked.member_id, None), ("m1", None), ("nobody", None)) == [
+        0,
+        E.UNKNOWN_MEMBER_ID,
+        E.UNKNOWN_MEMBER_ID,
+    ]
 
 
 def test_a_classic_member_that_does_not_come_to_join_is_put_out(shell: ConsumerShell) -> None:
@@ -415,7 +459,7 @@ def test_a_classic_member_that_does_not_come_to_join_is_put_out(shell: ConsumerS
     assert joined.member_id not in shell.consumer.members
 
 
-# -- what needs no state -------------------------------------------------------------------------------------------------------------------
+# -- what needs no state ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -441,7 +485,15 @@ def test_a_classic_member_that_does_not_come_to_join_is_put_out(shell: ConsumerS
     ],
 )
 def test_requests_that_make_no_sense(fields: dict, version: int, error: E | None) -> None:
-    whole = {"group_id": "g", "member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 1, "topic_partitions": [], "subscribed_topic_names": ["a"], **fields}
+    whole = {
+        "group_id": "g",
+        "member_id": "m",
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 1,
+        "topic_partitions": [],
+        "subscribed_topic_names": ["a"],
+        **fields,
+    }
     problem = problem_of(Request(**whole), version, ("uniform", "range"))
     assert (problem and problem[0]) == error
 
@@ -466,4 +518,6 @@ def test_a_group_too_large_for_one_batch_is_not_downgraded(shell: ConsumerShell)
     shell.heartbeat("m1", -1)
     assert shell.core.kind == "consumer"
     again = shell.reply(shell.classic_join(joined.member_id, "a"))
-    assert decode_assignment(shell.reply(shell.sync(joined.member_id, again.generation_id)).assignment) == {"a": (0, 1, 2, 3)}
+    assert decode_assignment(shell.reply(shell.sync(joined.member_id, again.generation_id)).assignment) == {
+        "a": (0, 1, 2, 3)
+    }

@@ -1,4 +1,6 @@
-"""Committed offsets of a group: the core by itself, histories by chance against a plain model, and what a log of them adds up to."""
+"""Committed offsets of a group: the core by itself, histories by chance against a plain model, and
+what a log of them adds up to.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,20 @@ class Members:
         return []
 
 
-def commit(*offsets: tuple[str, int, int], producer_id: int = -1, retention_ms: int = -1, metadata: str = "") -> CommitOffsets:
-    return CommitOffsets(1, 8, "", None, -1, tuple(CommittedOffset(topic, partition, offset, 3, metadata) for topic, partition, offset in offsets), retention_ms, producer_id, 0)
+def commit(
+    *offsets: tuple[str, int, int], producer_id: int = -1, retention_ms: int = -1, metadata: str = ""
+) -> CommitOffsets:
+    return CommitOffsets(
+        1,
+        8,
+        "",
+        None,
+        -1,
+        tuple(CommittedOffset(topic, partition, offset, 3, metadata) for topic, partition, offset in offsets),
+        retention_ms,
+        producer_id,
+        0,
+    )
 
 
 class World:
@@ -79,7 +93,8 @@ class World:
 
     def take(self, actions: list[Action]) -> object:
         replies = [action.response for action in actions if isinstance(action, Reply)]
-        self.log += [action for action in actions if isinstance(action, Persist) and action.records]  # the shell ignores empty ones
+        # the shell ignores empty ones
+        self.log += [action for action in actions if isinstance(action, Persist) and action.records]
         assert len(replies) <= 1 and (not replies or isinstance(actions[-1], Reply))
         self.offsets.check()
         return replies[0] if replies else None
@@ -98,27 +113,49 @@ class World:
 def test_commit_and_fetch() -> None:
     world = World()
     assert world.do(commit(("t", 0, 5), ("t", 1, 6), ("u", 0, 7), metadata="m")) == OffsetsCommitted(0, (0, 0, 0))
-    assert world.fetch() == {("t", 0): FetchedOffset(0, 5, 3, "m"), ("t", 1): FetchedOffset(1, 6, 3, "m"), ("u", 0): FetchedOffset(0, 7, 3, "m")}
-    assert world.fetch(("t", (1, 9)), ("x", (0,))) == {("t", 1): FetchedOffset(1, 6, 3, "m"), ("t", 9): FetchedOffset(9), ("x", 0): FetchedOffset(0)}
+    assert world.fetch() == {
+        ("t", 0): FetchedOffset(0, 5, 3, "m"),
+        ("t", 1): FetchedOffset(1, 6, 3, "m"),
+        ("u", 0): FetchedOffset(0, 7, 3, "m"),
+    }
+    assert world.fetch(("t", (1, 9)), ("x", (0,))) == {
+        ("t", 1): FetchedOffset(1, 6, 3, "m"),
+        ("t", 9): FetchedOffset(9),
+        ("x", 0): FetchedOffset(0),
+    }
     (persist,) = world.log
-    assert [decode_offset_key(key) for key, _ in persist.records] == [("g", "t", 0), ("g", "t", 1), ("g", "u", 0)] and persist.producer_id == -1
+    assert [decode_offset_key(key) for key, _ in persist.records] == [
+        ("g", "t", 0),
+        ("g", "t", 1),
+        ("g", "u", 0),
+    ] and persist.producer_id == -1
 
 
 def test_metadata_has_a_bound_in_bytes() -> None:
     world = World()
-    answer = world.do(CommitOffsets(1, 8, "", None, -1, (CommittedOffset("t", 0, 1, -1, "x" * 10), CommittedOffset("t", 1, 1, -1, "ü" * 6))))
-    assert answer == OffsetsCommitted(0, (0, int(ErrorCode.OFFSET_METADATA_TOO_LARGE))) and list(world.fetch()) == [("t", 0)]
+    answer = world.do(
+        CommitOffsets(
+            1, 8, "", None, -1, (CommittedOffset("t", 0, 1, -1, "x" * 10), CommittedOffset("t", 1, 1, -1, "ü" * 6))
+        )
+    )
+    assert answer == OffsetsCommitted(0, (0, int(ErrorCode.OFFSET_METADATA_TOO_LARGE))) and list(world.fetch()) == [
+        ("t", 0)
+    ]
     assert len(world.log[0].records) == 1
 
 
 def test_a_commit_larger_than_a_batch_is_refused_whole() -> None:
-    """A group id of 32 KiB is in the key of every record: a small request could want a batch that cannot be written."""
+    """A group id of 32 KiB is in the key of every record: a small request could want a batch that
+    cannot be written.
+    """
     world = World()
     world.offsets = Offsets("g" * 32767, SETTINGS)
     fits = (SETTINGS.commit_bytes_max - 4096) // (32767 + 90)
     assert world.do(commit(*(("t", 0, number) for number in range(fits)))).error == 0
     before = world.fetch()
-    assert world.do(commit(*(("t", 0, number) for number in range(fits + 2)))) == OffsetsCommitted(int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
+    assert world.do(commit(*(("t", 0, number) for number in range(fits + 2)))) == OffsetsCommitted(
+        int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    )
     assert world.fetch() == before and len(world.log) == 1
     assert all(fits_in_a_batch(persist) for persist in world.log)
 
@@ -140,7 +177,11 @@ def test_many_offsets_go_in_batches_that_can_be_written() -> None:
     world.expire()
     assert world.offsets.is_empty and len(world.log) > 10
     assert all(fits_in_a_batch(persist) for persist in world.log)
-    assert len({key for persist in world.log for key, _ in persist.records}) == sum(len(persist.records) for persist in world.log) == 3 * count
+    assert (
+        len({key for persist in world.log for key, _ in persist.records})
+        == sum(len(persist.records) for persist in world.log)
+        == 3 * count
+    )
 
 
 def test_a_retention_time_without_end() -> None:
@@ -166,7 +207,11 @@ def test_a_transactions_offsets_count_with_its_marker() -> None:
     assert world.log[1].producer_id == 9
     assert world.fetch() == {("t", 0): FetchedOffset(0, 5, 3)}
     unstable = int(ErrorCode.UNSTABLE_OFFSET_COMMIT)
-    assert {name: one.error for name, one in world.fetch(("t", (0, 1, 2)), stable=True).items()} == {("t", 0): unstable, ("t", 1): unstable, ("t", 2): 0}
+    assert {name: one.error for name, one in world.fetch(("t", (0, 1, 2)), stable=True).items()} == {
+        ("t", 0): unstable,
+        ("t", 1): unstable,
+        ("t", 2): 0,
+    }
     world.do(TransactionEnded(8, 0, True))
     world.do(TransactionEnded(9, 0, True))
     assert {name: one.offset for name, one in world.fetch(stable=True).items()} == {("t", 0): 50, ("t", 1): 51}
@@ -196,7 +241,10 @@ def test_deletion() -> None:
     world.do(TransactionEnded(9, 0, True))
     assert list(world.fetch()) == [("u", 0)]
     world.do(commit(("v", 0, 1), producer_id=9))
-    assert [decode_offset_key(key) for key, value in world.offsets.delete_all() if value is None] == [("g", "u", 0), ("g", "v", 0)]
+    assert [decode_offset_key(key) for key, value in world.offsets.delete_all() if value is None] == [
+        ("g", "u", 0),
+        ("g", "v", 0),
+    ]
     world.do(TransactionEnded(9, 0, True))
     assert world.offsets.is_empty
 
@@ -207,9 +255,18 @@ def test_offsets_of_partitions_that_are_gone_go_pending_ones_too() -> None:
     world.do(commit(("t", 2, 50), ("t", 5, 51), ("v", 6, 52), producer_id=9))
     assert world.offsets.ends() == {"t": 6, "u": 10, "v": 7}
     world.do(PartitionsGone({"t": 4, "w": 0}))
-    assert [(decode_offset_key(key), value) for key, value in world.log[-1].records] == [(("g", "t", 4), None), (("g", "t", 5), None)]
+    assert [(decode_offset_key(key), value) for key, value in world.log[-1].records] == [
+        (("g", "t", 4), None),
+        (("g", "t", 5), None),
+    ]
     world.do(TransactionEnded(9, 0, True))
-    assert {name: one.offset for name, one in world.fetch().items()} == {("t", 0): 5, ("t", 3): 6, ("u", 9): 8, ("t", 2): 50, ("v", 6): 52}
+    assert {name: one.offset for name, one in world.fetch().items()} == {
+        ("t", 0): 5,
+        ("t", 3): 6,
+        ("u", 9): 8,
+        ("t", 2): 50,
+        ("v", 6): 52,
+    }
     count = len(world.log)
     world.do(PartitionsGone({"t": 4}))
     assert len(world.log) == count, "nothing is left to remove"
@@ -268,15 +325,21 @@ def test_the_timer_is_never_due_in_the_turn_in_which_it_is_armed() -> None:
     """It came again and again, and the coordinator did nothing else."""
     world = World()
     world.offsets._settings = OffsetsSettings(retention_ms=1000, check_interval_ms=1, metadata_bytes_max=10)
-    (timer,) = [action for action in world.offsets.handle(commit(("t", 0, 5)), world.members, 7000) if isinstance(action, Timer)]
+    (timer,) = [
+        action for action in world.offsets.handle(commit(("t", 0, 5)), world.members, 7000) if isinstance(action, Timer)
+    ]
     assert timer.at_ms >= 7050
-    (timer,) = [action for action in world.offsets.on_expiration_timer(world.members, timer.at_ms)[0] if isinstance(action, Timer)]
+    (timer,) = [
+        action
+        for action in world.offsets.on_expiration_timer(world.members, timer.at_ms)[0]
+        if isinstance(action, Timer)
+    ]
     assert timer.at_ms >= 7100
 
 
 def test_the_timer_is_armed_while_there_is_something() -> None:
     world = World()
-    (_, timer, _) = world.offsets.handle(commit(("t", 0, 5)), world.members, 0)
+    _, timer, _ = world.offsets.handle(commit(("t", 0, 5)), world.members, 0)
     assert isinstance(timer, Timer) and timer.name == EXPIRATION_TIMER and 50 <= timer.at_ms < 150
     assert [type(action) for action in world.offsets.handle(commit(("t", 0, 5)), world.members, 0)] == [Persist, Reply]
     world.now = 10_000
@@ -284,11 +347,13 @@ def test_the_timer_is_armed_while_there_is_something() -> None:
     assert [type(action) for action in actions] == [Persist]
 
 
-# -- histories by chance -------------------------------------------------------------------------------------------------------------
+# -- histories by chance ---------------------------------------------------------------------------
 
 
 class Model:
-    """What is committed, written down as simply as possible. A pending offset carries the time of its writing, so does a committed one: the later counts."""
+    """What is committed, written down as simply as possible. A pending offset carries the time of
+    its writing, so does a committed one: the later counts.
+    """
 
     def __init__(self) -> None:
         self.committed: dict[tuple[str, int], tuple[int, int | None]] = {}  # no offset: deleted then
@@ -325,7 +390,9 @@ def test_histories_agree_with_the_model_and_with_their_own_log(seed: int, tmp_pa
         for persist in world.log:
             files.put(*persist.records, producer_id=persist.producer_id)
         world.log.clear()
-        assert {name: one.offset for name, one in world.fetch().items()} == {name: offset for name, (_, offset) in model.committed.items() if offset is not None}
+        assert {name: one.offset for name, one in world.fetch().items()} == {
+            name: offset for name, (_, offset) in model.committed.items() if offset is not None
+        }
     loaded = load(files.directory, files.next_offset, GroupCores(lambda name: Group(name, ClassicSettings(), SETTINGS)))
     again = World()
     again.offsets = loaded.cores["g"].offsets if "g" in loaded.cores else Offsets("g", SETTINGS)
@@ -337,7 +404,7 @@ def test_histories_agree_with_the_model_and_with_their_own_log(seed: int, tmp_pa
         assert again.fetch() == world.fetch()
 
 
-# -- loading -------------------------------------------------------------------------------------------------------------------------
+# -- loading ---------------------------------------------------------------------------------------
 
 
 def test_values_of_every_version_are_loaded_and_damaged_ones_named(tmp_path: Path) -> None:
@@ -348,9 +415,20 @@ def test_values_of_every_version_are_loaded_and_damaged_ones_named(tmp_path: Pat
         files.put(*persist.records)
     key = world.log[0].records[0][0]
     sound = next(value for persist in world.log for _, value in persist.records if b"abc" in value)
-    for partition, value in ((2, b"\0\3short"), (3, b"\0\x09" + bytes(30)), (4, b""), (5, sound.replace(b"abc", b"\xffbc"))):
+    for partition, value in (
+        (2, b"\0\3short"),
+        (3, b"\0\x09" + bytes(30)),
+        (4, b""),
+        (5, sound.replace(b"abc", b"\xffbc")),
+    ):
         files.put((key[:-4] + partition.to_bytes(4, "big"), value))
-    files.put((b"\0\1\0\x09too long", b"x"), (b"\0\2\0\1h", b"\0\7"), (b"\0\x63\0\1h", b"of the future"), (key[:-4], b"x"), (b"\xff\xff" + key[2:], sound))
+    files.put(
+        (b"\0\1\0\x09too long", b"x"),
+        (b"\0\2\0\1h", b"\0\7"),
+        (b"\0\x63\0\1h", b"of the future"),
+        (key[:-4], b"x"),
+        (b"\xff\xff" + key[2:], sound),
+    )
     loaded = load(files.directory, files.next_offset, GroupCores(lambda name: Group(name, ClassicSettings(), SETTINGS)))
     offsets = loaded.cores["g"].offsets
     assert {name: len(offsets.table(name)) for name in offsets.topics} == {"t": 2}

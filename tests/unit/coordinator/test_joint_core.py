@@ -1,4 +1,6 @@
-"""A joint transaction's core, step by step: what is hard to meet by chance, its bounds, and its records as bytes. Histories by chance: tests/sim/test_joint_sim.py."""
+"""A joint transaction's core, step by step: what is hard to meet by chance, its bounds, and its
+records as bytes. Histories by chance: tests/sim/test_joint_sim.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from mqd.coordinator.transaction import events, joint
 from mqd.coordinator.transaction import joint_records as records
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
-from mqd.coordinator.transaction.joint import CONCURRENT, FENCED, HELD_MAX, INVALID_STATE, INVALID_TIMEOUT, PREFIX, TOO_MANY, UNKNOWN_PRODUCER, JointTransaction
+from mqd.coordinator.transaction.joint import (
+    CONCURRENT,
+    FENCED,
+    HELD_MAX,
+    INVALID_STATE,
+    INVALID_TIMEOUT,
+    PREFIX,
+    TOO_MANY,
+    UNKNOWN_PRODUCER,
+    JointTransaction,
+)
 from mqd.coordinator.transaction.records import State, encode_key
 from mqd.coordinator.transaction.core import Settings, Transaction
 
@@ -54,7 +66,9 @@ class Driver:
         return self.answer(self.number)
 
     def answer(self, number: int) -> object:
-        return next((action.response for action in self.actions if isinstance(action, Reply) and action.request == number), None)
+        return next(
+            (action.response for action in self.actions if isinstance(action, Reply) and action.request == number), None
+        )
 
     def enlist(self, batch: int, run: str = "run", timeout_ms: int = 5_000) -> JointAnswer | None:
         found = self.ask(events.Enlist, batch, run, timeout_ms)
@@ -92,7 +106,10 @@ def test_winners_are_committed_and_all_others_aborted() -> None:
     winner, loser, idle = it.child(0, A, B), it.child(0, A), it.child(0)
     assert it.end(0, winner) is None, "answered when the markers are written"
     number = it.number
-    assert [(one.producer_id, one.producer_epoch, one.committed, one.partitions) for one in it.markers] == [(winner[0], 1, True, (A, B)), (loser[0], 1, False, (A,))]
+    assert [(one.producer_id, one.producer_epoch, one.committed, one.partitions) for one in it.markers] == [
+        (winner[0], 1, True, (A, B)),
+        (loser[0], 1, False, (A,)),
+    ]
     kinds = [type(action) for action in it.actions]
     assert kinds.index(Persist) < kinds.index(WriteMarkers)
     first, second = it.markers
@@ -194,12 +211,20 @@ def test_who_aborts_is_over_and_so_are_its_tasks_that_live_on() -> None:
     assert it.end(0, committed=False) == error(0) and it.enlist(0) == error(FENCED) and it.enlist(1) == error(FENCED)
     assert it.end(0, child) == error(FENCED) and it.replayed().fenced_run_ids == ("run",)
     again = it.child(0, A, run="run-2")
-    assert it.enlist(0) == error(FENCED) and it.end(0, committed=False) == error(0) and it.end(0, again, run="run-2") is None
+    assert (
+        it.enlist(0) == error(FENCED)
+        and it.end(0, committed=False) == error(0)
+        and it.end(0, again, run="run-2") is None
+    )
 
 
 def test_an_abort_before_the_first_task_is_remembered_and_forgotten_in_time() -> None:
     it = Driver()
-    assert it.end(0, committed=False) == error(0) and it.enlist(0) == error(FENCED) and it.core.state == State.COMPLETE_ABORT
+    assert (
+        it.end(0, committed=False) == error(0)
+        and it.enlist(0) == error(FENCED)
+        and it.core.state == State.COMPLETE_ABORT
+    )
     it.core = it.replayed()
     it.core.on_loaded(it.now)
     assert it.enlist(0) == error(FENCED) and it.child(0, A, run="run-2")
@@ -228,7 +253,9 @@ def test_the_abort_of_one_run_leaves_another_ones_transaction() -> None:
 
 def test_a_time_out_that_may_not_be_is_refused() -> None:
     it = Driver()
-    assert it.enlist(0, timeout_ms=60_001) == error(INVALID_TIMEOUT) and it.enlist(0, timeout_ms=0) == error(INVALID_TIMEOUT)
+    assert it.enlist(0, timeout_ms=60_001) == error(INVALID_TIMEOUT) and it.enlist(0, timeout_ms=0) == error(
+        INVALID_TIMEOUT
+    )
     assert it.core.is_empty
 
 
@@ -249,7 +276,7 @@ def test_children_whose_epochs_run_out_leave(monkeypatch: pytest.MonkeyPatch) ->
     assert it.core.children == {} and it.child(1)[0] != first[0]
 
 
-# -- records -------------------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 def test_the_name_says_which_core() -> None:
@@ -262,7 +289,11 @@ def test_the_name_says_which_core() -> None:
             cores.core_of(wrong)
 
 
-@given(kind=st.sampled_from([records.TRANSACTION.key_type, records.CHILD.key_type]), rest=st.binary(max_size=40), value=st.none() | st.binary(max_size=60))
+@given(
+    kind=st.sampled_from([records.TRANSACTION.key_type, records.CHILD.key_type]),
+    rest=st.binary(max_size=40),
+    value=st.none() | st.binary(max_size=60),
+)
 def test_damaged_records_raise_value_errors_alone(kind: int, rest: bytes, value: bytes | None) -> None:
     key = kind.to_bytes(2, "big") + rest
     core = JointTransaction(NAME, SETTINGS)
@@ -276,7 +307,9 @@ def test_damaged_records_raise_value_errors_alone(kind: int, rest: bytes, value:
 
 def test_records_that_make_no_sense_are_refused() -> None:
     core = JointTransaction(NAME, SETTINGS)
-    value = records.TRANSACTION.value.cls(serial=1, state=9, batch_id=0, run_id="r", committed_batch_id=-1, timeout_ms=1, start_ms=0, last_update_ms=0)
+    value = records.TRANSACTION.value.cls(
+        serial=1, state=9, batch_id=0, run_id="r", committed_batch_id=-1, timeout_ms=1, start_ms=0, last_update_ms=0
+    )
     child = records.CHILD.value.cls(serial=1, producer_epoch=-1, topics=[])
     for key, damaged in (
         (records.TRANSACTION.encode_key(NAME), records.TRANSACTION.encode_value(value)),

@@ -125,11 +125,20 @@ def test_nothing_beyond_the_end_is_looked_at(files: Files) -> None:
 def test_compressed_and_sparse_batches(files: Files) -> None:
     for codec in ("gzip", "snappy", "lz4", "zstd"):
         files.append(encode_batch([Record(b"v", codec.encode().join([b"k", b""]))], compression=codec))
-    files.append(encode_batch([Record(b"v", b"k1", offset=0), Record(b"w", b"k2", offset=5)], last_offset_delta=9))  # as compaction leaves it
+    # as compaction leaves it
+    files.append(encode_batch([Record(b"v", b"k1", offset=0), Record(b"w", b"k2", offset=5)], last_offset_delta=9))
     files.append(encode_batch([], last_offset_delta=3))
     files.put((b"k3", b"v"))
     loaded = files.load()
-    assert [key for key, _ in lines(loaded)] == [b"kgzip", b"ksnappy", b"klz4", b"kzstd", b"k1", b"k2", b"k3"] and loaded.skipped_count == 0
+    assert [key for key, _ in lines(loaded)] == [
+        b"kgzip",
+        b"ksnappy",
+        b"klz4",
+        b"kzstd",
+        b"k1",
+        b"k2",
+        b"k3",
+    ] and loaded.skipped_count == 0
 
 
 def test_transactions_count_with_their_commit_marker(files: Files) -> None:
@@ -153,7 +162,9 @@ def test_a_plain_record_overtakes_a_pending_one_of_the_same_key(files: Files) ->
     files.put((b"k3", b"pending"), (b"k4", b"pending"), producer_id=5)
     files.put((b"k3", b"plain"))
     loaded = files.load()
-    assert loaded.cores["k"].pending == [(b"k3", None, 5), (b"k4", b"pending", 5)] and (b"k3", b"plain") in lines(loaded)
+    assert loaded.cores["k"].pending == [(b"k3", None, 5), (b"k4", b"pending", 5)] and (b"k3", b"plain") in lines(
+        loaded
+    )
 
 
 def test_blocks_end_anywhere(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +196,9 @@ def test_a_damaged_length_costs_what_the_index_does_not_show(files: Files) -> No
         files.put((b"k%d" % number, b"v"))
     files.flip(files.positions[2] + 10)
     index = segment_path(files.directory, 0, ".index")
-    index.write_bytes(b"".join(number.to_bytes(4, "big") + files.positions[number].to_bytes(4, "big") for number in (1, 4)))
+    index.write_bytes(
+        b"".join(number.to_bytes(4, "big") + files.positions[number].to_bytes(4, "big") for number in (1, 4))
+    )
     assert [key for key, _ in lines(files.load())] == [b"k0", b"k1", b"k4", b"k5"]
     index.unlink()
     files.roll()
@@ -219,7 +232,10 @@ def test_a_missing_segment_is_an_error(files: Files) -> None:
 def test_random_damage_never_raises_and_never_invents(files: Files, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(40):
-        files.put(*((b"k%d-%d" % (number, at), b"v%d" % at) for at in range(chance.randrange(1, 5))), producer_id=chance.choice([-1, -1, 5]))
+        files.put(
+            *((b"k%d-%d" % (number, at), b"v%d" % at) for at in range(chance.randrange(1, 5))),
+            producer_id=chance.choice([-1, -1, 5]),
+        )
         if chance.random() < 0.1:
             files.end(5, chance.random() < 0.5)
     files.end(5, True)
@@ -229,5 +245,3 @@ def test_random_damage_never_raises_and_never_invents(files: Files, seed: int) -
         files.flip(chance.randrange(size))
     for key, value in lines(files.load()):
         assert key not in sound or sound[key] == value
-
-

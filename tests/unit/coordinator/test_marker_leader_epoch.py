@@ -1,5 +1,7 @@
-"""A transaction's marker between hosts names the leader epoch that it is meant for. One that the network kept back, while another leader wrote it, ended the producer's next transaction
-when its host led once more (clients before KIP-890)."""
+"""A transaction's marker between hosts names the leader epoch that it is meant for. One that the
+network kept back, while another leader wrote it, ended the producer's next transaction when its
+host led once more (clients before KIP-890).
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ async def _marked(broker: HandlerBroker, topic: str, leader_epoch: int) -> tuple
     """(error, batches written)"""
     before = len(broker.owners.batches)
     marker = WriteTxnMarkersRequest.Marker(
-        producer_id=7, producer_epoch=0, transaction_result=True, topics=[WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[0])], coordinator_epoch=0, leader_epoch=leader_epoch
+        producer_id=7,
+        producer_epoch=0,
+        transaction_result=True,
+        topics=[WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[0])],
+        coordinator_epoch=0,
+        leader_epoch=leader_epoch,
     )
     answer = await broker.ask(WriteTxnMarkersRequest(markers=[marker]), 2, OF_ANOTHER_HOST)
     return answer.markers[0].topics[0].partitions[0].error_code, len(broker.owners.batches) - before
 
 
-@pytest.mark.parametrize(("topic", "refused"), [("t", ErrorCode.NOT_LEADER_OR_FOLLOWER), (GROUPS, ErrorCode.NOT_COORDINATOR)])
+@pytest.mark.parametrize(
+    ("topic", "refused"), [("t", ErrorCode.NOT_LEADER_OR_FOLLOWER), (GROUPS, ErrorCode.NOT_COORDINATOR)]
+)
 def test_it_is_written_in_that_leader_epoch_alone(tmp_path: Path, topic: str, refused: ErrorCode) -> None:
     async def scenario() -> None:
         async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "1"}) as broker:
@@ -52,10 +61,18 @@ def test_it_is_written_in_that_leader_epoch_alone(tmp_path: Path, topic: str, re
 def test_it_names_the_leader_and_the_epoch_of_that_moment() -> None:
     sent: list[tuple[int, MarkerToWrite]] = []
     partitions = {("t", 0): SimpleNamespace(leader=3, leader_epoch=5)}
-    broker = SimpleNamespace(node_id=1, broker_value=lambda _name: 1_000, metadata=SimpleNamespace(may_exist=None, successor_of=lambda *_: -1), partition_of=lambda *key: partitions[key])
+    broker = SimpleNamespace(
+        node_id=1,
+        broker_value=lambda _name: 1_000,
+        metadata=SimpleNamespace(may_exist=None, successor_of=lambda *_: -1),
+        partition_of=lambda *key: partitions[key],
+    )
     service = TransactionService(broker, broker)  # type: ignore[arg-type]
     service._remote = SimpleNamespace(write=lambda node, marker: sent.append((node, marker)))  # type: ignore[assignment]
     service.append_marker("t", 0, 7, 0, 2, True)
     partitions["t", 0] = SimpleNamespace(leader=4, leader_epoch=6)
     service.append_marker("t", 0, 7, 0, 2, True)
-    assert sent == [(3, MarkerToWrite(("t", 0), 7, 0, 2, True, False, 5)), (4, MarkerToWrite(("t", 0), 7, 0, 2, True, False, 6))]
+    assert sent == [
+        (3, MarkerToWrite(("t", 0), 7, 0, 2, True, False, 5)),
+        (4, MarkerToWrite(("t", 0), 7, 0, 2, True, False, 6)),
+    ]

@@ -1,4 +1,6 @@
-"""Markers of transactions for partitions that are being retired: written to the partition that takes the records, too, under the rewritten producer id."""
+"""Markers of transactions for partitions that are being retired: written to the partition that
+takes the records, too, under the rewritten producer id.
+"""
 
 import asyncio
 from typing import Any
@@ -32,7 +34,9 @@ class Owners:
 
 
 def run(*answers: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tuple[int, int]], Any]:
-    """`answers`: (error, redirect) to the appends, in order. What was written where, and what came of it."""
+    """`answers`: (error, redirect) to the appends, in order. What was written where, and what came
+    of it.
+    """
 
     async def scenario() -> tuple[list[tuple[int, int]], Any]:
         owners = Owners()
@@ -60,7 +64,10 @@ def test_a_marker_goes_to_both() -> None:
 
 
 def test_what_was_written_before_to_the_first_is_written_to_the_second_all_the_same() -> None:
-    assert run((ErrorCode.INVALID_PRODUCER_EPOCH, 1), (0, -1)) == ([(13, 7), (11, redirected_producer(7, 3))], ErrorCode.INVALID_PRODUCER_EPOCH)
+    assert run((ErrorCode.INVALID_PRODUCER_EPOCH, 1), (0, -1)) == (
+        [(13, 7), (11, redirected_producer(7, 3))],
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    )
 
 
 @pytest.mark.parametrize("error", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.INVALID_PRODUCER_EPOCH])
@@ -73,7 +80,9 @@ def test_an_error_of_the_first_that_is_tried_again_ends_it() -> None:
 
 
 def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
-    """Their partition is being retired now: nothing of them goes on, and the number that it would be is that of another partition's records."""
+    """Their partition is being retired now: nothing of them goes on, and the number that it would
+    be is that of another partition's records.
+    """
     there = redirected_producer(7, 5)
     assert run((0, 1), marker=MARKER._replace(producer_id=there)) == ([(13, there)], 20)
 
@@ -81,11 +90,15 @@ def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
 def topic_of(told: int, count: int, first_leader_epoch: int = 0) -> messages.TopicImage:
     """A topic of `count` partitions, of which this host's processes are told of `told`."""
     partitions = [messages.PartitionImage(index, index, 0, 0, 1, 0, [1], [1]) for index in range(told)]
-    return messages.TopicImage("t", b"t" * 16, partitions, {}, partition_count=count, first_leader_epoch=first_leader_epoch)
+    return messages.TopicImage(
+        "t", b"t" * 16, partitions, {}, partition_count=count, first_leader_epoch=first_leader_epoch
+    )
 
 
 class Written:
-    """A coordinator that has one transaction to end, and a log whose first answer is `error`; ours hears of `then` at the same time."""
+    """A coordinator that has one transaction to end, and a log whose first answer is `error`; ours
+    hears of `then` at the same time.
+    """
 
     def __init__(self, error: int, *then: messages.FromController) -> None:
         self.error, self.then, self.markers, self.posted = error, then, [], asyncio.Event()
@@ -116,7 +129,9 @@ class Written:
 
 
 def markers_written(world: Any) -> list[tuple[int, int]]:
-    """(partition, producer id) of all that are written until the transaction has ended that wrote to partition 3."""
+    """(partition, producer id) of all that are written until the transaction has ended that wrote
+    to partition 3.
+    """
 
     async def scenario() -> list[tuple[int, int]]:
         service = TransactionService(world, world)
@@ -148,14 +163,21 @@ WITHHELD = messages.SettingsPut(2, withheld=["t"])
     ],
     ids=["never shrunk", "shrunk and grown", "told before it grew", "told with fewer", "whole topic"],
 )
-def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_and_is_not_given_up(then: list[messages.FromController]) -> None:
-    """Others lead it. The transaction would be told to be over, and readers of committed records wait there for ever."""
+def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_and_is_not_given_up(
+    then: list[messages.FromController],
+) -> None:
+    """Others lead it. The transaction would be told to be over, and readers of committed records
+    wait there for ever.
+    """
     assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *then)) == [(3, 7), (3, 7)]
 
 
 @pytest.mark.parametrize(
     "then",
-    [messages.TopicRemoved(2, "t", b"t" * 16, []), messages.TopicPut(2, msgspec.structs.replace(topic_of(2, 2), topic_id=b"u" * 16))],
+    [
+        messages.TopicRemoved(2, "t", b"t" * 16, []),
+        messages.TopicPut(2, msgspec.structs.replace(topic_of(2, 2), topic_id=b"u" * 16)),
+    ],
     ids=["deleted", "made anew with fewer partitions"],
 )
 def test_of_a_topic_that_was_deleted_nothing_is_left_to_end(then: messages.FromController) -> None:
@@ -164,7 +186,9 @@ def test_of_a_topic_that_was_deleted_nothing_is_left_to_end(then: messages.FromC
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: bool) -> None:
-    """`written`: the second was in the log when it died. The first is not written twice by its owner: the transaction is over there."""
+    """`written`: the second was in the log when it died. The first is not written twice by its
+    owner: the transaction is over there.
+    """
 
     async def scenario() -> list[tuple[int, int]]:
         world: Any = Written(0)
@@ -187,5 +211,7 @@ def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: boo
 
 
 def test_numbers() -> None:
-    assert origin_of(redirected_producer(7, 0)) == (7, 0) and origin_of(redirected_producer((1 << 40) - 1, (1 << 22) - 1)) == ((1 << 40) - 1, (1 << 22) - 1)
+    assert origin_of(redirected_producer(7, 0)) == (7, 0) and origin_of(
+        redirected_producer((1 << 40) - 1, (1 << 22) - 1)
+    ) == ((1 << 40) - 1, (1 << 22) - 1)
     assert origin_of(7) == (7, -1) and origin_of(-1) == (-1, -1) and redirected_producer(-1, 3) == -1

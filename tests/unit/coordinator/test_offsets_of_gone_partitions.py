@@ -1,4 +1,7 @@
-"""Committed offsets of topics and partitions that are gone go with them, whether or not their coordinator was listening at that moment: it may be loading, elsewhere, or told of it by a whole image only."""
+"""Committed offsets of topics and partitions that are gone go with them, whether or not their
+coordinator was listening at that moment: it may be loading, elsewhere, or told of it by a whole
+image only.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,14 @@ async def served_again(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -
 
 def gone(topic: messages.TopicImage, left: int, version: int) -> messages.TopicPut:
     """As the controller tells it when the retired partitions of a topic have vanished."""
-    return messages.TopicPut(version, msgspec.structs.replace(topic, partitions=topic.partitions[:left], partition_count=left))
+    return messages.TopicPut(
+        version, msgspec.structs.replace(topic, partitions=topic.partitions[:left], partition_count=left)
+    )
 
 
-def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await create(broker, "u")
         assert await commit(broker, 5) == await commit(broker, 7, topic="u") == [0]
@@ -64,8 +71,12 @@ def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    """By its name nobody could tell that the offset is of another topic. `again`: the load does not succeed, and another does."""
+def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """By its name nobody could tell that the offset is of another topic. `again`: the load does not
+    succeed, and another does.
+    """
     ready = asyncio.Event()
     original = InternalPartitions.load
 
@@ -97,14 +108,22 @@ def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
+def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
     """The controller's process was replaced meanwhile."""
 
     async def scenario(broker: HandlerBroker) -> None:
         await create(broker, "u")
         assert await commit(broker, 5) == await commit(broker, 7, topic="u") == [0]
         deliver = HandlerBroker._deliver
-        monkeypatch.setattr(HandlerBroker, "_deliver", lambda self, number, message: deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Answer) else None)
+        monkeypatch.setattr(
+            HandlerBroker,
+            "_deliver",
+            lambda self, number, message: (
+                deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Answer) else None
+            ),
+        )
         await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
         if anew:
             await create(broker, "t", 4)
@@ -125,7 +144,10 @@ def test_what_is_committed_for_the_topic_that_was_made_anew_stays_however_soon_i
         committed = asyncio.ensure_future(commit(broker, 1))  # runs before anything that the two leave for later
         broker._deliver(ACCEPTOR, removed)
         broker._deliver(ACCEPTOR, made)
-        assert await committed == [0] and [await fetch(broker, partition=index) for index in (0, 1)] == [(0, 1), (0, -1)]
+        assert await committed == [0] and [await fetch(broker, partition=index) for index in (0, 1)] == [
+            (0, 1),
+            (0, -1),
+        ]
         await asyncio.sleep(0.01)
         assert await fetch(broker) == (0, 1)
 
@@ -144,8 +166,12 @@ async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> No
     await served_again(broker, monkeypatch)
 
 
-def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lapsed, and was back before anybody else had been told to lead the group's partition: nobody else has taken the offsets of the old topic away."""
+def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lapsed, and was back before anybody else had been told to lead the group's partition:
+    nobody else has taken the offsets of the old topic away.
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
@@ -154,7 +180,9 @@ def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(tmp_path: Path, 
         broker.broker.coordinators.groups.look()  # more than once
         await made_anew(broker)
         await served_again(broker, monkeypatch)
-        assert shard_of(broker, "g").leader_epoch == epoch and await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert shard_of(broker, "g").leader_epoch == epoch and await fetch(broker) == (0, -1), (
+            "the group would skip what is written to the new topic"
+        )
         assert await commit(broker, 1) == [0]
         await reloaded(broker, monkeypatch)
         assert await fetch(broker) == (0, 1), "what was missed is made up for once"
@@ -162,7 +190,9 @@ def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(tmp_path: Path, 
     run(tmp_path, scenario)
 
 
-def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has heard of the deletion, and what it took commits for is the new topic."""
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -181,7 +211,11 @@ def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.Part
     """As the controller tells it of the group's partition, so many leader epochs later."""
     topic = broker.metadata.topics[GROUPS]
     image = topic.partitions[partition_for("g", 3)]
-    return messages.PartitionsPut(broker.metadata.version, topic.topic_id, [msgspec.structs.replace(image, leader=leader, leader_epoch=image.leader_epoch + epochs)])
+    return messages.PartitionsPut(
+        broker.metadata.version,
+        topic.topic_id,
+        [msgspec.structs.replace(image, leader=leader, leader_epoch=image.leader_epoch + epochs)],
+    )
 
 
 def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Several) -> None:
@@ -193,7 +227,9 @@ def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Sever
 
 
 def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(tmp_path: Path) -> None:
-    """Its only replica in sync did not answer for some seconds. It leads again in another leader epoch, and nobody else has led it."""
+    """Its only replica in sync did not answer for some seconds. It leads again in another leader
+    epoch, and nobody else has led it.
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
@@ -204,7 +240,9 @@ def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(
         await made_anew(broker)
         lead(broker, led_by(broker, NODE))
         await until(lambda: shard_of(broker, "g") is not None)
-        assert shard_of(broker, "g").leader_epoch == epoch + 2 and await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert shard_of(broker, "g").leader_epoch == epoch + 2 and await fetch(broker) == (0, -1), (
+            "the group would skip what is written to the new topic"
+        )
         assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
 
     run(tmp_path, scenario)
@@ -212,7 +250,10 @@ def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(
 
 @pytest.mark.parametrize("told", ["at once", "skipped", "before", "after"])
 def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(tmp_path: Path, told: str) -> None:
-    """`at once`: that it led and that this host leads again come in one message. `skipped`: only the second, for there were too many to tell. `before` the topic was made anew it led, or `after`."""
+    """`at once`: that it led and that this host leads again come in one message. `skipped`: only
+    the second, for there were too many to tell. `before` the topic was made anew it led, or
+    `after`.
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
@@ -249,8 +290,12 @@ def test_a_partition_is_not_loaded_for_an_epoch_that_the_metadata_do_not_know_of
 
 
 @pytest.mark.parametrize("fails", ["g", "other"])
-def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    """All cores of the partition are thrown away with it, those that have heard of it and those that have not."""
+def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """All cores of the partition are thrown away with it, those that have heard of it and those
+    that have not.
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         other = next(name for name in map(str, range(1000)) if partition_for(name, 3) == partition_for("g", 3))
@@ -282,7 +327,9 @@ def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_removal_that_could_not_be_written_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+def test_a_removal_that_could_not_be_written_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
     """`away`: it was found out by a load. By the time of the next one the topic is there again."""
 
     async def scenario(broker: HandlerBroker) -> None:
@@ -292,11 +339,13 @@ def test_a_removal_that_could_not_be_written_is_made_up_for(tmp_path: Path, monk
             monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
             broker.broker.coordinators.groups.look()
             await delete(broker)
-            broker.broker.coordinators.groups._places[partition_for("g", 3)].missed.clear()  # as if another host had coordinated until now
+            # as if another host had coordinated until now
+            broker.broker.coordinators.groups._places[partition_for("g", 3)].missed.clear()
         broker.owners.refuse = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if away:
             monkeypatch.undo()
-            await until(lambda: broker.owners.refused_count > 0)  # it is served for less than a look between a load and the next
+            # it is served for less than a look between a load and the next
+            await until(lambda: broker.owners.refused_count > 0)
         else:
             await delete(broker)
         await until(lambda: shard_of(broker, "g") is None)
@@ -312,7 +361,9 @@ def test_a_removal_that_could_not_be_written_is_made_up_for(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("how", ["told", "image", "away"])
-def test_offsets_of_retired_partitions_go_when_these_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_offsets_of_retired_partitions_go_when_these_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5, partitions=(0, 1, 2, 3)) == [0] * 4
         topic = broker.metadata.topics["t"]
@@ -335,8 +386,12 @@ def test_offsets_of_retired_partitions_go_when_these_are_gone(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_topic_that_this_host_was_only_not_told_of_keeps_its_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
-    """Its partitions wait for slots here. The coordinator before was told of it, and took the commit."""
+def test_a_topic_that_this_host_was_only_not_told_of_keeps_its_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Its partitions wait for slots here. The coordinator before was told of it, and took the
+    commit.
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5, partitions=(0, 3)) == [0, 0]

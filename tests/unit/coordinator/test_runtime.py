@@ -1,4 +1,6 @@
-"""The group coordinator between its handlers and the link: the real controller and metadata, owners of partitions played by the test."""
+"""The group coordinator between its handlers and the link: the real controller and metadata, owners
+of partitions played by the test.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,20 @@ async def find(broker: HandlerBroker, version: int = 4):
     return await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
 
 
-async def commit(broker: HandlerBroker, offset: int, group: str = "g", version: int = 8, partitions: tuple[int, ...] = (0,), topic: str = "t", **fields: object) -> list[int]:
+async def commit(
+    broker: HandlerBroker,
+    offset: int,
+    group: str = "g",
+    version: int = 8,
+    partitions: tuple[int, ...] = (0,),
+    topic: str = "t",
+    **fields: object,
+) -> list[int]:
     image = broker.metadata.topics.get(topic)
     asked = OffsetCommitRequest.Topic(
-        name=topic, topic_id=image.topic_id if image else bytes(16), partitions=[OffsetCommitRequest.Partition(partition_index=one, committed_offset=offset) for one in partitions]
+        name=topic,
+        topic_id=image.topic_id if image else bytes(16),
+        partitions=[OffsetCommitRequest.Partition(partition_index=one, committed_offset=offset) for one in partitions],
     )
     fields.setdefault("generation_id_or_member_epoch", -1)
     answer = await broker.ask(OffsetCommitRequest(group_id=group, topics=[asked], **fields), version)
@@ -63,7 +75,10 @@ async def commit(broker: HandlerBroker, offset: int, group: str = "g", version: 
 async def fetch(broker: HandlerBroker, group: str = "g", version: int = 8, partition: int = 0) -> tuple[int, int]:
     """(error, offset)"""
     topic_id = broker.metadata.topics["t"].topic_id
-    asked = OffsetFetchRequest.Group(group_id=group, topics=[OffsetFetchRequest.GroupTopic(name="t", topic_id=topic_id, partition_indexes=[partition])])
+    asked = OffsetFetchRequest.Group(
+        group_id=group,
+        topics=[OffsetFetchRequest.GroupTopic(name="t", topic_id=topic_id, partition_indexes=[partition])],
+    )
     old = [OffsetFetchRequest.Topic(name="t", partition_indexes=[partition])]
     answer = await broker.ask(OffsetFetchRequest(group_id=group, topics=old, groups=[asked]), version)
     if version >= 8:
@@ -98,7 +113,7 @@ def store(broker: HandlerBroker, topic: str, partition: int) -> None:
     broker.table.positions[slot] = positions
 
 
-# -- the internal topic ------------------------------------------------------------------------------------------------------------
+# -- the internal topic ----------------------------------------------------------------------------
 
 
 def test_names_are_spread_as_kafka_spreads_them() -> None:
@@ -128,7 +143,9 @@ def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
         for version in range(7):
             found = await find(broker, version)
             ones = found.coordinators if version >= 4 else [found]
-            assert [(one.error_code, one.node_id, one.host, one.port) for one in ones] == [(0, 1, "10.1.2.3", 9092)] * len(ones)
+            assert [(one.error_code, one.node_id, one.host, one.port) for one in ones] == [
+                (0, 1, "10.1.2.3", 9092)
+            ] * len(ones)
         metadata = await broker.ask(MetadataRequest(topics=[MetadataRequest.Topic(name=GROUPS)]), 9)
         assert metadata.topics[0].is_internal
 
@@ -139,20 +156,35 @@ def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path)
     async def scenario(broker: HandlerBroker) -> None:
         wanted = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
         if TRANSACTIONS not in broker.metadata.topics:
-            assert (await broker.ask(CreateTopicsRequest(topics=wanted, timeout_ms=100), 5)).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+            assert (await broker.ask(CreateTopicsRequest(topics=wanted, timeout_ms=100), 5)).topics[
+                0
+            ].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
         deleted = await broker.ask(DeleteTopicsRequest(topic_names=[GROUPS], timeout_ms=100), 5)
         assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
-        deleted = await broker.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[GROUPS].topic_id)], timeout_ms=100), 6)
+        deleted = await broker.ask(
+            DeleteTopicsRequest(
+                topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[GROUPS].topic_id)],
+                timeout_ms=100,
+            ),
+            6,
+        )
         assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
         more = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=GROUPS, count=9)], timeout_ms=100)
         assert (await broker.ask(more, 1)).results[0].error_code == ErrorCode.POLICY_VIOLATION
-        cut = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=GROUPS, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=-1)])], timeout_ms=100)
+        cut = DeleteRecordsRequest(
+            topics=[
+                DeleteRecordsRequest.Topic(
+                    name=GROUPS, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=-1)]
+                )
+            ],
+            timeout_ms=100,
+        )
         assert (await broker.ask(cut, 1)).topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
     run(tmp_path, scenario)
 
 
-# -- committing --------------------------------------------------------------------------------------------------------------------
+# -- committing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", range(2, 11))
@@ -163,7 +195,9 @@ def test_commit_in_every_version(tmp_path: Path, version: int) -> None:
         gone = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else unknown
         assert await commit(broker, 5, version=version, topic="nowhere") == [gone]
         for asking in range(1, 11):
-            assert await fetch(broker, version=asking, partition=3) == (0, 5) and await fetch(broker, version=asking, partition=2) == (0, -1)
+            assert await fetch(broker, version=asking, partition=3) == (0, 5) and await fetch(
+                broker, version=asking, partition=2
+            ) == (0, -1)
             assert await fetch(broker, group="unknown", version=asking) == (0, -1)
 
     run(tmp_path, scenario)
@@ -173,16 +207,27 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5, partitions=(0, 2))
         for version in range(2, 11):
-            answer = await broker.ask(OffsetFetchRequest(group_id="g", topics=None, groups=[OffsetFetchRequest.Group(group_id=one, topics=None) for one in ("g", "x")]), version)
+            answer = await broker.ask(
+                OffsetFetchRequest(
+                    group_id="g",
+                    topics=None,
+                    groups=[OffsetFetchRequest.Group(group_id=one, topics=None) for one in ("g", "x")],
+                ),
+                version,
+            )
             answers = answer.groups if version >= 8 else [answer]
             (topic,) = answers[0].topics
             assert topic.topic_id == broker.metadata.topics["t"].topic_id if version >= 10 else topic.name == "t"
             assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
             assert all(one.topics == [] and one.error_code == 0 for one in answers[1:])
         await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
-        await until(lambda: shard_of(broker, "g").core("g").offsets.is_empty)  # they go with their topic; the group can still be deleted
+        # they go with their topic; the group can still be deleted
+        await until(lambda: shard_of(broker, "g").core("g").offsets.is_empty)
         deleted = await broker.ask(DeleteGroupsRequest(groups_names=["g", "g", "x"]), 2)
-        assert {(one.group_id, one.error_code) for one in deleted.results} >= {("g", 0), ("x", int(ErrorCode.GROUP_ID_NOT_FOUND))}
+        assert {(one.group_id, one.error_code) for one in deleted.results} >= {
+            ("g", 0),
+            ("x", int(ErrorCode.GROUP_ID_NOT_FOUND)),
+        }
         assert shard_of(broker, "g").core("g") is None
 
     run(tmp_path, scenario)
@@ -191,7 +236,9 @@ def test_everything_that_is_committed(tmp_path: Path) -> None:
 def test_members_that_do_not_exist(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.ILLEGAL_GENERATION]
-        assert await commit(broker, 5, version=9, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.GROUP_ID_NOT_FOUND]
+        assert await commit(broker, 5, version=9, generation_id_or_member_epoch=3, member_id="m") == [
+            ErrorCode.GROUP_ID_NOT_FOUND
+        ]
         assert await commit(broker, 5) == [0]
         assert await commit(broker, 6, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.UNKNOWN_MEMBER_ID]
         assert await fetch(broker) == (0, 5)
@@ -208,13 +255,17 @@ def test_offset_delete(tmp_path: Path) -> None:
         assert (await broker.ask(delete("g", 0), 0)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
         await commit(broker, 5, partitions=(0, 1))
         answer = await broker.ask(delete("g", 0, 9, 2), 0)
-        assert answer.error_code == 0 and [one.error_code for one in answer.topics[0].partitions] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
+        assert answer.error_code == 0 and [one.error_code for one in answer.topics[0].partitions] == [
+            0,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            0,
+        ]
         assert await fetch(broker) == (0, -1) and await fetch(broker, partition=1) == (0, 5)
 
     run(tmp_path, scenario)
 
 
-# -- writes ------------------------------------------------------------------------------------------------------------------------
+# -- writes ----------------------------------------------------------------------------------------
 
 
 def test_nobody_is_answered_before_the_write_and_reads_of_it_wait_too(tmp_path: Path) -> None:
@@ -238,11 +289,15 @@ def test_nobody_is_answered_before_the_write_and_reads_of_it_wait_too(tmp_path: 
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(("refusal", "told"), [(ErrorCode.KAFKA_STORAGE_ERROR, NOT_AVAILABLE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)])
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [(ErrorCode.KAFKA_STORAGE_ERROR, NOT_AVAILABLE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)],
+)
 def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, told: int) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         await commit(broker, 5)
-        broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)  # no segment files: what is loaded anew is nothing
+        # no segment files: what is loaded anew is nothing
+        broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)
         broker.owners.refuse = int(refusal)
         assert await commit(broker, 6) == [told]
         assert shard_of(broker, "g") is None
@@ -323,7 +378,9 @@ def test_an_owner_that_dies_leaves_the_outcome_open(tmp_path: Path) -> None:
 
     # the batch for t is no batch: the owners' stand-in would not take it
     async def with_batch(broker: HandlerBroker) -> None:
-        broker.owners.send_batch = lambda *arguments: broker.owners.batches.append((arguments[2], arguments[3])) if arguments[3][:1] != b"x" else None
+        broker.owners.send_batch = lambda *arguments: (
+            broker.owners.batches.append((arguments[2], arguments[3])) if arguments[3][:1] != b"x" else None
+        )
         await scenario(broker)
 
     run(tmp_path, with_batch)
@@ -369,7 +426,12 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
         coordinators = broker.broker.coordinators
         await commit(broker, 5)
         for producer_id, offset in ((7, 50), (8, 60)):
-            await coordinators.groups.request("g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, offset),), -1, producer_id, 0))
+            await coordinators.groups.request(
+                "g",
+                lambda number: CommitOffsets(
+                    number, 3, "", None, -1, (CommittedOffset("t", 0, offset),), -1, producer_id, 0
+                ),
+            )
         partition = partition_for("g", 3)
         await coordinators.write_marker(GROUPS, partition, 8, 0, 0, False)
         assert await fetch(broker) == (0, 5)
@@ -379,7 +441,9 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
         broker.owners.refuse = int(ErrorCode.INVALID_PRODUCER_EPOCH)
         with pytest.raises(CoordinatorError) as refused:
             await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
-        assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH and shard_of(broker, "g") is shard, "a marker of the past disturbs no group"
+        assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH and shard_of(broker, "g") is shard, (
+            "a marker of the past disturbs no group"
+        )
         broker.owners.refuse = int(ErrorCode.KAFKA_STORAGE_ERROR)
         with pytest.raises(CoordinatorError):
             await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
@@ -389,14 +453,18 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its marker was half made, nobody wrote it, and whoever waited for it waited for ever."""
     from mqd.coordinator.actions import TransactionEnded
     from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset
 
     async def scenario(broker: HandlerBroker) -> None:
         coordinators = broker.broker.coordinators
-        await coordinators.groups.request("g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, 50),), -1, 7, 0))
+        await coordinators.groups.request(
+            "g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, 50),), -1, 7, 0)
+        )
         partition, shard = partition_for("g", 3), shard_of(broker, "g")
         core = shard.core("g")
         handle, failed = core.handle, []
@@ -436,7 +504,12 @@ def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(t
 
         def states() -> list[State]:
             slot = slots[transactions.partition_for("id")].slot
-            return [decode_value(record.value).state for at, batch in broker.owners.batches if at == slot for record in decode_batch(batch)]
+            return [
+                decode_value(record.value).state
+                for at, batch in broker.owners.batches
+                if at == slot
+                for record in decode_batch(batch)
+            ]
 
         assert states() == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT], "the answer did not wait"
         await until(lambda: len(states()) == 4)
@@ -445,8 +518,12 @@ def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(t
     run(tmp_path, scenario)
 
 
-def test_without_a_lease_nobody_is_told_what_a_group_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by the simulator: a host that is cut off knows for a while longer what its groups had committed, and no more what they have."""
+def test_without_a_lease_nobody_is_told_what_a_group_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulator: a host that is cut off knows for a while longer what its groups had
+    committed, and no more what they have.
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0] and await fetch(broker) == (0, 5)
@@ -472,14 +549,19 @@ def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest
             elsewhere = [msgspec.structs.replace(one, leader=7) for one in image.partitions]
             patch.setitem(broker.metadata.topics, image.name, msgspec.structs.replace(image, partitions=elsewhere))
             patch.setattr(broker.broker, "endpoint", lambda node_id, _address: (f"host{node_id}", 9092))
-            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 7), (0, 7)], "others coordinate what they lead"
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 7), (0, 7)], (
+                "others coordinate what they lead"
+            )
         assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
 
     run(tmp_path, scenario)
 
 
 def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by the simulator: markers of a transaction are given up by whoever hears that nobody coordinates here; when the lease was back before anybody had looked, nobody wrote them again, and the transaction hung."""
+    """Found by the simulator: markers of a transaction are given up by whoever hears that nobody
+    coordinates here; when the lease was back before anybody had looked, nobody wrote them again,
+    and the transaction hung.
+    """
 
     from mqd.coordinator.transaction.events import AddPartitions, EndTransaction, InitProducerId
     from mqd.coordinator.transaction.records import State
@@ -505,8 +587,12 @@ def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pyt
     run(tmp_path, scenario)
 
 
-def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner may stand still with it. What is loaded before lacks it, and what is written next comes behind it in the log (R6; found by the simulator: a group's generation fell)."""
+def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner may stand still with it. What is loaded before lacks it, and what is written next
+    comes behind it in the log (R6; found by the simulator: a group's generation fell).
+    """
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]

@@ -1,4 +1,6 @@
-"""A coordinator's partition: what is written together, what is held back until then, timers; and the batches themselves."""
+"""A coordinator's partition: what is written together, what is held back until then, timers; and
+the batches themselves.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ from mqd.coordinator.shard import Loaded, Shard, TooLarge
 from mqd.coordinator.timers import Timers
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import check_crc, decode_batch, decode_batch_header
-
 
 INVALID_PRODUCER_EPOCH = int(ErrorCode.INVALID_PRODUCER_EPOCH)
 
@@ -65,9 +66,14 @@ class World:
         self.alarms: list[int] = []
         self.cores = Puppets()
         self.shard = Shard(
-            self.cores, loaded or Loaded(100), 7, lambda number, response: self.said.append((number, response)), lambda name, effect: self.said.append((name, effect.text)),
-            self._wake, self.alarms.append,
-        )  # fmt: skip
+            self.cores,
+            loaded or Loaded(100),
+            7,
+            lambda number, response: self.said.append((number, response)),
+            lambda name, effect: self.said.append((name, effect.text)),
+            self._wake,
+            self.alarms.append,
+        )
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -117,7 +123,14 @@ def test_what_waits_together_is_written_together_one_unit_at_a_time() -> None:
 
 def test_records_of_transactions_are_batches_of_their_own() -> None:
     world = World()
-    world.do("a", Persist(record("plain-1")), Persist(record("t1"), 5, 0), Persist(record("t2"), 5, 0), Persist(record("u1"), 6, 1), Persist(record("plain-2")))
+    world.do(
+        "a",
+        Persist(record("plain-1")),
+        Persist(record("t1"), 5, 0),
+        Persist(record("t2"), 5, 0),
+        Persist(record("u1"), 6, 1),
+        Persist(record("plain-2")),
+    )
     assert world.write() == [[(b"plain-1", b"v")], [(b"t1", b"v"), (b"t2", b"v")], [(b"u1", b"v")]]
     assert world.write() == [[(b"plain-2", b"v")]]  # H3: beside its like it could have been kept or lost alone
 
@@ -148,10 +161,13 @@ def test_a_marker_that_comes_late_leaves_what_is_open_alone() -> None:
     told: list[object] = []
     for epoch, is_bumped in ((2, False), (3, True)):
         world.shard.end_transaction(5, epoch, 3, True, 0, told.append, is_bumped)
-    assert told == [INVALID_PRODUCER_EPOCH] * 2 and not any(isinstance(event, TransactionEnded) for event in world.cores.made[0].seen)
+    assert told == [INVALID_PRODUCER_EPOCH] * 2 and not any(
+        isinstance(event, TransactionEnded) for event in world.cores.made[0].seen
+    )
     world.write()
     world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)
-    world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)  # its answer was lost: nothing is open, so it does no harm
+    # its answer was lost: nothing is open, so it does no harm
+    world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)
     assert sum(isinstance(event, TransactionEnded) for event in world.cores.made[0].seen) == 1
     world.write()
     assert told[2:] == [None, None]
@@ -170,7 +186,9 @@ def test_a_marker_that_the_owner_refuses_takes_no_offset() -> None:
     world.write()
     world.shard.end_transaction(6, 0, 3, False, 0, told.append)
     unit = world.shard.next_unit()
-    assert unit is not None and not world.shard.refuse(unit.batches[0], 52), "its cores have ended something that is open in the log"
+    assert unit is not None and not world.shard.refuse(unit.batches[0], 52), (
+        "its cores have ended something that is open in the log"
+    )
     world.shard.fail(15)
     assert told == [47, 52]
 
@@ -194,7 +212,12 @@ def test_what_is_lazy_waits_for_company_and_nobody_for_it() -> None:
 def test_what_is_lazy_does_not_hold_up_another_unit() -> None:
     """H3 may want a second one."""
     world = World()
-    world.do("a", Persist(record("a1"), is_lazy=True), Persist(record("t1"), 5, 0, is_lazy=True), Persist(record("a2"), is_lazy=True))
+    world.do(
+        "a",
+        Persist(record("a1"), is_lazy=True),
+        Persist(record("t1"), 5, 0, is_lazy=True),
+        Persist(record("a2"), is_lazy=True),
+    )
     assert not world.shard.is_lazy
     assert world.write() == [[(b"a1", b"v")], [(b"t1", b"v")]]
     assert world.shard.is_lazy and world.shard.next_unit() is None
@@ -275,23 +298,40 @@ def test_loading_arms_timers() -> None:
     assert world.shard.timers.take_due(1005) == [("g", "loaded")]
 
 
-# -- batches ---------------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def test_batches_are_what_any_reader_of_record_batches_reads() -> None:
     records = [(b"key", b"value"), (b"k" * 200, None), (b"", b""), (b"k", bytes(70_000))]
     batch = records_batch(records, 1234)
     header = decode_batch_header(batch)
-    assert check_crc(batch) and (header.producer_id, header.base_sequence, header.is_transactional, header.record_count) == (-1, -1, False, 4)
-    assert [(one.key, one.value, one.timestamp_ms, one.offset) for one in decode_batch(batch)] == [(key, value, 1234, at) for at, (key, value) in enumerate(records)]
+    assert check_crc(batch) and (
+        header.producer_id,
+        header.base_sequence,
+        header.is_transactional,
+        header.record_count,
+    ) == (-1, -1, False, 4)
+    assert [(one.key, one.value, one.timestamp_ms, one.offset) for one in decode_batch(batch)] == [
+        (key, value, 1234, at) for at, (key, value) in enumerate(records)
+    ]
     header = decode_batch_header(records_batch(records, 1234, 42, 3))
-    assert (header.producer_id, header.producer_epoch, header.is_transactional, header.is_control) == (42, 3, True, False)
+    assert (header.producer_id, header.producer_epoch, header.is_transactional, header.is_control) == (
+        42,
+        3,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("commit", "kind"), [(True, 1), (False, 0)])
 def test_markers(commit: bool, kind: int) -> None:
     batch = marker_batch(42, 3, 77, commit, 1234)
     header = decode_batch_header(batch)
-    assert check_crc(batch) and header.is_control and header.is_transactional and (header.producer_id, header.producer_epoch) == (42, 3)
+    assert (
+        check_crc(batch)
+        and header.is_control
+        and header.is_transactional
+        and (header.producer_id, header.producer_epoch) == (42, 3)
+    )
     (one,) = decode_batch(batch)
     assert (one.key, one.value) == (bytes([0, 0, 0, kind]), b"\0\0" + (77).to_bytes(4, "big"))

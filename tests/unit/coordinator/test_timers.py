@@ -1,4 +1,6 @@
-"""Timers and deadlines against a plain model: what is due comes once and in time, and heaps stay small whatever times clients name."""
+"""Timers and deadlines against a plain model: what is due comes once and in time, and heaps stay
+small whatever times clients name.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_deadlines_fire_once(seed: int) -> None:
             found.drop(one)
             model.pop(one.member_id, None)
         else:
-            model[one.member_id] = now + chance.choice((chance.randrange(50), chance.randrange(5_000), WEEKS_MS - now // 2))
+            model[one.member_id] = now + chance.choice(
+                (chance.randrange(50), chance.randrange(5_000), WEEKS_MS - now // 2)
+            )
             found.move(one, model[one.member_id])
         if chance.random() < 0.3:
             now += chance.randrange(20)
@@ -61,7 +65,9 @@ def test_deadlines_fire_once(seed: int) -> None:
 
 
 def test_times_that_come_nearer_and_nearer_leave_nothing_behind() -> None:
-    """A member that joins again and again, each time with a rebalance or session timeout a little shorter than the last."""
+    """A member that joins again and again, each time with a rebalance or session timeout a little
+    shorter than the last.
+    """
     found, deadlines, one = Timers(), Deadlines(), Watched("m")
     for number in range(10_000):
         found.set(("g", "join"), WEEKS_MS - number)

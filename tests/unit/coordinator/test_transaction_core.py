@@ -1,4 +1,6 @@
-"""One transactional id, step by step: what is hard to meet by chance, and the records as bytes. Histories by chance: tests/sim/test_transaction_sim.py."""
+"""One transactional id, step by step: what is hard to meet by chance, and the records as bytes.
+Histories by chance: tests/sim/test_transaction_sim.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from mqd.coordinator.transaction import events
 from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
 from mqd.coordinator.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
-from mqd.coordinator.transaction.core import CONCURRENT, EPOCH_MAX, FENCED, HELD_MAX, INVALID_STATE, UNKNOWN_PRODUCER, Settings, Transaction
+from mqd.coordinator.transaction.core import (
+    CONCURRENT,
+    EPOCH_MAX,
+    FENCED,
+    HELD_MAX,
+    INVALID_STATE,
+    UNKNOWN_PRODUCER,
+    Settings,
+    Transaction,
+)
 
 SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
 A, B = ("a", 0), ("b", 7)
@@ -26,7 +37,9 @@ class Driver:
         self.core = Transaction("id", SETTINGS)
         self.log: list[tuple[bytes, bytes | None]] = []
         if epoch is not None:
-            self.log.append((encode_key("id"), encode_value(Value(PID, epoch, 5_000, state, (), self.now, self.now, PID, -1, 2))))
+            self.log.append(
+                (encode_key("id"), encode_value(Value(PID, epoch, 5_000, state, (), self.now, self.now, PID, -1, 2)))
+            )
             self.core.replay(*self.log[0])
         self.actions: list[Action] = []
         self.attempt = 0
@@ -52,7 +65,9 @@ class Driver:
         return self.answer(self.number)
 
     def answer(self, number: int) -> object:
-        return next((action.response for action in self.actions if isinstance(action, Reply) and action.request == number), None)
+        return next(
+            (action.response for action in self.actions if isinstance(action, Reply) and action.request == number), None
+        )
 
     def markers_written(self) -> list[Action]:
         return self.tell(events.MarkersWritten(self.attempt))
@@ -64,7 +79,9 @@ class Driver:
     def add(self, epoch: int, *partitions: tuple[str, int], producer_id: int = PID, version: int = 2) -> object:
         return self.ask(events.AddPartitions, producer_id, epoch, partitions or (A,), version)
 
-    def end(self, epoch: int, committed: bool = True, producer_id: int = PID, version: int = 2, spare: int = -1) -> object:
+    def end(
+        self, epoch: int, committed: bool = True, producer_id: int = PID, version: int = 2, spare: int = -1
+    ) -> object:
         return self.ask(events.EndTransaction, producer_id, epoch, committed, version, spare)
 
 
@@ -82,10 +99,17 @@ def test_a_transaction_of_version_2() -> None:
     (persist,) = [action for action in it.actions if isinstance(action, Persist)]
     (markers,) = [action for action in it.actions if isinstance(action, WriteMarkers)]
     assert it.actions.index(persist) < it.actions.index(markers)
-    assert (markers.partitions, markers.producer_id, markers.producer_epoch, markers.committed) == ((A, B), PID, 1, True)
+    assert (markers.partitions, markers.producer_id, markers.producer_epoch, markers.committed) == (
+        (A, B),
+        PID,
+        1,
+        True,
+    )
     actions = it.markers_written()
     assert it.answer(number) == identity(0, PID, 1)
-    assert [type(action) for action in actions if not isinstance(action, Timer)] == [Reply, Persist], "who committed does not wait for the Complete record"
+    assert [type(action) for action in actions if not isinstance(action, Timer)] == [Reply, Persist], (
+        "who committed does not wait for the Complete record"
+    )
     assert it.core.state == State.COMPLETE_COMMIT
     assert it.end(0) == identity(0, PID, 1) and it.end(0, False) == identity(INVALID_STATE)
 
@@ -136,7 +160,9 @@ def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
     first = it.number
     assert it.ask(events.InitProducerId, 5_000) is None
     it.markers_written()
-    assert it.answer(first) == identity(0, PID, 6) and it.answer(first + 1) == identity(0, PID, 7), "the later one fences the earlier"
+    assert it.answer(first) == identity(0, PID, 6) and it.answer(first + 1) == identity(0, PID, 7), (
+        "the later one fences the earlier"
+    )
 
 
 def test_a_late_recovery_does_not_abort_the_next_transaction() -> None:
@@ -224,7 +250,9 @@ def test_an_idle_id_expires() -> None:
     assert it.core.is_empty and it.log[-1] == (encode_key("id"), None)
     assert it.add(3) == UNKNOWN_PRODUCER and it.end(3) == identity(UNKNOWN_PRODUCER)
     assert it.ask(events.Describe) is None and it.core.is_empty
-    assert it.ask(events.InitProducerId, 5_000, PID, 3, NEXT) == identity(0, NEXT, 0), "a producer that is still there begins anew"
+    assert it.ask(events.InitProducerId, 5_000, PID, 3, NEXT) == identity(0, NEXT, 0), (
+        "a producer that is still there begins anew"
+    )
 
 
 def test_an_idle_id_does_not_expire_in_a_transaction() -> None:
@@ -254,36 +282,54 @@ def test_an_administrator_aborts() -> None:
     assert it.end(3) == identity(FENCED)
 
 
-# -- records -------------------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 def test_the_records_are_kafkas() -> None:
     """Bytes laid out by hand from the public schemas."""
-    assert encode_key("ab") == bytes.fromhex("0000" "0002") + b"ab" and decode_key(encode_key("ab")) == "ab"
+    assert encode_key("ab") == bytes.fromhex("00000002") + b"ab" and decode_key(encode_key("ab")) == "ab"
     value = Value(1, 2, 3, State.ONGOING, (("t", 0), ("t", 5)), 4, 5, 6, -1, 2)
-    head = "0001" "0000000000000001" "0002" "00000003" "01"
-    partitions = "02" "02" "74" "03" "00000000" "00000005" "00"
-    times = "0000000000000004" "0000000000000005"
-    tags = "02" "0008" "0000000000000006" "0202" "0002"
+    head = "0001000000000000000100020000000301"
+    partitions = "02027403000000000000000500"
+    times = "00000000000000040000000000000005"
+    tags = "020008000000000000000602020002"
     assert encode_value(value).hex() == head + partitions + times + tags
     assert decode_value(encode_value(value)) == value
-    old = "0000" "0000000000000001" "0002" "00000003" "04" "00000001" "0001" "74" "00000001" "00000005" + times
+    old = "0000000000000000000100020000000304000000010001740000000100000005" + times
     assert decode_value(bytes.fromhex(old)) == Value(1, 2, 3, State.COMPLETE_COMMIT, (("t", 5),), 4, 5)
     empty = encode_value(Value(1, 2, 3, State.EMPTY, (), 4, -1))
     assert empty[17] == 0, "null"
     assert decode_key(bytes.fromhex("0001ffff")) is None, "of a newer version"
 
 
-_PARTITIONS = st.lists(st.tuples(st.text(min_size=1, max_size=200), st.integers(0, 2**31 - 1)), unique=True, max_size=20)
+_PARTITIONS = st.lists(
+    st.tuples(st.text(min_size=1, max_size=200), st.integers(0, 2**31 - 1)), unique=True, max_size=20
+)
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, EPOCH_MAX), st.sampled_from([State.ONGOING, State.PREPARE_ABORT]), _PARTITIONS, st.integers(-1, 2**63 - 1), st.sampled_from([0, 2]))
-def test_values_come_back(producer_id: int, epoch: int, state: State, partitions: list[tuple[str, int]], other: int, version: int) -> None:
-    found = decode_value(encode_value(Value(producer_id, epoch, 1, state, tuple(partitions), 2, 3, other, other, version)))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, EPOCH_MAX),
+    st.sampled_from([State.ONGOING, State.PREPARE_ABORT]),
+    _PARTITIONS,
+    st.integers(-1, 2**63 - 1),
+    st.sampled_from([0, 2]),
+)
+def test_values_come_back(
+    producer_id: int, epoch: int, state: State, partitions: list[tuple[str, int]], other: int, version: int
+) -> None:
+    found = decode_value(
+        encode_value(Value(producer_id, epoch, 1, state, tuple(partitions), 2, 3, other, other, version))
+    )
     assert sorted(found.partitions) == sorted(partitions)
-    assert (found.producer_id, found.producer_epoch, found.state, found.previous_producer_id, found.next_producer_id, found.client_version) == (
-        producer_id, epoch, state, other, other, version,
-    )  # fmt: skip
+    assert (
+        found.producer_id,
+        found.producer_epoch,
+        found.state,
+        found.previous_producer_id,
+        found.next_producer_id,
+        found.client_version,
+    ) == (producer_id, epoch, state, other, other, version)
 
 
 @given(st.binary(max_size=120), st.integers(0, 200), st.integers(0, 255))

@@ -1,4 +1,6 @@
-"""Markers are written until they are, and told to the core that wanted them; what a Produce is told of its transaction."""
+"""Markers are written until they are, and told to the core that wanted them; what a Produce is told
+of its transaction.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,11 @@ def test_what_fails_is_tried_again() -> None:
     async def test() -> None:
         world = World()
         world.markers.carry_out("id", wanted(T0), 9)
-        for error in (AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER), AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True), AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
+        for error in (
+            AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER),
+            AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True),
+            AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ):
             assert await world.settle(error) == [T0]
             while not world.appends:
                 await asyncio.sleep(0)
@@ -96,7 +102,9 @@ def test_what_fails_is_tried_again() -> None:
 
 @pytest.mark.parametrize("in_the_call", [False, True])
 def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> None:
-    """Nobody tried its marker again before the coordinator was loaded anew. `in_the_call`: it is raised where the marker is given, not by what becomes of it."""
+    """Nobody tried its marker again before the coordinator was loaded anew. `in_the_call`: it is
+    raised where the marker is given, not by what becomes of it.
+    """
 
     async def test() -> None:
         world = World()
@@ -123,7 +131,9 @@ def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> Non
 
 @pytest.mark.parametrize("partition", [T0, G3])
 def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[str, int]) -> None:
-    """Its successor had written all of them, and the producer's next transaction was aborted by the one that came a second later: while it was to be tried again, or waited for offset commits."""
+    """Its successor had written all of them, and the producer's next transaction was aborted by the
+    one that came a second later: while it was to be tried again, or waited for offset commits.
+    """
 
     async def test() -> None:
         world = World()
@@ -144,7 +154,9 @@ def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[st
     run(test())
 
 
-@pytest.mark.parametrize("error", [AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), AppendError(ErrorCode.INVALID_PRODUCER_EPOCH)])
+@pytest.mark.parametrize(
+    "error", [AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), AppendError(ErrorCode.INVALID_PRODUCER_EPOCH)]
+)
 def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
     async def test() -> None:
         world = World()
@@ -192,7 +204,9 @@ def test_a_core_that_was_loaded_anew_is_not_told(successor: object | None) -> No
 
 
 def test_offsets_that_come_without_pause_do_not_keep_a_transaction_from_ending() -> None:
-    """They name the producer, whoever sends them: they are verified after the end was decided, and refused."""
+    """They name the producer, whoever sends them: they are verified after the end was decided, and
+    refused.
+    """
 
     async def test() -> None:
         world = World()
@@ -234,7 +248,7 @@ def test_offsets_under_way_come_before_the_marker() -> None:
     run(test())
 
 
-# -- what a Produce is told ------------------------------------------------------------------------------------------------------
+# -- what a Produce is told ------------------------------------------------------------------------
 
 
 class Coordinator:
@@ -271,7 +285,11 @@ def test_a_new_client_adds_and_an_old_one_is_verified() -> None:
     [
         (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_EPOCH),
         (ErrorCode.CONCURRENT_TRANSACTIONS, AGAIN, ErrorCode.CONCURRENT_TRANSACTIONS),
-        (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+        (
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ),
     ],
 )
 def test_error_codes_are_those_that_clients_understand(error: int, old: int, new: int) -> None:
@@ -279,7 +297,9 @@ def test_error_codes_are_those_that_clients_understand(error: int, old: int, new
     assert told(int(error), 12)[0] == [new, UNKNOWN_ID, new]
 
 
-@pytest.mark.parametrize("error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+@pytest.mark.parametrize(
+    "error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
+)
 @pytest.mark.parametrize("version", [10, 12])
 def test_a_coordinator_that_is_not_there_is_tried_again(error: int, version: int) -> None:
     assert told(CoordinatorError(error), version)[0] == [AGAIN, UNKNOWN_ID, AGAIN]

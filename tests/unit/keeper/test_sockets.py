@@ -14,7 +14,9 @@ from tests.unit.worker.refusing_listener import RefusingListener
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_connections_over_loopback_are_not_paced(host):
-    """A connection that began with BBR is paced for ever: over loopback that is a timer for every 64 KiB, and twice the CPU of a fetch."""
+    """A connection that began with BBR is paced for ever: over loopback that is a timer for every
+    64 KiB, and twice the CPU of a fetch.
+    """
     try:
         listener = listen(host, 0)
     except OSError as error:
@@ -28,7 +30,9 @@ def test_connections_over_loopback_are_not_paced(host):
 
 
 def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
-    """Refused with a reset, those that wait already and those that come; and left to the acceptor when there is one again."""
+    """Refused with a reset, those that wait already and those that come; and left to the acceptor
+    when there is one again.
+    """
     keeper = Keeper.__new__(Keeper)
     keeper._selector, keeper._turning_away = selectors.DefaultSelector(), False
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -63,7 +67,13 @@ def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
 def test_the_keeper_rests_when_nobody_can_be_accepted(who: str, code: int) -> None:
     """What waits stays readable: without a rest the keeper would go round for ever."""
     keeper, listener = Keeper.__new__(Keeper), RefusingListener([], code)
-    keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = selectors.DefaultSelector(), False, [], 0, {}
+    keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = (
+        selectors.DefaultSelector(),
+        False,
+        [],
+        0,
+        {},
+    )
     keeper.resources = SimpleNamespace(listeners=[listener], keeper_socket=listener)
 
     def turn() -> None:

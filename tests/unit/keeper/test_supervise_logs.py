@@ -34,12 +34,16 @@ def logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> loggers.Logger:
         monkeypatch.setattr(loggers.Handler, name, getattr(loggers.Handler, name))
     monkeypatch.setattr(loggers.RotatingFileHandler, "doRollover", loggers.RotatingFileHandler.doRollover)
     logger = loggers.Logger()
-    loggers.handle_file(logger, str(tmp_path / "mqd-worker-0.log"), "%(message)s", rotating=True, maxbytes=200, backups=1)
+    loggers.handle_file(
+        logger, str(tmp_path / "mqd-worker-0.log"), "%(message)s", rotating=True, maxbytes=200, backups=1
+    )
     monkeypatch.setattr(sys, "stderr", FullStream())
     return logger
 
 
-def test_lines_that_cannot_be_written_are_lost_alone(logger: loggers.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_cannot_be_written_are_lost_alone(
+    logger: loggers.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (handler,) = logger.handlers
     stream = handler.stream
     handler.stream = FullStream()

@@ -1,4 +1,6 @@
-"""Segment files for tests of the log: batches encoded as a producer would, written with indexes as the broker does. No native extension needed."""
+"""Segment files for tests of the log: batches encoded as a producer would, written with indexes as
+the broker does. No native extension needed.
+"""
 
 from pathlib import Path
 from struct import pack
@@ -7,7 +9,9 @@ from mqd.protocol.records import HEADER
 
 
 class PlainFiles:
-    """mqd.log.files.Files by plain calls; `changes` is what was done in order; `fail_on` names changes that fail."""
+    """mqd.log.files.Files by plain calls; `changes` is what was done in order; `fail_on` names
+    changes that fail.
+    """
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, str]] = []
@@ -62,7 +66,13 @@ def field(data: bytes | None) -> bytes:
     return varint(-1) if data is None else varint(len(data)) + data
 
 
-def encode_record(offset_delta: int, timestamp_delta: int, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None = None) -> bytes:
+def encode_record(
+    offset_delta: int,
+    timestamp_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes | None]] | None = None,
+) -> bytes:
     headers = headers or []
     body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + field(key) + field(value) + varint(len(headers))
     for name, content in headers:
@@ -78,7 +88,14 @@ def compressed(codec: int, data: bytes) -> bytes:
     return bytes({1: cramjam.gzip, 3: cramjam.lz4, 4: cramjam.zstd}[codec].compress(data))
 
 
-def encode_batch(base_offset: int, timestamps: list[int], codec: int = 0, leader_epoch: int = 0, log_append_time: bool = False, payload: bytes | None = None) -> bytes:
+def encode_batch(
+    base_offset: int,
+    timestamps: list[int],
+    codec: int = 0,
+    leader_epoch: int = 0,
+    log_append_time: bool = False,
+    payload: bytes | None = None,
+) -> bytes:
     """One record per timestamp; `payload` replaces the (compressed) records."""
     base = timestamps[0]
     records = b"".join(encode_record(i, t - base, b"k%d" % i, b"value %d" % i) for i, t in enumerate(timestamps))
@@ -86,12 +103,30 @@ def encode_batch(base_offset: int, timestamps: list[int], codec: int = 0, leader
     attributes = codec | (8 if log_append_time else 0)
     count = len(timestamps)
     after_crc = pack(">hiqqqhii", attributes, count - 1, base, max(timestamps), -1, -1, -1, count) + body
-    header = HEADER.pack(base_offset, 49 + len(body), leader_epoch, 2, crc32c(after_crc), attributes, count - 1, base, max(timestamps), -1, -1, -1, count)
+    header = HEADER.pack(
+        base_offset,
+        49 + len(body),
+        leader_epoch,
+        2,
+        crc32c(after_crc),
+        attributes,
+        count - 1,
+        base,
+        max(timestamps),
+        -1,
+        -1,
+        -1,
+        count,
+    )
     return header + body
 
 
-def write_segment(directory: Path, base_offset: int, batches: list[bytes], index_every: int = 2, seal: bool = True) -> Path:
-    """Writes .log, .index and .timeindex; an index entry before every `index_every`-th batch, the newest timestamp at the end when sealed."""
+def write_segment(
+    directory: Path, base_offset: int, batches: list[bytes], index_every: int = 2, seal: bool = True
+) -> Path:
+    """Writes .log, .index and .timeindex; an index entry before every `index_every`-th batch, the
+    newest timestamp at the end when sealed.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{base_offset:020d}.log"
     index, times, position, newest, newest_offset, last_entry = b"", b"", 0, -1, 0, -1

@@ -7,14 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqd.log import checkpoints
-from mqd.log.checkpoints import CheckpointError, CheckpointWriter, Entry, format_checkpoint, open_directory, parse_checkpoint
+from mqd.log.checkpoints import (
+    CheckpointError,
+    CheckpointWriter,
+    Entry,
+    format_checkpoint,
+    open_directory,
+    parse_checkpoint,
+)
 from tests.unit.log.log_files import PlainFiles
 
 A, B = b"a" * 16, b"b" * 16
 
 names = st.text(st.sampled_from("abcXYZ019._-"), min_size=1, max_size=30)
 entries = st.builds(
-    Entry, topic=names, partition=st.integers(0, 2**31 - 1), offset=st.integers(0, 2**63 - 1), topic_id=st.none() | st.binary(min_size=16, max_size=16)
+    Entry,
+    topic=names,
+    partition=st.integers(0, 2**31 - 1),
+    offset=st.integers(0, 2**63 - 1),
+    topic_id=st.none() | st.binary(min_size=16, max_size=16),
 )
 
 
@@ -43,7 +54,9 @@ def test_kafkas_own_version_is_read() -> None:
     assert parse_checkpoint(b"0\n1\nt 3 17\n") == [Entry("t", 3, 17, None)]
 
 
-def life(directory: Path, worker: int, worker_count: int, points: list[Entry], starts: list[Entry], clean: bool = False) -> checkpoints.Trust:
+def life(
+    directory: Path, worker: int, worker_count: int, points: list[Entry], starts: list[Entry], clean: bool = False
+) -> checkpoints.Trust:
     """One start (and, if clean, stop) of a worker; what it believed at its start."""
     files = PlainFiles()
     found = open_directory(directory, worker, worker_count, files)
@@ -55,14 +68,24 @@ def life(directory: Path, worker: int, worker_count: int, points: list[Entry], s
 
 def test_first_start_knows_nothing(tmp_path: Path) -> None:
     trust = open_directory(tmp_path, 0, 1, PlainFiles()).index(0)
-    assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A), trust.clean_shutdown("t", 0, A)) == (-1, 0, False)
+    assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A), trust.clean_shutdown("t", 0, A)) == (
+        -1,
+        0,
+        False,
+    )
 
 
 def test_clean_stop_is_believed_once(tmp_path: Path) -> None:
     life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [Entry("t", 0, 20, A)], clean=True)
     trust = life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [])
-    assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A), trust.clean_shutdown("t", 0, A)) == (100, 20, True)
-    assert not open_directory(tmp_path, 0, 1, PlainFiles()).index(0).clean_shutdown("t", 0, A), "the life in between did not end well"
+    assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A), trust.clean_shutdown("t", 0, A)) == (
+        100,
+        20,
+        True,
+    )
+    assert not open_directory(tmp_path, 0, 1, PlainFiles()).index(0).clean_shutdown("t", 0, A), (
+        "the life in between did not end well"
+    )
 
 
 def test_marker_goes_before_anything_is_written(tmp_path: Path) -> None:
@@ -77,11 +100,17 @@ def test_marker_goes_before_anything_is_written(tmp_path: Path) -> None:
 def test_topic_of_the_same_name_inherits_nothing(tmp_path: Path) -> None:
     life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [Entry("t", 0, 50, A)], clean=True)
     trust = open_directory(tmp_path, 0, 1, PlainFiles()).index(0)
-    assert (trust.recovery_point("t", 0, B), trust.log_start_offset("t", 0, B), trust.clean_shutdown("t", 0, B)) == (-1, 0, False)
+    assert (trust.recovery_point("t", 0, B), trust.log_start_offset("t", 0, B), trust.clean_shutdown("t", 0, B)) == (
+        -1,
+        0,
+        False,
+    )
 
 
 def test_partition_that_changed_workers_keeps_its_log_start(tmp_path: Path) -> None:
-    """Two workers, then three: partition 1 moves from worker 1 to worker 2, and worker 1 writes its file before worker 2 reads."""
+    """Two workers, then three: partition 1 moves from worker 1 to worker 2, and worker 1 writes its
+    file before worker 2 reads.
+    """
     life(tmp_path, 1, 2, [Entry("t", 1, 100, A)], [Entry("t", 1, 60, A)], clean=True)
     life(tmp_path, 1, 3, [], [])
     trust = open_directory(tmp_path, 2, 3, PlainFiles()).index(2)
@@ -98,7 +127,9 @@ def test_what_two_files_say_is_taken_carefully(tmp_path: Path) -> None:
 
 
 def test_marker_of_a_worker_that_is_no_more_cannot_be_believed_later(tmp_path: Path) -> None:
-    """Worker 1 ends well; a life with one worker writes its partition and crashes; then there are two workers again."""
+    """Worker 1 ends well; a life with one worker writes its partition and crashes; then there are
+    two workers again.
+    """
     life(tmp_path, 1, 2, [Entry("t", 1, 100, A)], [], clean=True)
     life(tmp_path, 0, 1, [Entry("t", 1, 500, A)], [])
     trust = open_directory(tmp_path, 1, 2, PlainFiles()).index(1)

@@ -17,13 +17,22 @@ POLICY = CompactionPolicy(True, 0, 1 << 62, 0.5, 1000, 1000, 4096)
 def log(*sizes: int, ages_ms: tuple[int, ...] = (), firsts_ms: tuple[int, ...] = ()) -> list[Stored]:
     """Segments of 100 offsets; the last is the active one."""
     return [
-        Stored(Segment(100 * number, size, NOW - (ages_ms[number] if ages_ms else 10_000), NOW), firsts_ms[number] if firsts_ms else -1)
+        Stored(
+            Segment(100 * number, size, NOW - (ages_ms[number] if ages_ms else 10_000), NOW),
+            firsts_ms[number] if firsts_ms else -1,
+        )
         for number, size in enumerate(sizes)
     ]
 
 
 def ends(active: int, **changes: int) -> Ends:
-    values = {"log_start_offset": 0, "last_stable_offset": active + 50, "high_watermark_segment": active, "high_watermark_position": 7, "durable_offset": active + 50}
+    values = {
+        "log_start_offset": 0,
+        "last_stable_offset": active + 50,
+        "high_watermark_segment": active,
+        "high_watermark_position": 7,
+        "durable_offset": active + 50,
+    }
     return Ends(**{**values, **changes})
 
 
@@ -46,17 +55,27 @@ def test_what_is_clean_counts_for_the_ratio():
     assert (found.first_dirty_offset, found.dirty_bytes, found.total_bytes, found.clean_count) == (200, 30, 60, 3)
     assert not found.due(POLICY) and found.due(msgspec.structs.replace(POLICY, dirty_ratio_min=0.49))
     assert plan(log(10, 20, 30, 5), checkpoint=300) is None
-    assert plan(log(10, 20, 30, 5), checkpoint=250).first_dirty_offset == 250  # in the middle: the table of keys was full
+    # in the middle: the table of keys was full
+    assert plan(log(10, 20, 30, 5), checkpoint=250).first_dirty_offset == 250
 
 
-@pytest.mark.parametrize("checkpoint, expected", [(None, 100), (50, 100), (100, 100), (250, 250), (300, 300), (301, 100)])
+@pytest.mark.parametrize(
+    "checkpoint, expected", [(None, 100), (50, 100), (100, 100), (250, 250), (300, 300), (301, 100)]
+)
 def test_a_checkpoint_counts_only_within_the_sealed_log(checkpoint, expected):
     assert compaction.first_dirty(checkpoint, 100, 300) == expected
 
 
-@pytest.mark.parametrize("changes, count", [
-    ({"last_stable_offset": 299}, 2), ({"last_stable_offset": 300}, 3), ({"durable_offset": 200}, 2), ({"high_watermark_segment": 100}, 1), ({"last_stable_offset": 99}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, count",
+    [
+        ({"last_stable_offset": 299}, 2),
+        ({"last_stable_offset": 300}, 3),
+        ({"durable_offset": 200}, 2),
+        ({"high_watermark_segment": 100}, 1),
+        ({"last_stable_offset": 99}, None),
+    ],
+)
 def test_only_what_is_stable_flushed_and_below_the_high_watermark(changes, count):
     found = plan(log(10, 20, 30, 5), ends(300, **changes))
     assert (found.clean_count if found else None) == count
@@ -112,16 +131,28 @@ def test_the_highest_of_all_checkpoints_counts(tmp_path: Path):
 
 
 def test_a_report_is_read_again(tmp_path: Path):
-    report = compaction_report.Report(runs=3, seconds=1.5, partitions=[compaction_report.Cleaned("t", 1, uncleanable="why")])
+    report = compaction_report.Report(
+        runs=3, seconds=1.5, partitions=[compaction_report.Cleaned("t", 1, uncleanable="why")]
+    )
     compaction_report.write(tmp_path, 4, report)
-    assert compaction_report.read(tmp_path, 4) == report and compaction_report.read(tmp_path, 5) == compaction_report.Report()
+    assert (
+        compaction_report.read(tmp_path, 4) == report
+        and compaction_report.read(tmp_path, 5) == compaction_report.Report()
+    )
     (tmp_path / "compaction.4.json").write_text("{")
     assert compaction_report.read(tmp_path, 4) == compaction_report.Report()
 
 
 def test_the_active_segment_is_closed_in_time_for_the_lag():
     topic = {"cleanup.policy": "compact,delete", "max.compaction.lag.ms": "60000", "min.cleanable.dirty.ratio": "0.2"}
-    assert log_options({}, topic, False)["segment_ms"] == retention_policy({}, topic).segment_ms == 60000 and log_options({}, topic, False)["compacted"]
-    assert retention_policy({}, topic).delete and compaction_policy({}, topic).compact and compaction_policy({}, topic).dirty_ratio_min == 0.2
+    assert (
+        log_options({}, topic, False)["segment_ms"] == retention_policy({}, topic).segment_ms == 60000
+        and log_options({}, topic, False)["compacted"]
+    )
+    assert (
+        retention_policy({}, topic).delete
+        and compaction_policy({}, topic).compact
+        and compaction_policy({}, topic).dirty_ratio_min == 0.2
+    )
     plain = {"cleanup.policy": "delete", "max.compaction.lag.ms": "60000"}
     assert log_options({}, plain, False)["segment_ms"] == 604800000 and not compaction_policy({}, plain).compact

@@ -15,7 +15,16 @@ def test_metadata_has_kafkas_format() -> None:
     assert directories.parse_metadata(directories.format_metadata(B)) == B
 
 
-@pytest.mark.parametrize("data", [b"", b"version: 1\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n", b"version: 0\n", b"version: 0\ntopic_id: short\n", b"\xff" * 40])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"version: 1\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n",
+        b"version: 0\n",
+        b"version: 0\ntopic_id: short\n",
+        b"\xff" * 40,
+    ],
+)
 def test_metadata_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(directories.TopicIdMismatch):
         directories.parse_metadata(data)
@@ -70,7 +79,10 @@ def test_deletion_frees_the_name_first_and_durably(tmp_path: Path) -> None:
     assert aside is not None and not path.exists()
     assert [kind for kind, _ in files.changes] == ["rename", "sync"]
     assert directories.leftovers(tmp_path) == [aside], "what a crash leaves is found by the next start"
-    assert [step.name for step in directories.delete_tree(aside, files)] == ["00000000000000000000.log", "partition.metadata"]
+    assert [step.name for step in directories.delete_tree(aside, files)] == [
+        "00000000000000000000.log",
+        "partition.metadata",
+    ]
     assert not aside.exists()
     assert directories.set_aside_for_deletion(tmp_path, "t", 0, files) is None
 
@@ -90,7 +102,9 @@ def test_a_topic_named_like_a_deletion_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metadata", [None, b"", b"\0" * 44])
 @pytest.mark.parametrize("has_others", [False, True])
-def test_lost_metadata_of_what_checkpoints_know_is_an_error_with_the_way_out(tmp_path: Path, metadata: bytes | None, has_others: bool) -> None:
+def test_lost_metadata_of_what_checkpoints_know_is_an_error_with_the_way_out(
+    tmp_path: Path, metadata: bytes | None, has_others: bool
+) -> None:
     path, _ = directories.prepare(tmp_path, "t", 0, A, PlainFiles())
     (path / "00000000000000000000.log").write_bytes(b"records")
     (path / directories.METADATA).unlink()

@@ -30,9 +30,17 @@ def flip(path: Path, at: int) -> None:
 
 def test_dump_shows_every_batch_and_its_records(partition: Path) -> None:
     batches = list(dump_segment(first(partition)))
-    assert [(b.base_offset, b.last_offset, b.compression_name, b.crc_valid) for b in batches] == [(0, 1, "none", True), (2, 2, "zstd", True), (3, 4, "none", True)]
+    assert [(b.base_offset, b.last_offset, b.compression_name, b.crc_valid) for b in batches] == [
+        (0, 1, "none", True),
+        (2, 2, "zstd", True),
+        (3, 4, "none", True),
+    ]
     assert [(r.offset, r.timestamp_ms, r.key) for b in batches for r in dump_records(first(partition), b)] == [
-        (0, 10, b"k0"), (1, 11, b"k1"), (2, 12, b"k0"), (3, 13, b"k0"), (4, 14, b"k1"),
+        (0, 10, b"k0"),
+        (1, 11, b"k1"),
+        (2, 12, b"k0"),
+        (3, 13, b"k0"),
+        (4, 14, b"k1"),
     ]
 
 
@@ -40,13 +48,18 @@ def test_a_sound_directory_is_sound(partition: Path) -> None:
     progress: list[tuple[int, int]] = []
     report = verify_directory(partition, lambda done, total: progress.append((done, total)), deep=True)
     assert report.sound and not report.damaged
-    assert [(s.batch_count, s.record_count, s.next_offset, s.max_timestamp_ms) for s in report.segments] == [(3, 5, 5, 14), (2, 2, 7, 16)]
+    assert [(s.batch_count, s.record_count, s.next_offset, s.max_timestamp_ms) for s in report.segments] == [
+        (3, 5, 5, 14),
+        (2, 2, 7, 16),
+    ]
     total = sum(path.stat().st_size for path in partition.glob("*.log"))
     assert progress[-1] == (total, total) and progress == sorted(progress)
 
 
 def test_every_flipped_byte_is_found(partition: Path) -> None:
-    """But for base offset and leader epoch, which the checksum does not cover: one that rises cannot be told from a good one."""
+    """But for base offset and leader epoch, which the checksum does not cover: one that rises
+    cannot be told from a good one.
+    """
     size = first(partition).stat().st_size
     starts = [batch.position for batch in dump_segment(first(partition))]
     uncovered = {start + at for start in starts for at in (*range(8), *range(12, 16))}
@@ -63,7 +76,11 @@ def test_damage_is_located(partition: Path) -> None:
     flip(first(partition), second.position + 70)
     report = verify_directory(partition)
     damaged = report.segments[0]
-    assert report.damaged and (damaged.valid_bytes, damaged.problem_offset, damaged.next_offset) == (second.position, 2, 2)
+    assert report.damaged and (damaged.valid_bytes, damaged.problem_offset, damaged.next_offset) == (
+        second.position,
+        2,
+        2,
+    )
     assert damaged.problem is not None and "offsets 2 to 2" in damaged.problem
     assert [batch.crc_valid for batch in dump_segment(first(partition))] == [True, False, True]
 
@@ -103,7 +120,9 @@ def test_indexes_that_lie_are_no_loss_of_data(partition: Path) -> None:
 
 
 def test_what_is_no_segment(tmp_path: Path) -> None:
-    (tmp_path / "00000000000000000000.log").write_bytes(b"hello world, this is certainly not a record batch of any version at all")
+    (tmp_path / "00000000000000000000.log").write_bytes(
+        b"hello world, this is certainly not a record batch of any version at all"
+    )
     with pytest.raises(CorruptBatch):
         list(dump_segment(tmp_path / "00000000000000000000.log"))
     with pytest.raises(ValueError, match="not a segment"):

@@ -1,4 +1,6 @@
-"""Offsets by time, newest timestamps and ends of leader epochs, held against a plain model over many random logs."""
+"""Offsets by time, newest timestamps and ends of leader epochs, held against a plain model over
+many random logs.
+"""
 
 import random
 from pathlib import Path
@@ -9,11 +11,21 @@ from hypothesis import strategies as st
 
 from mqd.log import lookup
 from mqd.log.batches import CorruptBatch
-from mqd.log.lookup import UNKNOWN, UNKNOWN_EPOCH, EpochEnd, OffsetAndTimestamp, epoch_end_offset, max_timestamp, offset_for_timestamp
+from mqd.log.lookup import (
+    UNKNOWN,
+    UNKNOWN_EPOCH,
+    EpochEnd,
+    OffsetAndTimestamp,
+    epoch_end_offset,
+    max_timestamp,
+    offset_for_timestamp,
+)
 from tests.unit.log.log_files import encode_batch, write_segment
 
 
-def make_log(directory: Path, shape: list[list[list[int]]], codec: int = 0, index_every: int = 2) -> list[tuple[int, int]]:
+def make_log(
+    directory: Path, shape: list[list[list[int]]], codec: int = 0, index_every: int = 2
+) -> list[tuple[int, int]]:
     """`shape`: segments of batches of timestamps. Returns (offset, timestamp) of every record."""
     rows, offset = [], 0
     for number, segment in enumerate(shape):
@@ -120,23 +132,29 @@ def test_a_segment_that_vanishes_is_looked_for_again(tmp_path: Path, monkeypatch
     assert offset_for_timestamp(tmp_path, 5, 2, 3) == (2, 30)
 
 
-shapes = st.lists(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=4), min_size=1, max_size=8), min_size=1, max_size=4)
+shapes = st.lists(
+    st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=4), min_size=1, max_size=8), min_size=1, max_size=4
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, index_every=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_any_log_answers_like_the_model(tmp_path_factory: pytest.TempPathFactory, shape: list[list[list[int]]], index_every: int, seed: int) -> None:
+def test_any_log_answers_like_the_model(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[list[list[int]]], index_every: int, seed: int
+) -> None:
     directory = tmp_path_factory.mktemp("log")
     rows = make_log(directory, shape, codec=seed % 5 if seed % 3 == 0 else 0, index_every=index_every)
     chance = random.Random(seed)
     for _ in range(15):
         start, high_watermark = sorted((chance.randint(0, len(rows)), chance.randint(0, len(rows))))
         timestamp = chance.randint(-1, 62)
-        assert offset_for_timestamp(directory, timestamp, start, high_watermark) == model_by_time(rows, timestamp, start, high_watermark)
+        assert offset_for_timestamp(directory, timestamp, start, high_watermark) == model_by_time(
+            rows, timestamp, start, high_watermark
+        )
         assert max_timestamp(directory, start, high_watermark) == model_newest(rows, start, high_watermark)
 
 
-# -- leader epochs -----------------------------------------------------------------------------------------------------------
+# -- leader epochs ---------------------------------------------------------------------------------
 
 
 def test_ends_of_leader_epochs() -> None:

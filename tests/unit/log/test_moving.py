@@ -1,4 +1,6 @@
-"""Copies of a partition: brought up to a source that grows, rolls, is compacted and cut, by chance; what is finished is the source, byte for byte."""
+"""Copies of a partition: brought up to a source that grows, rolls, is compacted and cut, by chance;
+what is finished is the source, byte for byte.
+"""
 
 import os
 import random
@@ -25,7 +27,9 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 class Source:
-    """A log as the worker leaves it: segments by base offset, the last one active and published up to `position`; beyond it lies what is not published."""
+    """A log as the worker leaves it: segments by base offset, the last one active and published up
+    to `position`; beyond it lies what is not published.
+    """
 
     def __init__(self, path: Path, seed: int) -> None:
         self.path, self.random = path, random.Random(seed)
@@ -42,7 +46,8 @@ class Source:
                 file.seek(self.position)
                 file.write(self.random.randbytes(self.random.randint(1, 3000)))
                 self.position = file.tell()
-                file.write(self.random.randbytes(self.random.randint(0, 100)))  # not published: it may be cut and written otherwise
+                # not published: it may be cut and written otherwise
+                file.write(self.random.randbytes(self.random.randint(0, 100)))
                 file.truncate()
         elif dice < 0.7:
             with open(self.log(self.bases[-1]), "r+b") as file:
@@ -101,7 +106,9 @@ def test_what_is_missing_gets_less(tmp_path: Path) -> None:
     assert copy.missing_bytes(9, 50) == 10
 
 
-def test_what_was_replaced_counts_again_and_indexes_are_copied_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_replaced_counts_again_and_indexes_are_copied_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(moving, "SETTLED_NS", 0)
     path, disk = make(tmp_path)
     names = [f"{base:020d}{suffix}" for base in (0, 9, 20) for suffix in (".log", ".index", ".timeindex", ".snapshot")]
@@ -117,7 +124,9 @@ def test_what_was_replaced_counts_again_and_indexes_are_copied_before_the_end(tm
     assert copy.missing_bytes(20, 60) == 50
     before = copy.copied_bytes
     assert contents(copy.finish(0)) == contents(path)
-    assert copy.copied_bytes - before == 50 + 40 + 300 + len((path / directories.METADATA).read_bytes()), "what was replaced, and the rest of what is active"
+    assert copy.copied_bytes - before == 50 + 40 + 300 + len((path / directories.METADATA).read_bytes()), (
+        "what was replaced, and the rest of what is active"
+    )
 
 
 def test_what_changed_just_now_is_copied_again(tmp_path: Path) -> None:

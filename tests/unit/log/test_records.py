@@ -25,14 +25,17 @@ rows = st.lists(st.tuples(nullable, nullable, plain_headers, st.integers(-1000, 
 
 @given(rows, st.integers(0, 4))
 def test_records_read_back(written, codec: int) -> None:
-    payload = b"".join(encode_record(i, delta, key, value, headers) for i, (key, value, headers, delta) in enumerate(written))
+    payload = b"".join(
+        encode_record(i, delta, key, value, headers) for i, (key, value, headers, delta) in enumerate(written)
+    )
     if codec:
         from tests.unit.log.log_files import compressed
 
         payload = compressed(codec, payload)
     batch, data = batch_of(payload, len(written), codec)
     assert list(records(batch, data)) == [
-        Record(100 + i, 1000 + delta, key, value, tuple(headers)) for i, (key, value, headers, delta) in enumerate(written)
+        Record(100 + i, 1000 + delta, key, value, tuple(headers))
+        for i, (key, value, headers, delta) in enumerate(written)
     ]
     assert [time for _, time in record_times(batch, data)] == [1000 + delta for _, _, _, delta in written]
 
@@ -59,7 +62,10 @@ def test_records_that_lie_about_their_lengths(payload: bytes) -> None:
 
 def test_xerial_snappy_of_the_java_client() -> None:
     text = b"some records " * 50
-    blocks = b"".join(pack(">i", len(block)) + block for block in (bytes(cramjam.snappy.compress_raw(part)) for part in (text[:300], text[300:])))
+    blocks = b"".join(
+        pack(">i", len(block)) + block
+        for block in (bytes(cramjam.snappy.compress_raw(part)) for part in (text[:300], text[300:]))
+    )
     assert decompress(2, b"\x82SNAPPY\x00" + pack(">ii", 1, 1) + blocks) == text
     for cut in (1, 5, len(blocks) - 3):
         with pytest.raises(CorruptBatch):

@@ -67,35 +67,49 @@ def test_without_timestamps_the_files_age_counts() -> None:
 
 def test_without_the_delete_policy_nothing_goes() -> None:
     found = listing((0, 10, 1), (10, 10, 1))
-    assert decide(found, RetentionPolicy(0, 0, 10**15, delete=False), 10**9, 0, 20) == decide(found, NEVER, 10**9, 0, 20)
+    assert decide(found, RetentionPolicy(0, 0, 10**15, delete=False), 10**9, 0, 20) == decide(
+        found, NEVER, 10**9, 0, 20
+    )
 
 
-segments = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 1000), st.integers(-1, 10_000)), min_size=1, max_size=12).map(
-    lambda rows: [Segment(sum(row[0] for row in rows[:i]), row[1], row[2], 5000) for i, row in enumerate(rows)]
+segments = st.lists(
+    st.tuples(st.integers(1, 50), st.integers(0, 1000), st.integers(-1, 10_000)), min_size=1, max_size=12
+).map(lambda rows: [Segment(sum(row[0] for row in rows[:i]), row[1], row[2], 5000) for i, row in enumerate(rows)])
+policies = st.builds(
+    RetentionPolicy, st.integers(-1, 12_000), st.integers(-1, 8000), st.integers(1, 12_000), st.booleans()
 )
-policies = st.builds(RetentionPolicy, st.integers(-1, 12_000), st.integers(-1, 8000), st.integers(1, 12_000), st.booleans())
 
 
 @given(segments, policies, st.integers(0, 20_000), st.integers(0, 600), st.integers(0, 600))
-def test_a_decision_keeps_its_promises(found: list[Segment], policy: RetentionPolicy, now_ms: int, log_start: int, high_watermark: int) -> None:
+def test_a_decision_keeps_its_promises(
+    found: list[Segment], policy: RetentionPolicy, now_ms: int, log_start: int, high_watermark: int
+) -> None:
     decision = decide(found, policy, now_ms, log_start, high_watermark)
     new_start = decision.new_start_offset
     if new_start is None:
         return
     assert policy.delete
     assert log_start < new_start <= high_watermark
-    assert new_start in [segment.base_offset for segment in found[1:]], "always a boundary, and the active segment stays"
+    assert new_start in [segment.base_offset for segment in found[1:]], (
+        "always a boundary, and the active segment stays"
+    )
     kept = [segment for segment in found if segment.base_offset >= new_start]
     gone = found[: len(found) - len(kept)]
-    by_age = policy.retention_ms >= 0 and all(now_ms - segment.age_timestamp_ms > policy.retention_ms for segment in gone)
+    by_age = policy.retention_ms >= 0 and all(
+        now_ms - segment.age_timestamp_ms > policy.retention_ms for segment in gone
+    )
     by_size = policy.retention_bytes >= 0 and sum(segment.size_bytes for segment in kept) >= policy.retention_bytes
     assert by_age or by_size
     again = decide(kept, policy, now_ms, new_start, high_watermark)
-    assert again.new_start_offset is None or (decision.reason, again.reason) == ("size", "age"), "looking again finds nothing more"
+    assert again.new_start_offset is None or (decision.reason, again.reason) == ("size", "age"), (
+        "looking again finds nothing more"
+    )
 
 
 def test_age_goes_on_behind_what_size_took_at_the_next_look() -> None:
-    """Found by hypothesis: producers' timestamps fall from one segment to the next. As in Kafka, the next look takes what has become the oldest."""
+    """Found by hypothesis: producers' timestamps fall from one segment to the next. As in Kafka,
+    the next look takes what has become the oldest.
+    """
     found = [Segment(0, 0, 1, 5000), Segment(1, 1, 0, 5000), Segment(2, 0, 0, 5000)]
     policy = RetentionPolicy(retention_ms=0, retention_bytes=1, segment_ms=10**15)
     first = decide(found, policy, 1, 0, 2)
@@ -104,7 +118,7 @@ def test_age_goes_on_behind_what_size_took_at_the_next_look() -> None:
     assert (then.new_start_offset, then.reason) == (2, "age")
 
 
-# -- free space ------------------------------------------------------------------------------------------------------------
+# -- free space ------------------------------------------------------------------------------------
 
 
 def test_free_space_takes_the_oldest_of_all_partitions() -> None:
@@ -124,7 +138,9 @@ def test_free_space_spares_topics_without_the_delete_policy() -> None:
 
 @given(st.lists(st.tuples(segments, st.integers(0, 600)), max_size=5), st.integers(0, 10_000))
 def test_free_space_frees_enough_or_all_it_may(partitions: list[tuple[list[Segment], int]], wanted: int) -> None:
-    candidates = [Candidate(number, found, 0, high_watermark, True) for number, (found, high_watermark) in enumerate(partitions)]
+    candidates = [
+        Candidate(number, found, 0, high_watermark, True) for number, (found, high_watermark) in enumerate(partitions)
+    ]
     starts = free_space(candidates, wanted)
     freed, possible = 0, 0
     for candidate in candidates:

@@ -1,4 +1,6 @@
-"""What is remembered of segments, while one thread looks at them and another has partitions to forget."""
+"""What is remembered of segments, while one thread looks at them and another has partitions to
+forget.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def test_a_directory_is_forgotten_while_another_thread_looks_at_others() -> None
     cache.forget(directory)
     assert next(counts) > 0, "the other thread never came"
     read.clear()
-    assert [cache.sealed(Path(name), base) for name in ("deleted", "kept") for base in (0, 10)] == [1000, 1010, 1000, 1010]
+    assert [cache.sealed(Path(name), base) for name in ("deleted", "kept") for base in (0, 10)] == [
+        1000,
+        1010,
+        1000,
+        1010,
+    ]
     assert read == [segment_path(Path("deleted"), base) for base in (0, 10)]
 
 
@@ -49,7 +56,9 @@ def test_two_forget_the_same_directory() -> None:
 
 
 def test_what_is_found_after_the_directory_was_forgotten_is_not_kept() -> None:
-    """A topic is deleted while retention reads its segments; one that is made anew under its name has others."""
+    """A topic is deleted while retention reads its segments; one that is made anew under its name
+    has others.
+    """
     ends = [1000, 2000]
     before: list[Callable[[], None]] = [lambda: cache.forget(Path("t-0")), lambda: None]
 

@@ -1,4 +1,6 @@
-"""The C client's Python face where it needs no broker: columns are checked before C sees them, batches are those of the protocol's own encoder byte for byte."""
+"""The C client's Python face where it needs no broker: columns are checked before C sees them,
+batches are those of the protocol's own encoder byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,14 @@ def test_batches_are_the_protocols_own(seed: int) -> None:
     count = chance.randrange(1, 100)
     values, keys = [_blob(chance) for _ in range(count)], [_blob(chance) for _ in range(count)]
     times = [chance.choice((0, 5, 1_700_000_000_000, -1)) + chance.randrange(100) for _ in range(count)]
-    columns = Columns(count=count, values=_joined(values), value_bytes=_sizes(values), keys=_joined(keys), key_bytes=_sizes(keys), timestamps_ms=np.array(times, np.int64))
+    columns = Columns(
+        count=count,
+        values=_joined(values),
+        value_bytes=_sizes(values),
+        keys=_joined(keys),
+        key_bytes=_sizes(keys),
+        timestamps_ms=np.array(times, np.int64),
+    )
     records = [Record(value, key, time) for value, key, time in zip(values, keys, times, strict=True)]
     assert _encoded(columns, 4 << 20) == encode_batch(records)
 
@@ -54,7 +63,14 @@ def test_columns_that_are_the_same_for_all() -> None:
 
 def test_header_sections_go_in_as_they_are() -> None:
     section = b"\x02\x02n\x02v"  # one header, "n": b"v"
-    columns = Columns(count=2, values=b"ab", fixed_value_bytes=1, headers=section + b"\x00", header_bytes=np.array([5, 1], np.int32), timestamp_ms=7)
+    columns = Columns(
+        count=2,
+        values=b"ab",
+        fixed_value_bytes=1,
+        headers=section + b"\x00",
+        header_bytes=np.array([5, 1], np.int32),
+        timestamp_ms=7,
+    )
     assert _encoded(columns) == encode_batch([Record(b"a", None, 7, [("n", b"v")]), Record(b"b", None, 7)])
 
 
@@ -86,7 +102,15 @@ def test_columns_too_short_never_reach_c(what: str, columns: dict) -> None:
     assert caught.value.code == E_INVALID
 
 
-@pytest.mark.parametrize("sizes", [{"value_bytes": [-2]}, {"key_bytes": [-2]}, {"headers": b"", "header_bytes": [0]}, {"headers": b"", "header_bytes": [-1]}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"value_bytes": [-2]},
+        {"key_bytes": [-2]},
+        {"headers": b"", "header_bytes": [0]},
+        {"headers": b"", "header_bytes": [-1]},
+    ],
+)
 def test_impossible_sizes_are_refused(sizes: dict) -> None:
     with pytest.raises(NativeError) as caught:
         records_encode(Columns(count=1, **sizes), bytearray(1000))
@@ -94,7 +118,8 @@ def test_impossible_sizes_are_refused(sizes: dict) -> None:
 
 
 def test_a_key_has_one_partition() -> None:
-    assert partition_for(Partitioner.MURMUR2, b"foobar", 1 << 30) == (-790332482 & 0x7FFFFFFF) % (1 << 30)  # Java's UtilsTest
+    # Java's UtilsTest
+    assert partition_for(Partitioner.MURMUR2, b"foobar", 1 << 30) == (-790332482 & 0x7FFFFFFF) % (1 << 30)
     assert {partition_for(Partitioner.CONSISTENT_RANDOM, None, 3) for _ in range(200)} == {0, 1, 2}
     assert partition_for(Partitioner.RANDOM, b"x", 0) == -1
 
@@ -107,7 +132,9 @@ def test_without_a_broker_the_cause_is_told(tmp_path) -> None:
         Client("/" + "x" * 200)
 
 
-def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The C core tells each once."""
     left = [3, 0]
 
@@ -121,7 +148,11 @@ def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_
         raise KeyboardInterrupt
 
     producer = Producer.__new__(Producer)
-    producer._pointer, producer._told, producer._deliveries = object(), 0, ffi.new("struct mqd_delivery[]", Producer.DELIVERIES_MAX)
+    producer._pointer, producer._told, producer._deliveries = (
+        object(),
+        0,
+        ffi.new("struct mqd_delivery[]", Producer.DELIVERIES_MAX),
+    )
     monkeypatch.setattr(native_client, "lib", SimpleNamespace(mqd_producer_deliveries=deliveries))
     monkeypatch.setattr(native_client, "Delivery", interrupted)
     with pytest.raises(KeyboardInterrupt):

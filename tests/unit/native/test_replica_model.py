@@ -1,4 +1,6 @@
-"""The replication core in C against the model in Python: the same histories by chance, the same answers and the same state after each step; and that following ends in agreement."""
+"""The replication core in C against the model in Python: the same histories by chance, the same
+answers and the same state after each step; and that following ends in agreement.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ SELF = 1
 
 def epochs_of(log: list[int], log_start: int = 0) -> list[tuple[int, int]]:
     """(epoch, its first offset) of a log that is given as the epoch of each of its records."""
-    return [(epoch, offset) for offset, epoch in enumerate(log) if offset >= log_start and (offset == log_start or log[offset - 1] != epoch)]
+    return [
+        (epoch, offset)
+        for offset, epoch in enumerate(log)
+        if offset >= log_start and (offset == log_start or log[offset - 1] != epoch)
+    ]
 
 
 class History:
@@ -53,7 +59,21 @@ class History:
         self.tell_log()
 
     def step(self) -> None:
-        kinds = ["assign", "append", "flush", "fetch", "fetch", "fetch", "propose", "propose", "answer", "ask", "follow", "time", "start"]
+        kinds = [
+            "assign",
+            "append",
+            "flush",
+            "fetch",
+            "fetch",
+            "fetch",
+            "propose",
+            "propose",
+            "answer",
+            "ask",
+            "follow",
+            "time",
+            "start",
+        ]
         getattr(self, self.random.choice(kinds))()
         self.compare()
 
@@ -89,7 +109,11 @@ class History:
         epochs = self.broker_epochs | {SELF: self.broker_epoch - (rng.random() < 0.05)}
         if not moved or (rng.random() < 0.7 and self.members):
             nodes = [member.node_id for member in self.members]
-        in_sync = {member.node_id for member in self.members if member.in_sync} if not moved else {node for node in nodes if rng.random() < 0.7}
+        in_sync = (
+            {member.node_id for member in self.members if member.in_sync}
+            if not moved
+            else {node for node in nodes if rng.random() < 0.7}
+        )
         self.members = tuple([Member(node, node in in_sync, rng.random() < 0.9, epochs[node]) for node in nodes])
         if moved:
             self.leader = SELF if rng.random() < 0.7 else rng.choice([-1, *nodes] if nodes else [-1])
@@ -97,7 +121,16 @@ class History:
         if rng.random() < 0.1:
             self.lag_records_max = rng.choice([NO_RECORD_BOUND, 2, 4])
         given = Assignment(
-            SELF, self.broker_epoch, leader, self.leader_epoch - stale, self.partition_epoch - stale, rng.randrange(1, 4), 100, self.lag_records_max, self.flush_on_ack, self.members
+            SELF,
+            self.broker_epoch,
+            leader,
+            self.leader_epoch - stale,
+            self.partition_epoch - stale,
+            rng.randrange(1, 4),
+            100,
+            self.lag_records_max,
+            self.flush_on_ack,
+            self.members,
         )
         assert self.core.assign(given, self.now_ms) == self.model.assign(given, self.now_ms)
 
@@ -122,12 +155,22 @@ class History:
 
     def fetch(self) -> None:
         rng = self.random
-        node = rng.choice([member.node_id for member in self.members if member.node_id != SELF] or [2]) if rng.random() < 0.95 else rng.choice([SELF, 9])
+        node = (
+            rng.choice([member.node_id for member in self.members if member.node_id != SELF] or [2])
+            if rng.random() < 0.95
+            else rng.choice([SELF, 9])
+        )
         offset = len(self.log) if rng.random() < 0.4 else rng.randrange(max(0, self.log_start - 1), len(self.log) + 3)
         epoch = self.log[offset - 1] if 0 < offset <= len(self.log) else -1
         if rng.random() < 0.2:
             epoch = rng.randrange(-1, self.leader_epoch + 2)
-        fetch = Fetch(node, self.broker_epochs.get(node, 10) + rng.choice([0] * 8 + [10, -10]), self.leader_epoch + rng.choice([0] * 12 + [1, -1]), epoch, offset)
+        fetch = Fetch(
+            node,
+            self.broker_epochs.get(node, 10) + rng.choice([0] * 8 + [10, -10]),
+            self.leader_epoch + rng.choice([0] * 12 + [1, -1]),
+            epoch,
+            offset,
+        )
         epochs = epochs_of(self.log, self.log_start)
         assert self.core.fetch(fetch, Epochs(epochs), self.now_ms) == self.model.fetch(fetch, epochs, self.now_ms)
 
@@ -139,7 +182,9 @@ class History:
             sequence = self.model.proposal.sequence - (self.random.random() < 0.1)
             error = self.random.choice([0, 0, 41, 55, 74, 95, 107])
             told = sequence, self.leader_epoch - (self.random.random() < 0.1), error
-            assert self.core.answered(*told, self.now_ms, self.now_ms + 20) == self.model.answered(*told, self.now_ms + 20)
+            assert self.core.answered(*told, self.now_ms, self.now_ms + 20) == self.model.answered(
+                *told, self.now_ms + 20
+            )
 
     def ask(self) -> None:
         for acks_all in (False, True):
@@ -157,9 +202,15 @@ class History:
             return
         rng, end = self.random, len(self.log)
         answer = Answer(
-            rng.choice([0, 0, 0, 1, 6, 75]), self.leader_epoch, rng.choice([-1, -1, rng.randrange(self.leader_epoch + 1)]), rng.randrange(end + 2), rng.randrange(end + 3),
-            rng.randrange(end + 3), rng.choice([0, 0, 0, end + 1]), 0,
-        )  # fmt: skip
+            rng.choice([0, 0, 0, 1, 6, 75]),
+            self.leader_epoch,
+            rng.choice([-1, -1, rng.randrange(self.leader_epoch + 1)]),
+            rng.randrange(end + 2),
+            rng.randrange(end + 3),
+            rng.randrange(end + 3),
+            rng.choice([0, 0, 0, end + 1]),
+            0,
+        )
         if rng.random() < 0.1:
             fetch = fetch._replace(fetch_offset=fetch.fetch_offset + 1)
         step = self.core.step(fetch, answer, Epochs(epochs))
@@ -217,11 +268,15 @@ def test_epochs_against_the_model() -> None:
         log_start = rng.randrange(len(log) + 1)
         epochs, epoch, end = epochs_of(log, log_start), rng.randrange(-1, 8), rng.randrange(len(log) + 2)
         assert epoch_end(Epochs(epochs), len(log), epoch) == replica_model.epoch_end(epochs, len(log), epoch)
-        assert truncation(Epochs(epochs), len(log), epoch, end) == replica_model.truncation(epochs, len(log), epoch, end)
+        assert truncation(Epochs(epochs), len(log), epoch, end) == replica_model.truncation(
+            epochs, len(log), epoch, end
+        )
 
 
 def lineage(rng: random.Random) -> tuple[list[list[int]], int]:
-    """Logs as elections leave them: in each epoch one of them is the leader's and grows, others copy what they will of it."""
+    """Logs as elections leave them: in each epoch one of them is the leader's and grows, others
+    copy what they will of it.
+    """
     logs: list[list[int]] = [[] for _ in range(4)]
     last = rng.randrange(1, 9)
     for epoch in range(last):
@@ -234,12 +289,16 @@ def lineage(rng: random.Random) -> tuple[list[list[int]], int]:
 
 
 def test_following_ends_in_agreement() -> None:
-    """However the logs came to differ, a follower cuts to exactly what both have, within as many answers as there are epochs, and then appends."""
+    """However the logs came to differ, a follower cuts to exactly what both have, within as many
+    answers as there are epochs, and then appends.
+    """
     rng = random.Random(11)
     for _ in range(3000):
         logs, epoch = lineage(rng)
         ours, theirs = logs[0], list(logs[1])
-        common = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        common = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
         members = (Member(1, True, True, 5), Member(2, True, True, 6))
         leader, follower = Replica(), Replica()
         leader.log(0, len(ours), len(ours), 0)
@@ -270,5 +329,22 @@ def test_what_is_no_assignment() -> None:
     with pytest.raises(NativeError):
         replica.assign(Assignment(1, 5, 1, 0, 0, 1, 1000, -1, True, twice), 0)
     with pytest.raises(NativeError):
-        replica.assign(Assignment(1, 5, 1, 0, 0, 1, 1000, -1, True, tuple([Member(i, True, True, 5) for i in range(REPLICA_COUNT_MAX + 1)])), 0)
-    assert replica.role == Role.NONE and replica.assign(Assignment(1, 5, 1, 0, 0, 1, 1000, -1, True, twice[:1]), 0) == Change.EPOCH | Change.ROLE
+        replica.assign(
+            Assignment(
+                1,
+                5,
+                1,
+                0,
+                0,
+                1,
+                1000,
+                -1,
+                True,
+                tuple([Member(i, True, True, 5) for i in range(REPLICA_COUNT_MAX + 1)]),
+            ),
+            0,
+        )
+    assert (
+        replica.role == Role.NONE
+        and replica.assign(Assignment(1, 5, 1, 0, 0, 1, 1000, -1, True, twice[:1]), 0) == Change.EPOCH | Change.ROLE
+    )

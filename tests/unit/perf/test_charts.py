@@ -18,15 +18,28 @@ def test_ticks_are_round_and_reach_the_top(most, expected):
 
 
 def test_points_lie_where_their_numbers_say():
-    text = line_chart("<rates> & more", "clients", "records/s", [Series("measured", points=[(0, 0, 0, 0), (10, 50, 60, 100)]), Series("law", curve=[(0, 0), (10, 100)], dashed=True)])
+    text = line_chart(
+        "<rates> & more",
+        "clients",
+        "records/s",
+        [
+            Series("measured", points=[(0, 0, 0, 0), (10, 50, 60, 100)]),
+            Series("law", curve=[(0, 0), (10, 100)], dashed=True),
+        ],
+    )
     root = ElementTree.fromstring(text)
     circles = [(float(one.get("cx")), float(one.get("cy"))) for one in root.iter(f"{SVG}circle")][:2]
     origin, point = circles
     assert origin == (charts.LEFT, charts.HEIGHT - charts.BOTTOM)
     assert point[0] == pytest.approx(charts.WIDTH - charts.RIGHT, abs=0.1)
-    assert point[1] == pytest.approx(charts.HEIGHT - charts.BOTTOM - 0.6 * (charts.HEIGHT - charts.TOP - charts.BOTTOM), abs=0.1)
+    assert point[1] == pytest.approx(
+        charts.HEIGHT - charts.BOTTOM - 0.6 * (charts.HEIGHT - charts.TOP - charts.BOTTOM), abs=0.1
+    )
     curve = next(root.iter(f"{SVG}polyline"))
-    assert curve.get("stroke-dasharray") and curve.get("points").split()[-1] == f"{charts.WIDTH - charts.RIGHT:.1f},{charts.TOP:.1f}"
+    assert (
+        curve.get("stroke-dasharray")
+        and curve.get("points").split()[-1] == f"{charts.WIDTH - charts.RIGHT:.1f},{charts.TOP:.1f}"
+    )
     assert [one.text for one in root.iter(f"{SVG}text")].count("measured") == 1
 
 
@@ -35,6 +48,8 @@ def test_an_empty_chart_is_refused():
         line_chart("empty", "x", "y", [Series("nothing")])
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2_000_000, "2M"), (3.2e9, "3.2G"), (0.05, "0.05")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2_000_000, "2M"), (3.2e9, "3.2G"), (0.05, "0.05")]
+)
 def test_numbers_are_short(value, text):
     assert charts.short(value) == text

@@ -1,4 +1,6 @@
-"""The shared-memory bench without a broker: its table, its commands, and that every case has a name that is told."""
+"""The shared-memory bench without a broker: its table, its commands, and that every case has a name
+that is told.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,18 @@ FACTS = {"cores": 2, "cpu": "a CPU", "kernel": "6.1", "disturbed": "1 of 9"}
 
 def kept_figures() -> list[Figure]:
     added: list[Figure] = []
-    bench = SimpleNamespace(add=lambda name, unit, values, target=None, *, at_least=False, note="": added.append(Figure(name, unit, values, target, at_least, note)))
+    bench = SimpleNamespace(
+        add=lambda name, unit, values, target=None, *, at_least=False, note="": added.append(
+            Figure(name, unit, values, target, at_least, note)
+        )
+    )
     kept = cases_local._Kept()
     for factor in (1, 2, 3):
-        kept.load("produce, shared memory", {"count": 1_000_000 * factor, "seconds": 0.5, "client_cpu_seconds": 0.4 * factor}, CpuTime(run_ns=200_000_000 * factor))
+        kept.load(
+            "produce, shared memory",
+            {"count": 1_000_000 * factor, "seconds": 0.5, "client_cpu_seconds": 0.4 * factor},
+            CpuTime(run_ns=200_000_000 * factor),
+        )
     kept.add_to(bench, "produce, shared memory", 5e6)
     return [*added, Figure("local: round trip", "µs", [3.0], 15.0), Figure("something else", "µs", [1.0], 0.5)]
 
@@ -33,8 +43,13 @@ def test_rates_and_what_they_cost_both_sides():
 
 def test_the_page_has_a_line_for_each_and_tells_what_was_missed():
     page = cases_local.page(kept_figures(), FACTS, "2026-01-02T03:04:05+00:00")
-    assert "2 cores of a CPU" in page and "2026-01-02;" in page and "1 of 9 measurements. 1 of 2 targets reached." in page
-    assert "| produce, shared memory | **4,000,000** | 2,000,000–6,000,000 | 0.4 | 0.2 | 2,500,000 | ≥ 5,000,000 | missed |" in page
+    assert (
+        "2 cores of a CPU" in page and "2026-01-02;" in page and "1 of 9 measurements. 1 of 2 targets reached." in page
+    )
+    assert (
+        "| produce, shared memory | **4,000,000** | 2,000,000–6,000,000 | 0.4 | 0.2 | 2,500,000 | ≥ 5,000,000 |"
+        " missed |" in page
+    )
     assert "| round trip | **3** µs | 3–3 | ≤ 15 | reached |" in page
     assert "something else" not in page and page.count("client, CPU-s") == 1
 

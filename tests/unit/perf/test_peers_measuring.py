@@ -99,10 +99,18 @@ class MadeUpDriver:
 
     def latency(self, peer, topic, load, *, rate, milliseconds, warm_milliseconds) -> dict:
         self._do("latency", peer, rate=rate)
-        return {"records": 100, "rate": rate, "reached": rate, "seconds": 1.0, "acknowledged": {"count": 1, "p99_us": 7.0}}
+        return {
+            "records": 100,
+            "rate": rate,
+            "reached": rate,
+            "seconds": 1.0,
+            "acknowledged": {"count": 1, "p99_us": 7.0},
+        }
 
 
-def laboratory(peers: list[MadeUp], driver: MadeUpDriver, tools: MadeUpDriver | None = None, seconds: float = 1e6, **more) -> Laboratory:
+def laboratory(
+    peers: list[MadeUp], driver: MadeUpDriver, tools: MadeUpDriver | None = None, seconds: float = 1e6, **more
+) -> Laboratory:
     return Laboratory(peers, {"kafka": driver, "redis": driver}, tools, say=lambda line: None, seconds=seconds, **more)  # type: ignore[arg-type, list-item, dict-item]
 
 
@@ -139,7 +147,12 @@ def test_a_failing_peer_stops_nobody_else_and_its_reason_is_kept(tmp_path: Path)
     assert {sample.peer for sample in lab.samples} == {"b"}
     assert [failure.reason for failure in lab.failures] == ["nothing came", "nothing came"]
     assert peers[0].topics == [], "its topics went all the same"
-    assert [("failed" in json.loads(text), json.loads(text)["peer"]) for text in kept.read_text().splitlines()] == [(True, "a"), (False, "b"), (False, "b"), (True, "a")]
+    assert [("failed" in json.loads(text), json.loads(text)["peer"]) for text in kept.read_text().splitlines()] == [
+        (True, "a"),
+        (False, "b"),
+        (False, "b"),
+        (True, "a"),
+    ]
 
 
 def test_a_peer_that_died_is_started_anew() -> None:
@@ -173,9 +186,18 @@ def test_what_cannot_be_asked_is_not_a_failure() -> None:
 
 def test_the_lean_client_only_produces() -> None:
     driver, lean = MadeUpDriver(), MadeUpDriver()
-    lab = Laboratory([MadeUp("a"), MadeUp("b", protocol="redis")], {"kafka": driver, "redis": driver}, None, {"kafka": lean}, say=lambda line: None, seconds=1e6)  # type: ignore[list-item, dict-item]
+    lab = Laboratory(
+        [MadeUp("a"), MadeUp("b", protocol="redis")],
+        {"kafka": driver, "redis": driver},
+        None,
+        {"kafka": lean},
+        say=lambda line: None,
+        seconds=1e6,
+    )  # type: ignore[list-item, dict-item]
     lab.run([Step(plan.PRODUCE, driver=LEAN, everyone=True)], 1)
-    assert [asked[:2] for asked in lean.asked] == [("produce", "a")] and not driver.asked, "and only whose protocol has one"
+    assert [asked[:2] for asked in lean.asked] == [("produce", "a")] and not driver.asked, (
+        "and only whose protocol has one"
+    )
     assert "consume_records_per_s" not in lab.samples[0].values
 
 
@@ -183,7 +205,12 @@ def test_rates_are_shares_of_the_own_maximum_or_of_the_lowest() -> None:
     driver = MadeUpDriver({"a": 8000.0, "b": 2000.0})
     lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
     lab.run([ALONG, Step(plan.LATENCY, share=0.25), Step(plan.LATENCY, share=0.5, common=True)], 1)
-    assert [(name, words["rate"]) for what, name, words in driver.asked if what == "latency"] == [("a", 2000), ("b", 500), ("a", 1000), ("b", 1000)]
+    assert [(name, words["rate"]) for what, name, words in driver.asked if what == "latency"] == [
+        ("a", 2000),
+        ("b", 500),
+        ("a", 1000),
+        ("b", 1000),
+    ]
     assert lab.samples[-1].values["acknowledged_p99_us"] == 7.0
 
 
@@ -198,8 +225,12 @@ def test_kafkas_tool_is_given_a_count_that_takes_seconds() -> None:
     driver, tools = MadeUpDriver({"a": 40_000.0}), MadeUpDriver({"a": 10_000.0})
     lab = laboratory([MadeUp("a")], driver, tools, bounds=Bounds(tools_seconds=4.0))
     lab.run([THROUGHPUT, Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 2)
-    assert [words["records"] for what, _, words in tools.asked if what == "produce"] == [80_000, 40_000], "half of the neutral rate first, then its own"
-    assert [words["records"] for what, _, words in driver.asked if what == "produce"] == [Bounds().payload_bytes // BASE.record_bytes] * 2
+    assert [words["records"] for what, _, words in tools.asked if what == "produce"] == [80_000, 40_000], (
+        "half of the neutral rate first, then its own"
+    )
+    assert [words["records"] for what, _, words in driver.asked if what == "produce"] == [
+        Bounds().payload_bytes // BASE.record_bytes
+    ] * 2
 
 
 def test_when_the_time_is_over_the_run_ends_and_keeps_what_it_has() -> None:
@@ -252,6 +283,12 @@ def test_a_topic_that_will_not_go_takes_no_measurement_with_it() -> None:
 def test_as_much_memory_is_touched_as_will_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
     monkeypatch.setattr(measuring, "touch", touched.append)
-    lab = laboratory([MadeUp("a")], MadeUpDriver({"a": 100_000.0}), bounds=Bounds(throughput_ms=2000, latency_ms=3000, latency_warm_ms=1000, payload_bytes=300_000_000))
+    lab = laboratory(
+        [MadeUp("a")],
+        MadeUpDriver({"a": 100_000.0}),
+        bounds=Bounds(throughput_ms=2000, latency_ms=3000, latency_warm_ms=1000, payload_bytes=300_000_000),
+    )
     lab.run([THROUGHPUT, ALONG, Step(plan.LATENCY, share=0.5)], 1)
-    assert touched == [300, 204, 204], "all that it may write until its rate is known; then what the rate writes in the time"
+    assert touched == [300, 204, 204], (
+        "all that it may write until its rate is known; then what the rate writes in the time"
+    )

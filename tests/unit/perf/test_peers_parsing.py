@@ -35,7 +35,14 @@ def test_producer_performance_is_its_last_summary() -> None:
     found = parse_producer_performance(PRODUCED)
     assert found["records"] == 300_000
     assert found["seconds"] == pytest.approx(7.493, abs=1e-3)
-    assert found["acknowledged"] == {"count": 300_000, "p50_us": 520_000, "p95_us": 949_000, "p99_us": 1_032_000, "p999_us": 1_114_000, "max_us": 1_148_000}
+    assert found["acknowledged"] == {
+        "count": 300_000,
+        "p50_us": 520_000,
+        "p95_us": 949_000,
+        "p99_us": 1_032_000,
+        "p999_us": 1_114_000,
+        "max_us": 1_148_000,
+    }
 
 
 def test_numbers_with_thousands_separated_are_numbers() -> None:
@@ -43,33 +50,60 @@ def test_numbers_with_thousands_separated_are_numbers() -> None:
     assert parse_producer_performance(said)["acknowledged"]["max_us"] == 1_148_000
 
 
-@pytest.mark.parametrize("said", ["", PRODUCED.splitlines()[0], "Exception in thread main\n"], ids=["nothing", "progress only", "an exception"])
+@pytest.mark.parametrize(
+    "said",
+    ["", PRODUCED.splitlines()[0], "Exception in thread main\n"],
+    ids=["nothing", "progress only", "an exception"],
+)
 def test_a_producer_without_a_summary_has_failed(said: str) -> None:
     with pytest.raises(LoadFailed, match="no summary"):
         parse_producer_performance(said)
 
 
 def test_consumer_performance_counts_fetching_not_joining() -> None:
-    assert parse_consumer_performance("WARNING: something, deprecated\n" + CONSUMED) == {"records": 300_000, "seconds": 2.312}
+    assert parse_consumer_performance("WARNING: something, deprecated\n" + CONSUMED) == {
+        "records": 300_000,
+        "seconds": 2.312,
+    }
 
 
 def test_columns_are_found_by_name() -> None:
-    assert parse_consumer_performance("start.time, fetch.time.ms, data.consumed.in.nMsg\nnow, 500, 1000\n") == {"records": 1000, "seconds": 0.5}
+    assert parse_consumer_performance("start.time, fetch.time.ms, data.consumed.in.nMsg\nnow, 500, 1000\n") == {
+        "records": 1000,
+        "seconds": 0.5,
+    }
 
 
-@pytest.mark.parametrize("said", ["", CONSUMED.splitlines()[0], CONSUMED.replace("2312", "0"), CONSUMED.replace(" 300000,", " 0,")], ids=["nothing", "header only", "no time", "no records"])
+@pytest.mark.parametrize(
+    "said",
+    ["", CONSUMED.splitlines()[0], CONSUMED.replace("2312", "0"), CONSUMED.replace(" 300000,", " 0,")],
+    ids=["nothing", "header only", "no time", "no records"],
+)
 def test_a_consumer_that_read_nothing_has_failed(said: str) -> None:
     with pytest.raises(LoadFailed, match="ConsumerPerformance"):
         parse_consumer_performance(said)
 
 
 def test_end_to_end_latency_has_an_average_since_its_percentiles_are_whole_milliseconds() -> None:
-    assert parse_end_to_end(END_TO_END) == {"average_us": 1283.5, "p50_us": 0.0, "p99_us": 16_000.0, "p999_us": 33_000.0}
+    assert parse_end_to_end(END_TO_END) == {
+        "average_us": 1283.5,
+        "p50_us": 0.0,
+        "p99_us": 16_000.0,
+        "p999_us": 33_000.0,
+    }
     with pytest.raises(LoadFailed, match="no percentiles"):
         parse_end_to_end("0\t74.7\n")
 
 
-@pytest.mark.parametrize(("said", "major"), [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_391"', 8), ('openjdk version "25" 2025-09-16', 25), ("what?", 0)])
+@pytest.mark.parametrize(
+    ("said", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_391"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ("what?", 0),
+    ],
+)
 def test_javas_version(said: str, major: int) -> None:
     assert java_major(said) == major
 
@@ -81,12 +115,13 @@ def test_apts_reason_names_no_address() -> None:
 
 
 def test_a_cluster_id_does_not_read_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [uuid.UUID(bytes=bytes([first]) + bytes(15)) for first in (0xF8, 0xFB, 0x04)]  # in base64 the first two begin with a dash
+    # in base64 the first two begin with a dash
+    made = [uuid.UUID(bytes=bytes([first]) + bytes(15)) for first in (0xF8, 0xFB, 0x04)]
     monkeypatch.setattr(uuid, "uuid4", lambda: made.pop(0))
     assert cluster_id() == "BAAAAAAAAAAAAAAAAAAAAA"
 
 
-# -- what cannot be had ----------------------------------------------------------------------------------------------------
+# -- what cannot be had ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -118,7 +153,11 @@ def _running(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", error: s
 
 def test_without_a_tool_the_reason_is_its_name(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    for ask, reason in ((maven.java, "no java"), (lambda: maven.jars(pom), "no mvn"), (lambda: debian.unpacked(["redis-server"]), "no apt-get")):
+    for ask, reason in (
+        (maven.java, "no java"),
+        (lambda: maven.jars(pom), "no mvn"),
+        (lambda: debian.unpacked(["redis-server"]), "no apt-get"),
+    ):
         with pytest.raises(Unavailable, match=reason):
             ask()
 

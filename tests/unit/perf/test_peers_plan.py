@@ -43,7 +43,9 @@ def test_a_plan_measures_nothing_twice_and_begins_with_the_base(full: bool) -> N
     assert len(steps) == len(set(dataclasses.replace(step, everyone=False) for step in steps))
     through = [step for step in steps if step.kind == plan.THROUGHPUT and step.driver == NEUTRAL]
     assert through[0].load == BASE
-    assert {step.load for step in through} == set(plan.every() if full else [*plan.vary(BASE), dataclasses.replace(BASE, durable=True)])
+    assert {step.load for step in through} == set(
+        plan.every() if full else [*plan.vary(BASE), dataclasses.replace(BASE, durable=True)]
+    )
 
 
 def test_shares_come_after_the_maximum_they_are_of() -> None:
@@ -59,7 +61,9 @@ def test_shares_come_after_the_maximum_they_are_of() -> None:
 
 def test_kafkas_tools_drive_only_what_speaks_its_protocol() -> None:
     assert not any(step.everyone for step in plan.steps() if step.driver == KAFKA_TOOLS)
-    assert any(step.driver == KAFKA_TOOLS for step in plan.steps(quick=True)), "the shortest run shows that nobody's client is favoured"
+    assert any(step.driver == KAFKA_TOOLS for step in plan.steps(quick=True)), (
+        "the shortest run shows that nobody's client is favoured"
+    )
 
 
 def test_peers_without_codecs_are_asked_at_the_record_sizes() -> None:
@@ -69,13 +73,25 @@ def test_peers_without_codecs_are_asked_at_the_record_sizes() -> None:
 
 
 def test_peers_take_turns_forwards_and_backwards() -> None:
-    assert [plan.order(["a", "b", "c"], number) for number in range(3)] == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
+    assert [plan.order(["a", "b", "c"], number) for number in range(3)] == [
+        ["a", "b", "c"],
+        ["c", "b", "a"],
+        ["a", "b", "c"],
+    ]
 
 
 def test_labels_say_what_differs() -> None:
     assert BASE.label() == "1 KiB, acks=all, 6 partitions, no fsync"
-    assert Load(100, "1", "zstd", 1, True).label() == "100 B, acks=1, zstd, 1 partition, fsync before the acknowledgement"
-    assert Step(plan.LATENCY, share=0.5).label() == "latency at 50% of its maximum: 1 KiB, acks=all, 6 partitions, no fsync"
-    assert Step(plan.PRODUCE, driver=LEAN).label() == "producing by the leanest client: 1 KiB, acks=all, 6 partitions, no fsync"
+    assert (
+        Load(100, "1", "zstd", 1, True).label() == "100 B, acks=1, zstd, 1 partition, fsync before the acknowledgement"
+    )
+    assert (
+        Step(plan.LATENCY, share=0.5).label()
+        == "latency at 50% of its maximum: 1 KiB, acks=all, 6 partitions, no fsync"
+    )
+    assert (
+        Step(plan.PRODUCE, driver=LEAN).label()
+        == "producing by the leanest client: 1 KiB, acks=all, 6 partitions, no fsync"
+    )
     assert "the same maximum" in Step(plan.LATENCY, share=0.5, common=True).label()
     assert Step(plan.START).label() == "start-up"

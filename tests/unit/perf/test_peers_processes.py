@@ -1,4 +1,6 @@
-"""Peers' processes: whole trees are counted and ended, by pid; starting waits for an answer and says why there is none."""
+"""Peers' processes: whole trees are counted and ended, by pid; starting waits for an answer and
+says why there is none.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,14 @@ def produced(rate: float, cpu: float, pss: float = 100.0) -> dict[str, float]:
 
 
 def line(samples: list[Sample], failures: list[Failure] = [], peers: list[PeerFacts] | None = None) -> str:  # noqa: B006
-    facts = peers or [PeerFacts("mqd", "1", "s", "f", "librdkafka"), PeerFacts("Apache Kafka", "4.2.0", "s", "f", "librdkafka"), PeerFacts("NATS JetStream", skipped="no apt-get here")]
-    return results.history_line("2026-11-21T05:00:00", "0123456789abcdef", MACHINE, facts, samples, failures, {"rounds": 3})
+    facts = peers or [
+        PeerFacts("mqd", "1", "s", "f", "librdkafka"),
+        PeerFacts("Apache Kafka", "4.2.0", "s", "f", "librdkafka"),
+        PeerFacts("NATS JetStream", skipped="no apt-get here"),
+    ]
+    return results.history_line(
+        "2026-11-21T05:00:00", "0123456789abcdef", MACHINE, facts, samples, failures, {"rounds": 3}
+    )
 
 
 def run_of(samples: list[Sample], **more) -> Run:
@@ -33,8 +39,10 @@ def run_of(samples: list[Sample], **more) -> Run:
 
 
 SAMPLES = [
-    Sample("mqd", THROUGHPUT, 0, produced(100.0, 2.0)), Sample("mqd", dataclasses.replace(THROUGHPUT, everyone=True), 1, produced(300.0, 4.0)),
-    Sample("mqd", THROUGHPUT, 2, produced(200.0, 3.0)), Sample("Apache Kafka", THROUGHPUT, 0, produced(400.0, 12.0, 600.0)),
+    Sample("mqd", THROUGHPUT, 0, produced(100.0, 2.0)),
+    Sample("mqd", dataclasses.replace(THROUGHPUT, everyone=True), 1, produced(300.0, 4.0)),
+    Sample("mqd", THROUGHPUT, 2, produced(200.0, 3.0)),
+    Sample("Apache Kafka", THROUGHPUT, 0, produced(400.0, 12.0, 600.0)),
     Sample("mqd", HALF, 0, {"rate": 100.0, "reached": 100.0, "acknowledged_p99_us": 2500.0}),
     Sample("Apache Kafka", HALF, 0, {"rate": 200.0, "reached": 150.0, "acknowledged_p99_us": 2000.0}),
 ]
@@ -42,13 +50,34 @@ SAMPLES = [
 
 def test_values_of_a_producing_run() -> None:
     values = results.throughput_values({"records": 2_000_000, "seconds": 4.0, "client_cpu_seconds": 2.0}, 6.0, BASE)
-    assert values == {"records_per_s": 500_000, "mb_per_s": 512.0, "broker_cpu_s_per_million": 3.0, "broker_cores": 1.5, "client_cores": 0.5}
+    assert values == {
+        "records_per_s": 500_000,
+        "mb_per_s": 512.0,
+        "broker_cpu_s_per_million": 3.0,
+        "broker_cores": 1.5,
+        "client_cores": 0.5,
+    }
 
 
 def test_values_of_a_latency_run() -> None:
-    measured = {"records": 1000, "rate": 100, "reached": 99.0, "seconds": 10.0, "client_cpu_seconds": 1.0, "acknowledged": {"count": 5, "p50_us": 1.0}, "consumed": {"count": 5, "p99_us": 9.0}}
+    measured = {
+        "records": 1000,
+        "rate": 100,
+        "reached": 99.0,
+        "seconds": 10.0,
+        "client_cpu_seconds": 1.0,
+        "acknowledged": {"count": 5, "p50_us": 1.0},
+        "consumed": {"count": 5, "p99_us": 9.0},
+    }
     values = results.latency_values(measured, 0.5)
-    assert values == {"broker_cpu_s_per_million": 500.0, "acknowledged_p50_us": 1.0, "consumed_p99_us": 9.0, "rate": 100, "reached": 99.0, "client_cores": 0.1}
+    assert values == {
+        "broker_cpu_s_per_million": 500.0,
+        "acknowledged_p50_us": 1.0,
+        "consumed_p99_us": 9.0,
+        "rate": 100,
+        "reached": 99.0,
+        "client_cores": 0.1,
+    }
     assert not results.saturated(values)
     assert results.saturated({**values, "reached": 96.0}) and results.saturated({**values, "consumed_p50_us": 6e5})
     assert not results.saturated({"end_to_end_p50_us": 5.0}), "a tool without a rate keeps every rate up"
@@ -79,8 +108,12 @@ def test_what_failed_and_what_was_not_asked_are_told_apart() -> None:
     run = run_of(SAMPLES[:3], failures=[Failure("Apache Kafka", THROUGHPUT, 0, "it ended")])
     assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, report.headline_rows(), "x")
     assert run.failure("Apache Kafka", THROUGHPUT) == "it ended"
-    assert "| produce, no fsync | records/s | 200 | – |" in report.table(run_of([*SAMPLES[:3], SAMPLES[5]]), report.headline_rows(), "x")
-    assert report.table(run_of(SAMPLES[:3]), report.headline_rows(), "x").startswith("| x |  | mqd |\n"), "a peer of which there is nothing has no column"
+    assert "| produce, no fsync | records/s | 200 | – |" in report.table(
+        run_of([*SAMPLES[:3], SAMPLES[5]]), report.headline_rows(), "x"
+    )
+    assert report.table(run_of(SAMPLES[:3]), report.headline_rows(), "x").startswith("| x |  | mqd |\n"), (
+        "a peer of which there is nothing has no column"
+    )
 
 
 def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
@@ -89,7 +122,14 @@ def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
     assert "mqd 1, Apache Kafka 4.2.0" in block and "3 rounds" in block
 
 
-@pytest.mark.parametrize(("how", "said"), [({"rounds": 0}, "part of a round"), ({"rounds": 1}, "1 round,"), ({"rounds": 2, "busy_before": 0.37}, "Other programs used 37% of the CPUs")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"rounds": 0}, "part of a round"),
+        ({"rounds": 1}, "1 round,"),
+        ({"rounds": 2, "busy_before": 0.37}, "Other programs used 37% of the CPUs"),
+    ],
+)
 def test_a_cut_or_disturbed_run_says_so(how: dict, said: str) -> None:
     run = run_of(SAMPLES)
     run.line["run"] = how
@@ -100,8 +140,22 @@ def test_a_cut_or_disturbed_run_says_so(how: dict, said: str) -> None:
 def test_targets_are_told_as_times_of_a_peer() -> None:
     lines = report.target_lines(run_of(SAMPLES))
     cpu = next(found for found in lines if found[0].startswith("broker CPU to produce, no fsync"))
-    assert cpu == ("broker CPU to produce, no fsync, CPU-s per million", "3", "Apache Kafka: 12", "0.25", "≤ 0.333", "reached")
-    assert ("memory after load, all processes, MB (PSS)", "100", "Apache Kafka: 600", "0.167", "≤ 0.25", "reached") in lines
+    assert cpu == (
+        "broker CPU to produce, no fsync, CPU-s per million",
+        "3",
+        "Apache Kafka: 12",
+        "0.25",
+        "≤ 0.333",
+        "reached",
+    )
+    assert (
+        "memory after load, all processes, MB (PSS)",
+        "100",
+        "Apache Kafka: 600",
+        "0.167",
+        "≤ 0.25",
+        "reached",
+    ) in lines
     assert next(found for found in lines if found[0].startswith("produce, no fsync"))[-2:] == ("≥ 1", "missed")
 
 
@@ -111,7 +165,10 @@ def test_half_of_the_best_other_peer_leaves_kafka_aside() -> None:
     cpu = [found for found in report.target_lines(run) if found[0].startswith("broker CPU to produce, no fsync")]
     assert [found[2] for found in cpu] == ["Apache Kafka: 12", "Redis Streams: 5"]
     assert cpu[1][-1] == "missed"
-    assert next(found for found in report.target_lines(run) if found[0].startswith("produce, no fsync"))[2] == "Redis Streams: 500", "throughput is held against every peer"
+    assert (
+        next(found for found in report.target_lines(run) if found[0].startswith("produce, no fsync"))[2]
+        == "Redis Streams: 500"
+    ), "throughput is held against every peer"
 
 
 def test_the_plain_table_lines_up() -> None:
@@ -156,7 +213,9 @@ def test_pages_are_filled_from_the_last_comparison(tmp_path: Path, monkeypatch: 
     assert "| produce, no fsync | records/s |" in (tmp_path / "README").read_text()
 
 
-def test_without_matplotlib_the_tables_are_filled_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_without_matplotlib_the_tables_are_filled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     def missing(run: Run, directory: Path) -> list[str]:
         raise ImportError("matplotlib")
 
@@ -175,5 +234,12 @@ def test_without_matplotlib_the_tables_are_filled_all_the_same(tmp_path: Path, m
 def test_charts_leave_out_what_was_not_measured() -> None:
     run = run_of(SAMPLES)
     assert charts.bars(run, [BASE, DURABLE], "records_per_s") == {"mqd": [200.0, None], "Apache Kafka": [400.0, None]}
-    assert charts.latency_points(run, BASE, "acknowledged_p99_us") == {"mqd": [(0.1, 2.5, True)], "Apache Kafka": [(0.2, 2.0, False)]}
-    assert [charts.short(load) for load in (BASE, DURABLE, dataclasses.replace(BASE, record_bytes=100, acks="1"))] == ["base", "fsync", "100 B acks=1"]
+    assert charts.latency_points(run, BASE, "acknowledged_p99_us") == {
+        "mqd": [(0.1, 2.5, True)],
+        "Apache Kafka": [(0.2, 2.0, False)],
+    }
+    assert [charts.short(load) for load in (BASE, DURABLE, dataclasses.replace(BASE, record_bytes=100, acks="1"))] == [
+        "base",
+        "fsync",
+        "100 B acks=1",
+    ]

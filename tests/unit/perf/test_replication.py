@@ -1,4 +1,6 @@
-"""What a replicated record costs, and what a cluster then carries: the arithmetic, and the page that it is told on."""
+"""What a replicated record costs, and what a cluster then carries: the arithmetic, and the page
+that it is told on.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_compression_takes_bytes_away_and_nothing_else() -> None:
 def test_noise_makes_no_part_negative(single: float, batched: float) -> None:
     costs = model.costs_from(Roles(single, single, single), Roles(batched, batched, batched), 16)
     assert min(costs.fixed + costs.per_record) >= 0
-    assert costs.record(1, 16, 1.0) == pytest.approx(batched), "what is measured at the larger batch stays, whatever becomes of the line"
+    assert costs.record(1, 16, 1.0) == pytest.approx(batched), (
+        "what is measured at the larger batch stays, whatever becomes of the line"
+    )
 
 
 def test_hosts_share_and_workers_get_in_each_others_way() -> None:
@@ -50,12 +54,38 @@ def test_every_copy_has_to_arrive() -> None:
 
 def _result() -> dict:
     def turn(roles: Roles) -> dict:
-        return {"alone": roles.alone, "leader": roles.leader, "followers": [roles.follower - 0.1, roles.follower + 0.1], "rate": 100_000.0, "waited": [0.1, 1.0, 1.0]}
+        return {
+            "alone": roles.alone,
+            "leader": roles.leader,
+            "followers": [roles.follower - 0.1, roles.follower + 0.1],
+            "rate": 100_000.0,
+            "waited": [0.1, 1.0, 1.0],
+        }
 
     disturbed = turn(Roles(0.8, 3.0, 2.0))
-    points = [{"share": 0.5, "rate": 60_000, "p50_us": 2000, "p99_us": 4900, "p999_us": 9000, "late_p99_us": 100, "running": 0.9, "waiting": 0.4}]
-    return {"date": "2026-11-21T20:00:00", "cpus": "0,0,0", "machine": {"cpu": "a CPU", "cores": 2, "tcp_congestion_control": "bbr"},
-            "turns": {"16 records a batch": [turn(BATCHED), disturbed, turn(BATCHED)], "one record a batch": [turn(SINGLE)] * 3}, "paced": points, "latency": {"maximum": 120_000.0, "points": points}}  # fmt: skip
+    points = [
+        {
+            "share": 0.5,
+            "rate": 60_000,
+            "p50_us": 2000,
+            "p99_us": 4900,
+            "p999_us": 9000,
+            "late_p99_us": 100,
+            "running": 0.9,
+            "waiting": 0.4,
+        }
+    ]
+    return {
+        "date": "2026-11-21T20:00:00",
+        "cpus": "0,0,0",
+        "machine": {"cpu": "a CPU", "cores": 2, "tcp_congestion_control": "bbr"},
+        "turns": {
+            "16 records a batch": [turn(BATCHED), disturbed, turn(BATCHED)],
+            "one record a batch": [turn(SINGLE)] * 3,
+        },
+        "paced": points,
+        "latency": {"maximum": 120_000.0, "points": points},
+    }
 
 
 def test_the_medians_count_and_the_followers_mean() -> None:
@@ -70,11 +100,19 @@ def test_the_page_says_what_was_reached_and_what_it_means() -> None:
     assert "| three replicas: leader, one record a batch | 4.2 | 4.2–4.2 | 1.83 | ≤ 1.6: missed |" in page
     assert "| 1/2 | 60,000 | 2 | 4.9 | 9 | 0.1 | 90 % | 40 % |" in page
     assert "(target at 1/2: p99 ≤ 5 ms: reached)" in page
-    turns = {**_result(), "paced": [_middle([{**_result()["paced"][0], "p99_us": p99_us} for p99_us in (40_000.0, 3_000.0, 5_100.0)])]}
+    turns = {
+        **_result(),
+        "paced": [_middle([{**_result()["paced"][0], "p99_us": p99_us} for p99_us in (40_000.0, 3_000.0, 5_100.0)])],
+    }
     assert "| 1/2 | 60,000 | 2 | 5.1 (3–40) | 9 | 0.1 | 90 % | 40 % |" in block(turns, shipped_figures())
     assert "(target at 1/2: p99 ≤ 5 ms: missed)" in block(turns, shipped_figures())
-    assert "librdkafka" not in block({name: value for name, value in _result().items() if name != "latency"}, shipped_figures())
+    assert "librdkafka" not in block(
+        {name: value for name, value in _result().items() if name != "latency"}, shipped_figures()
+    )
     two = 2e6 / (1.2 + 2 * 0.7)
     assert f"**{two / 500_000:.0%}**" in page
-    assert f"| 5 | not compressed | {number(5e6 / 2.6)} | {number(5e6 / 2.6 * speedup(shipped_figures(), 2))} | {number(model.network_rate(5, 3, 1.0))} |" in page
+    assert (
+        f"| 5 | not compressed | {number(5e6 / 2.6)} | {number(5e6 / 2.6 * speedup(shipped_figures(), 2))} |"
+        f" {number(model.network_rate(5, 3, 1.0))} |" in page
+    )
     assert "| 10 | to 25 % |" in page

@@ -39,7 +39,18 @@ def test_a_figure_without_values_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.22341, "0.223"), (8.154, "8.15"), (15, "15"), (99.96, "100"), (999.9, "1000"), (1000, "1,000"), (2_428_613, "2,430,000"), (-68.24, "-68.2"), (-2640, "-2,640")],
+    [
+        (0, "0"),
+        (0.22341, "0.223"),
+        (8.154, "8.15"),
+        (15, "15"),
+        (99.96, "100"),
+        (999.9, "1000"),
+        (1000, "1,000"),
+        (2_428_613, "2,430,000"),
+        (-68.24, "-68.2"),
+        (-2640, "-2,640"),
+    ],
 )
 def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
     assert report.number(value) == text
@@ -62,7 +73,16 @@ def test_history_keeps_what_the_readme_shows(tmp_path) -> None:
         out.write(report.history_line("2026-11-21T05:00:00", "0123456789abcdef", facts, figures()) + "\n\n")
     run = report.last_run(history)
     assert run["commit"] == "0123456789abcdef"
-    assert run["figures"]["cost"] == {"unit": "CPU-µs", "median": 14, "min": 9, "max": 31, "repetitions": 3, "target": 15.0, "at_least": False, "verdict": "reached"}
+    assert run["figures"]["cost"] == {
+        "unit": "CPU-µs",
+        "median": 14,
+        "min": 9,
+        "max": 31,
+        "repetitions": 3,
+        "target": 15.0,
+        "at_least": False,
+        "verdict": "reached",
+    }
     block = report.readme_block(run)
     assert "2 cores of A CPU, Linux 6.18, 2026-11-21, commit 0123456789; the disk's fdatasync took 101 µs" in block
     assert "1 of 2 targets reached" in block
@@ -76,7 +96,11 @@ def test_history_keeps_what_the_readme_shows(tmp_path) -> None:
 def test_a_figure_survives_history() -> None:
     for figure in figures():
         again = Figure.from_json(figure.name, json.loads(json.dumps(figure.to_json())))
-        assert (again.median, again.verdict, again.note) == (pytest.approx(figure.median, rel=1e-3), figure.verdict, figure.note)
+        assert (again.median, again.verdict, again.note) == (
+            pytest.approx(figure.median, rel=1e-3),
+            figure.verdict,
+            figure.note,
+        )
         assert report.spread(again) == report.spread(figure)
 
 
@@ -98,7 +122,15 @@ def test_a_block_is_replaced_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["", "<!-- perf:begin -->", "<!-- perf:end --><!-- perf:begin -->", PAGE + PAGE, PAGE.replace("<!-- perf:end -->", "")], ids=["none", "no end", "crossed", "twice", "open"]
+    "page",
+    [
+        "",
+        "<!-- perf:begin -->",
+        "<!-- perf:end --><!-- perf:begin -->",
+        PAGE + PAGE,
+        PAGE.replace("<!-- perf:end -->", ""),
+    ],
+    ids=["none", "no end", "crossed", "twice", "open"],
 )
 def test_a_page_without_its_marks_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="perf:begin"):
@@ -115,7 +147,10 @@ def test_pages_have_the_marks_that_the_bench_fills() -> None:
 
 def test_readme_is_filled_from_the_last_line(tmp_path, monkeypatch) -> None:
     history, readme = tmp_path / "history.jsonl", tmp_path / "README.md"
-    history.write_text(report.history_line("2026-11-21T05:00:00", "abc", {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}, figures()) + "\n")
+    history.write_text(
+        report.history_line("2026-11-21T05:00:00", "abc", {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}, figures())
+        + "\n"
+    )
     readme.write_text(PAGE)
     monkeypatch.setattr(command, "HISTORY", history)
     monkeypatch.setattr(command, "README", readme)
@@ -131,7 +166,7 @@ def test_an_unknown_case_is_refused_before_anything_is_measured(capsys) -> None:
     assert "no case produse; there are: settings," in capsys.readouterr().err
 
 
-# -- accounting ------------------------------------------------------------------------------------------------------------
+# -- accounting ------------------------------------------------------------------------------------
 
 
 def test_cpu_time_is_the_kernels() -> None:
@@ -155,7 +190,7 @@ def test_memory_and_machine() -> None:
     assert 0 <= accounting.busy_share(0.05) <= 1
 
 
-# -- disturbed measurements ------------------------------------------------------------------------------------------------
+# -- disturbed measurements ------------------------------------------------------------------------
 
 
 def _runs(*waited_shares: float):

@@ -1,4 +1,6 @@
-"""The models of large clusters: small ones here, whether they tell what they claim to tell; and the page from what was found."""
+"""The models of large clusters: small ones here, whether they tell what they claim to tell; and the
+page from what was found.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,15 @@ from perf import control_scale, gossip_scale, scale
 def test_failures_are_known_and_counted() -> None:
     found = gossip_scale.failures(30, 0.01, 3, 1)
     assert len(found["dead_for_all_ms"]) == 3
-    assert all(400 < suspected < dead < 8_000 for suspected, dead in zip(found["suspected_by_all_ms"], found["dead_for_all_ms"], strict=True))
+    assert all(
+        400 < suspected < dead < 8_000
+        for suspected, dead in zip(found["suspected_by_all_ms"], found["dead_for_all_ms"], strict=True)
+    )
     assert 3 < found["idle"]["mean_per_s"] < 8 and found["idle"]["most_per_s"] <= found["most_per_s"] < 60
     assert found["false_deaths"] == 0 and found["idle"]["bytes_per_s"] > 0
-    assert found == {**gossip_scale.failures(30, 0.01, 3, 1), "idle": found["idle"]}, "one seed, one run (but for CPU time)"
+    assert found == {**gossip_scale.failures(30, 0.01, 3, 1), "idle": found["idle"]}, (
+        "one seed, one run (but for CPU time)"
+    )
 
 
 def test_many_at_once() -> None:
@@ -43,7 +50,9 @@ def test_page_is_made_of_the_result() -> None:
     result = json.loads(scale.RESULT.read_text())
     page = scale.PAGE.read_text()
     assert scale.gossip_page(result).strip() in page
-    assert scale.KNOWN_CHART.read_text() == scale.known_chart(result) and scale.RATE_CHART.read_text() == scale.rate_chart(result)
+    assert scale.KNOWN_CHART.read_text() == scale.known_chart(
+        result
+    ) and scale.RATE_CHART.read_text() == scale.rate_chart(result)
 
 
 def test_the_promise_of_the_page_holds_in_its_figures() -> None:
@@ -70,6 +79,8 @@ def test_the_model_cluster_is_sound() -> None:
 
 def test_the_control_plane_keeps_what_the_page_promises() -> None:
     result = json.loads(scale.RESULT.read_text())
-    assert scale.control_page(result).strip() in scale.PAGE.read_text() and scale.CATCH_UP_CHART.read_text() == scale.catch_up_chart(result)
+    assert scale.control_page(
+        result
+    ).strip() in scale.PAGE.read_text() and scale.CATCH_UP_CHART.read_text() == scale.catch_up_chart(result)
     assert next(one for one in result["control"]["catch_up"] if one["partitions"] == 200_000)["total_s"] <= 10
     assert all(one["total_s"] <= 3 for one in result["control"]["failover"] if one["partitions"] == 200_000)

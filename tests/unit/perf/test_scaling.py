@@ -1,4 +1,6 @@
-"""The scaling page from made-up measurements, and the costs that `mqd size` ships from what was really measured."""
+"""The scaling page from made-up measurements, and the costs that `mqd size` ships from what was
+really measured.
+"""
 
 import json
 import math
@@ -12,16 +14,26 @@ from perf.__main__ import HISTORY
 
 
 def made_up(cores: int = 2) -> dict:
-    """One worker's clients by a law of their own; a record costs a worker 2 µs, and 10 % more for each further worker."""
+    """One worker's clients by a law of their own; a record costs a worker 2 µs, and 10 % more for
+    each further worker.
+    """
+
     def values(rate: float, cost: float) -> dict[str, list[float]]:
         spread = (0.99, 1.0, 1.01)
         return {
-            "records_per_s": [rate * factor for factor in spread], "cpu_us_per_record": [cost * factor for factor in spread], "client_cpu_us_per_record": [1.0] * 3,
-            "worker_cores": [0.5] * 3, "seconds": [1.0] * 3,
+            "records_per_s": [rate * factor for factor in spread],
+            "cpu_us_per_record": [cost * factor for factor in spread],
+            "client_cpu_us_per_record": [1.0] * 3,
+            "worker_cores": [0.5] * 3,
+            "seconds": [1.0] * 3,
         }
 
     return {
-        "date": "2026-01-02T03:04:05+00:00", "machine": {"cpu": "a CPU", "kernel": "6.1", "disturbed": "0 of 9"}, "cores": cores, "batch_bytes": 16384, "records_per_batch": 16,
+        "date": "2026-01-02T03:04:05+00:00",
+        "machine": {"cpu": "a CPU", "kernel": "6.1", "disturbed": "0 of 9"},
+        "cores": cores,
+        "batch_bytes": 16384,
+        "records_per_batch": 16,
         "curves": {
             "clients": {str(n): values(usl.law(n, 1e5, 0.2, 0.01), 2.0) for n in scaling.CLIENTS},
             "workers": {str(n): values(3e5, 2.0 * (1 + 0.1 * (n - 1))) for n in (1, 2, 3, 4)},
@@ -55,7 +67,16 @@ def test_the_chart_has_both_curves_and_a_dashed_guess():
     assert len(lines) == 3 and [bool(one.get("stroke-dasharray")) for one in lines] == [False, False, True]
 
 
-@pytest.mark.parametrize(("cores", "counts"), [(1, [1, 2, 3, 4]), (2, [1, 2, 3, 4]), (6, [1, 2, 3, 4, 6]), (16, [1, 2, 3, 4, 8, 16]), (24, [1, 2, 3, 4, 8, 16, 24])])
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [
+        (1, [1, 2, 3, 4]),
+        (2, [1, 2, 3, 4]),
+        (6, [1, 2, 3, 4, 6]),
+        (16, [1, 2, 3, 4, 8, 16]),
+        (24, [1, 2, 3, 4, 8, 16, 24]),
+    ],
+)
 def test_there_are_more_points_than_parameters(cores, counts):
     assert scaling.worker_counts(cores) == counts
 
@@ -66,7 +87,9 @@ def history() -> list[dict]:
 
 def test_the_shipped_costs_are_those_of_a_recorded_run():
     shipped = shipped_figures()
-    run = next(run for run in reversed(history()) if run["commit"][:10] in shipped.source and run["date"][:10] == shipped.date)
+    run = next(
+        run for run in reversed(history()) if run["commit"][:10] in shipped.source and run["date"][:10] == shipped.date
+    )
     made = sizing.figures(run, json.loads(scaling.RESULT.read_text()))
     assert SHIPPED.read_text() == sizing.spelled(made), "python -m perf --figures writes it anew"
 
@@ -76,5 +99,7 @@ def test_what_noise_made_negative_or_cheaper_is_no_gift():
     run["figures"][sizing.FORWARD[1024]]["median"] = 0.2
     run["figures"][sizing.FORWARD[16384]]["median"] = -3.5
     found = sizing.figures(run, made_up())
-    assert found.forward_cpu_us == {1024: 0.2, 16384: 0.2} and all(math.isfinite(cost) and cost > 0 for cost in found.append_cpu_us.values())
+    assert found.forward_cpu_us == {1024: 0.2, 16384: 0.2} and all(
+        math.isfinite(cost) and cost > 0 for cost in found.append_cpu_us.values()
+    )
     assert (found.workers_measured, found.broker_memory_bytes) == (2, 80_000_000)

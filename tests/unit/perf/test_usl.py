@@ -18,13 +18,17 @@ def noisy(rate, contention, coherency, counts=COUNTS, repetitions=5, noise=0.02,
 @pytest.mark.parametrize(("contention", "coherency"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.01), (0.05, 0.002), (0.4, 0.05)])
 def test_without_noise_the_law_is_found_exactly(contention, coherency):
     found = usl.fit({n: [usl.law(n, 1e5, contention, coherency)] for n in COUNTS}, resamples=10)
-    assert (found.rate, found.contention, found.coherency) == pytest.approx((1e5, contention, coherency), rel=1e-6, abs=1e-9)
+    assert (found.rate, found.contention, found.coherency) == pytest.approx(
+        (1e5, contention, coherency), rel=1e-6, abs=1e-9
+    )
     assert found.error == pytest.approx(0, abs=1e-9) and found.told == 3
 
 
 @pytest.mark.parametrize(("contention", "coherency"), [(0.05, 0.002), (0.2, 0.01), (0.02, 0.0005)])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(contention, coherency):
-    """Twenty experiments: an interval of 95 % from five repetitions is a little too narrow, but not by much."""
+    """Twenty experiments: an interval of 95 % from five repetitions is a little too narrow, but not
+    by much.
+    """
     held = {"rate": 0, "contention": 0, "coherency": 0}
     for seed in range(20):
         found = usl.fit(noisy(1e5, contention, coherency, seed=seed), resamples=100)

@@ -1,4 +1,6 @@
-"""Frames known byte by byte, headers, what is refused and how it is named, the schema's notation, and the tables."""
+"""Frames known byte by byte, headers, what is refused and how it is named, the schema's notation,
+and the tables.
+"""
 
 import struct
 
@@ -41,36 +43,72 @@ TOPIC_ID = bytes(range(16))
 GOLDEN_REQUESTS = {
     "ApiVersions v0": (ApiVersionsRequest(), 0, 1, "me", "0012 0000 00000001 0002 6d65"),
     "ApiVersions v3": (
-        ApiVersionsRequest(client_software_name="lib", client_software_version="1.0"), 3, 2, None,
+        ApiVersionsRequest(client_software_name="lib", client_software_version="1.0"),
+        3,
+        2,
+        None,
         "0012 0003 00000002 ffff 00 04 6c6962 04 312e30 00",
     ),
     "Metadata v1, all topics": (MetadataRequest(topics=None), 1, 3, "c", "0003 0001 00000003 0001 63 ffffffff"),
     "Metadata v12 by id": (
-        MetadataRequest(topics=[MetadataRequest.Topic(topic_id=TOPIC_ID, name=None)], allow_auto_topic_creation=False), 12, 4, "c",
+        MetadataRequest(topics=[MetadataRequest.Topic(topic_id=TOPIC_ID, name=None)], allow_auto_topic_creation=False),
+        12,
+        4,
+        "c",
         "0003 000c 00000004 0001 63 00 02" + TOPIC_ID.hex() + "00 00 00 00 00",
     ),
     "Produce v9": (
         ProduceRequest(
-            acks=-1, timeout_ms=1000,
-            topic_data=[ProduceRequest.TopicData(name="t", partition_data=[ProduceRequest.PartitionData(index=2, records=b"\xaa\xbb")])],
-        ), 9, 5, "c",
+            acks=-1,
+            timeout_ms=1000,
+            topic_data=[
+                ProduceRequest.TopicData(
+                    name="t", partition_data=[ProduceRequest.PartitionData(index=2, records=b"\xaa\xbb")]
+                )
+            ],
+        ),
+        9,
+        5,
+        "c",
         "0000 0009 00000005 0001 63 00 00 ffff 000003e8 02 02 74 02 00000002 03 aabb 00 00 00",
     ),
-    "InitProducerId v4": (InitProducerIdRequest(transaction_timeout_ms=60000), 4, 6, "c", "0016 0004 00000006 0001 63 00 00 0000ea60" + "ff" * 10 + "00"),
+    "InitProducerId v4": (
+        InitProducerIdRequest(transaction_timeout_ms=60000),
+        4,
+        6,
+        "c",
+        "0016 0004 00000006 0001 63 00 00 0000ea60" + "ff" * 10 + "00",
+    ),
     "Fetch v17": (
         FetchRequest(
-            cluster_id="x", max_wait_ms=500, min_bytes=1, max_bytes=2, replica_state=FetchRequest.ReplicaState(replica_id=3, replica_epoch=4),
-            topics=[FetchRequest.Topic(topic_id=TOPIC_ID, partitions=[FetchRequest.Partition(partition=1, fetch_offset=9, partition_max_bytes=7)])],
-        ), 17, 7, "c",
-        "0001 0011 00000007 0001 63 00 000001f4 00000001 00000002 00 00000000 ffffffff 02" + TOPIC_ID.hex()
+            cluster_id="x",
+            max_wait_ms=500,
+            min_bytes=1,
+            max_bytes=2,
+            replica_state=FetchRequest.ReplicaState(replica_id=3, replica_epoch=4),
+            topics=[
+                FetchRequest.Topic(
+                    topic_id=TOPIC_ID,
+                    partitions=[FetchRequest.Partition(partition=1, fetch_offset=9, partition_max_bytes=7)],
+                )
+            ],
+        ),
+        17,
+        7,
+        "c",
+        "0001 0011 00000007 0001 63 00 000001f4 00000001 00000002 00 00000000 ffffffff 02"
+        + TOPIC_ID.hex()
         + "02 00000001 ffffffff 0000000000000009 ffffffff ffffffffffffffff 00000007 00 00 01 01"
         + "02 00 02 02 78 01 0d 00000003 0000000000000004 00",
     ),
     "DescribeTopicPartitions v0 with a cursor": (
-        DescribeTopicPartitionsRequest(cursor=DescribeTopicPartitionsRequest.Cursor(topic_name="t", partition_index=5)), 0, 8, "c",
+        DescribeTopicPartitionsRequest(cursor=DescribeTopicPartitionsRequest.Cursor(topic_name="t", partition_index=5)),
+        0,
+        8,
+        "c",
         "004b 0000 00000008 0001 63 00 01 000007d0 01 02 74 00000005 00 00",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GOLDEN_REQUESTS)
@@ -90,19 +128,27 @@ def test_responses_byte_by_byte() -> None:
     frame = bytes.fromhex("00000009 0000 02 0012 0000 0004 00 00000000 00")  # header v0 although the body is flexible
     assert encode_response(header, response) == frame
     assert decode_response(frame, 18, 3) == (9, response)
-    assert encode_response(header, ApiVersionsResponse(error_code=35), version=0) == bytes.fromhex("00000009 0023 00000000")
+    assert encode_response(header, ApiVersionsResponse(error_code=35), version=0) == bytes.fromhex(
+        "00000009 0023 00000000"
+    )
     metadata = MetadataResponse(
-        cluster_id="c", controller_id=1, topics=[MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(leader_id=1, replica_nodes=[1])])]
+        cluster_id="c",
+        controller_id=1,
+        topics=[
+            MetadataResponse.Topic(name="t", partitions=[MetadataResponse.Partition(leader_id=1, replica_nodes=[1])])
+        ],
     )
     frame = bytes.fromhex(
-        "00000001 00 00000000 01 02 63 00000001 02 0000 02 74" + "00" * 16 + "00 02 0000 00000000 00000001 ffffffff 02 00000001 01 01 00 80000000 00 00"
+        "00000001 00 00000000 01 02 63 00000001 02 0000 02 74"
+        + "00" * 16
+        + "00 02 0000 00000000 00000001 ffffffff 02 00000001 01 01 00 80000000 00 00"
     )
     assert encode_response(RequestHeader(3, 12, 1), metadata) == frame
     assert decode_response(frame, 3, 12) == (1, metadata)
     assert with_length(frame) == struct.pack(">i", len(frame)) + frame
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,7 +183,12 @@ def test_unknown_apis_and_versions_give_their_header() -> None:
         with pytest.raises(UnsupportedVersion, match="not spoken here") as caught:
             decode_request(bytes.fromhex(text))
         header = caught.value.header
-        assert (header.api_key, header.api_version, header.correlation_id, header.client_id) == (key, version, 42, client_id)
+        assert (header.api_key, header.api_version, header.correlation_id, header.client_id) == (
+            key,
+            version,
+            42,
+            client_id,
+        )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +209,9 @@ def test_unknown_apis_and_versions_give_their_header() -> None:
         (12, "ffffffffff00", "topics", 1, "varint"),
     ],
 )
-def test_errors_name_message_field_and_position(version: int, body: str, field: str, position: int, problem: str) -> None:
+def test_errors_name_message_field_and_position(
+    version: int, body: str, field: str, position: int, problem: str
+) -> None:
     with pytest.raises(ProtocolError) as caught:
         codec.decode(MetadataRequest, version, bytes.fromhex(body))
     error = caught.value
@@ -179,7 +232,8 @@ def test_the_four_byte_null_array_of_librdkafka_is_understood() -> None:
 
 def test_a_known_tagged_field_must_be_as_long_as_it_says() -> None:
     request = codec.encode(FetchRequest(cluster_id="x"), 13)
-    assert request.endswith(bytes.fromhex("01 01 01 01 00 02 0278"))  # no topics, none forgotten, no rack, one tagged field: 0, of two bytes
+    # no topics, none forgotten, no rack, one tagged field: 0, of two bytes
+    assert request.endswith(bytes.fromhex("01 01 01 01 00 02 0278"))
     with pytest.raises(ProtocolError, match="not as long as it says"):
         codec.decode(FetchRequest, 13, request[:-3] + bytes.fromhex("03 0278 00"))
 
@@ -189,7 +243,9 @@ def test_tagged_fields_at_their_default_are_left_out() -> None:
     partition = FetchResponse.PartitionData
     sizes = []
     for current_leader in (None, leader(), leader(leader_id=4)):
-        response = FetchResponse(responses=[FetchResponse.TopicResponse(partitions=[partition(current_leader=current_leader)])])
+        response = FetchResponse(
+            responses=[FetchResponse.TopicResponse(partitions=[partition(current_leader=current_leader)])]
+        )
         sizes.append(len(codec.encode(response, 16)))
     assert sizes[0] == sizes[1] == sizes[2] - 11
 
@@ -238,18 +294,22 @@ def test_defaults_belong_to_one_message_alone() -> None:
 
 
 def test_a_nested_struct_is_encoded_alone_as_within_its_message() -> None:
-    topic = MetadataResponse.Topic(name="topic", partitions=[MetadataResponse.Partition(partition_index=3, isr_nodes=[1, 2])])
+    topic = MetadataResponse.Topic(
+        name="topic", partitions=[MetadataResponse.Partition(partition_index=3, isr_nodes=[1, 2])]
+    )
     for version in (1, 12):
         assert codec.encode(topic, version) in codec.encode(MetadataResponse(topics=[topic]), version)
         assert codec.decode(MetadataResponse.Topic, version, codec.encode(topic, version)) == topic
 
 
-# -- tables and the notation --------------------------------------------------------------------------------------------------------
+# -- tables and the notation -----------------------------------------------------------------------
 
 
 def test_what_is_supported_fits_old_and_new_clients() -> None:
-    assert (SUPPORTED[0].min_version, SUPPORTED[0].max_version) == (0, 13)  # KAFKA-18659: older librdkafka looks for Produce 0
-    for key, version in [(0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 4), (10, 0), (18, 0), (18, 3), (22, 0)]:  # librdkafka 2.0.2 looks for these
+    # KAFKA-18659: older librdkafka looks for Produce 0
+    assert (SUPPORTED[0].min_version, SUPPORTED[0].max_version) == (0, 13)
+    # librdkafka 2.0.2 looks for these
+    for key, version in [(0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 4), (10, 0), (18, 0), (18, 3), (22, 0)]:
         assert SUPPORTED[key].min_version <= version <= SUPPORTED[key].max_version
     assert list(KNOWN) == sorted(APIS)
     assert set(SUPPORTED) >= {0, 1, 2, 3, 8, 9, 10, 18, 19, 20, 21, 22, 23, 32, 33, 35, 37, 44, 47, 60, 75}
@@ -267,7 +327,16 @@ def test_every_struct_of_every_message_parses() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["name string 0+", "name: text 0+", "name: string", "    name: string 0+", "a: int8 0+\n      b: int8 0+", "a: int8 0+\na: int8 0+", "a: [Thing] 0+", "a: [T] 0+\n    x: int8 0+\nb: [T] 0+\n    y: int8 0+"],
+    [
+        "name string 0+",
+        "name: text 0+",
+        "name: string",
+        "    name: string 0+",
+        "a: int8 0+\n      b: int8 0+",
+        "a: int8 0+\na: int8 0+",
+        "a: [Thing] 0+",
+        "a: [T] 0+\n    x: int8 0+\nb: [T] 0+\n    y: int8 0+",
+    ],
 )
 def test_mistakes_in_the_notation_are_named(text: str) -> None:
     with pytest.raises(language.SchemaError, match="Test"):

@@ -1,4 +1,6 @@
-"""Record batches: bytes that real clients wrote, every way a batch can lie, and the bound on decompression."""
+"""Record batches: bytes that real clients wrote, every way a batch can lie, and the bound on
+decompression.
+"""
 
 import base64
 import struct
@@ -21,31 +23,32 @@ from mqd.protocol.records import (
     iterate_batches,
 )
 
-# Batches as librdkafka 2.16 (confluent-kafka) and kcat with librdkafka 2.0.2 sent them in Produce; base85.
+# Batches as librdkafka 2.16 (confluent-kafka) and kcat with librdkafka 2.0.2 sent them in Produce;
+# base85.
 GOLDEN = {
     "librdkafka gzip": (
-        '00000000000001U000000y->tIRF6w0006200E27<!Ar^00E27<!A!`|NsC0|NsC0|NsC0{{R3010RbB00000000APVqsulV9QRee860mm{XdnFmgy1rbH$~'
-        'rX<F9%nVFSj3dwg3_=VnETE`oWB>pMe`IC`0ssI'
+        "00000000000001U000000y->tIRF6w0006200E27<!Ar^00E27<!A!`|NsC0|NsC0|NsC0{{R3010RbB00000000APVqsulV9QRee860mm{XdnFmgy1rbH$~"
+        "rX<F9%nVFSj3dwg3_=VnETE`oWB>pMe`IC`0ssI"
     ),
     "librdkafka snappy": (
-        '00000000000001Z000000(=YmRsaG30006200E27<!Ar^00E27<!A!`|NsC0|NsC0|NsC0{{R301BL`Zf&>5n00wJidEf(fVQh6}ApQmb{ssX41^}i805k*w'
-        'VFED%Vgc?000II5{r~~~00I600mc9UC;$=w1Ox_aWqAPr'
+        "00000000000001Z000000(=YmRsaG30006200E27<!Ar^00E27<!A!`|NsC0|NsC0|NsC0{{R301BL`Zf&>5n00wJidEf(fVQh6}ApQmb{ssX41^}i805k*w"
+        "VFED%Vgc?000II5{r~~~00I600mc9UC;$=w1Ox_aWqAPr"
     ),
     "librdkafka lz4": (
-        '00000000000001V000000uEpU)c^wk0006200E27<!Ar^00E27<!A!`|NsC0|NsC0|NsC0{{R300|X*X7+^qxGynhq{{n&p00006Yh`)h19o9-b!8w10N3vX'
-        '0$~C%0%8H~0{{X70RREtumBPO1Ox_aWqAPr00000'
+        "00000000000001V000000uEpU)c^wk0006200E27<!Ar^00E27<!A!`|NsC0|NsC0|NsC0{{R300|X*X7+^qxGynhq{{n&p00006Yh`)h19o9-b!8w10N3vX"
+        "0$~C%0%8H~0{{X70RREtumBPO1Ox_aWqAPr00000"
     ),
     "librdkafka zstd": (
-        '00000000000001R000000%Ys?9{>aZ0006200E27<!Ar^00E27<!Ax`0000001u!50{{R30000011PmG{Qy|C0RW@|f&>5n00wJidEf(fVQh6}AOr$o0x<$&'
-        '0qz3;0s;X55&#4Q25V(`0RRF3?}0_B=TKz{'
+        "00000000000001R000000%Ys?9{>aZ0006200E27<!Ar^00E27<!Ax`0000001u!50{{R30000011PmG{Qy|C0RW@|f&>5n00wJidEf(fVQh6}AOr$o0x<$&"
+        "0qz3;0s;X55&#4Q25V(`0RRF3?}0_B=TKz{"
     ),
     "kcat snappy": (
-        '000000000000018000000%u|Dy8r?J0003100E)=JR0W!00E)=JR0Z!|NsC0|NsC0|NsC0{{R300)_%K?gIb-00H0wc42IFWgz|r0R9F5{ssW11^_ew7ytkQ'
-        '0St3xV{dL`00'
+        "000000000000018000000%u|Dy8r?J0003100E)=JR0W!00E)=JR0Z!|NsC0|NsC0|NsC0{{R300)_%K?gIb-00H0wc42IFWgz|r0R9F5{ssW11^_ew7ytkQ"
+        "0St3xV{dL`00"
     ),
     "kcat lz4": (
-        '00000000000001C000000@9Y!@&E$>0003100E)=JR4R300E)=JR4U3|NsC0|NsC0|NsC0{{R300t6yW7+^qxApigX@9qNt0005t19o9-b!8w10N3CE7ytkQ'
-        '0St3xV{dL`0000000'
+        "00000000000001C000000@9Y!@&E$>0003100E)=JR4R300E)=JR4U3|NsC0|NsC0|NsC0{{R300t6yW7+^qxApigX@9qNt0005t19o9-b!8w10N3CE7ytkQ"
+        "0St3xV{dL`0000000"
     ),
 }
 
@@ -73,7 +76,9 @@ def test_batches_of_real_clients(name: str) -> None:
 
 def resealed(batch: bytes | bytearray) -> bytes:
     """With the CRC put right again, so that what comes after it is what is tested."""
-    return bytes(batch[: CRC_START - 4]) + struct.pack(">I", crc32c(bytes(batch[CRC_START:]))) + bytes(batch[CRC_START:])
+    return (
+        bytes(batch[: CRC_START - 4]) + struct.pack(">I", crc32c(bytes(batch[CRC_START:]))) + bytes(batch[CRC_START:])
+    )
 
 
 def patched(batch: bytes, position: int, layout: str, value: int) -> bytes:
@@ -82,14 +87,18 @@ def patched(batch: bytes, position: int, layout: str, value: int) -> bytes:
     return resealed(data)
 
 
-BATCH = encode_batch([Record(b"one", b"k", 1000, [("h", b"v")]), Record(b"two", None, 1005)], base_offset=100, partition_leader_epoch=7)
+BATCH = encode_batch(
+    [Record(b"one", b"k", 1000, [("h", b"v")]), Record(b"two", None, 1005)], base_offset=100, partition_leader_epoch=7
+)
 
 
 def test_a_plain_batch_byte_by_byte() -> None:
     head = "0000000000000064 0000004a 00000007 02"
     rest = "0000 00000001 00000000000003e8 00000000000003ed ffffffffffffffff ffff ffffffff 00000002"
     records = "1c 00 00 00 02 6b 06 6f6e65 02 02 68 02 76" + "12 00 0a 02 01 06 74776f 00"
-    assert BATCH == bytes.fromhex(head) + struct.pack(">I", crc32c(bytes.fromhex(rest + records))) + bytes.fromhex(rest + records)
+    assert BATCH == bytes.fromhex(head) + struct.pack(">I", crc32c(bytes.fromhex(rest + records))) + bytes.fromhex(
+        rest + records
+    )
     assert check_crc(BATCH)
     assert [record.offset for record in decode_batch(BATCH)] == [100, 101]
 
@@ -114,7 +123,9 @@ def test_log_append_time_is_everyones_time() -> None:
 def test_an_empty_batch_and_control_batches() -> None:
     empty = encode_batch([], base_offset=5, last_offset_delta=3)
     assert list(decode_batch(empty)) == [] and decode_batch_header(empty).last_offset == 8
-    control = encode_batch([Record(b"\0" * 6, b"\0\0\0\1")], is_control=True, is_transactional=True, producer_id=1, producer_epoch=0)
+    control = encode_batch(
+        [Record(b"\0" * 6, b"\0\0\0\1")], is_control=True, is_transactional=True, producer_id=1, producer_epoch=0
+    )
     assert [record.value for record in decode_records(empty + control + BATCH)] == [b"one", b"two"]
     assert list(decode_records(None)) == []
 

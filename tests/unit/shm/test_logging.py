@@ -26,7 +26,7 @@ def test_a_line_for_people(lines):
     log = logging.setup("worker", 3, {}, lines)
     log.warning("request refused", connection=17, client="two words", ratio=0.5)
     text = lines.getvalue()
-    assert " WARNING worker-3 request refused  connection=17 client=\"two words\" ratio=0.5\n" in text
+    assert ' WARNING worker-3 request refused  connection=17 client="two words" ratio=0.5\n' in text
 
 
 def test_a_line_for_machines(lines):
@@ -67,7 +67,13 @@ def test_a_repeated_message_is_limited_and_counted(lines):
     now[0] = 1.0
     log.warning("again", number=10)
     said = [line.split("worker-0 ")[1] for line in lines.getvalue().splitlines()]
-    assert said == ["again  number=0", "again  number=1", "again  number=2", "another message is not affected", "again  number=10 suppressed=7"]
+    assert said == [
+        "again  number=0",
+        "again  number=1",
+        "again  number=2",
+        "another message is not affected",
+        "again  number=10 suppressed=7",
+    ]
 
 
 def test_the_limit_forgets_what_was_longest_unused():
@@ -87,7 +93,9 @@ def test_an_exception_carries_its_traceback(lines):
     assert "ValueError: why" in json.loads(lines.getvalue())["exception"]
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "error"), (3, "error"), (4, "warning"), (5, "info"), (6, "info"), (7, "debug")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "error"), (3, "error"), (4, "warning"), (5, "info"), (6, "info"), (7, "debug")]
+)
 def test_syslog_numbers(number, name):
     assert logging.level_name(number) == name
 

@@ -1,4 +1,6 @@
-"""The Python face of the core: what goes in comes out, and buffers that C points into cannot go away."""
+"""The Python face of the core: what goes in comes out, and buffers that C points into cannot go
+away.
+"""
 
 import errno
 import mmap
@@ -43,7 +45,9 @@ def test_crc32c_of_the_check_string():
     assert native.crc32c(b"") == 0
 
 
-@pytest.mark.parametrize("meanwhile", [lambda control: control.slot_view(6).partition_index, lambda control: sum(control.partition_counts())])
+@pytest.mark.parametrize(
+    "meanwhile", [lambda control: control.slot_view(6).partition_index, lambda control: sum(control.partition_counts())]
+)
 def test_a_slot_is_read_while_another_thread_reads_another(control, monkeypatch, meanwhile):
     """A scrape of the metrics walks through the partitions while the acceptor's loop asks for one."""
     control.assign_slot(5, b"a" * 16, 0, 1, 0, 9)
@@ -127,7 +131,16 @@ def test_a_new_worker_has_no_statistics(control):
 def test_a_descriptor_crosses_whole(control, ends):
     (sender, _, _, receiver), _ = ends
     sent = native.Descriptor(
-        kind=native.DescriptorKind.REQUEST, flags=65535, slot=2**32 - 1, token=2**64 - 1, offset=2**63, size_bytes=17, error=-1, a=-5, b=2**63 - 1, c=-(2**63)
+        kind=native.DescriptorKind.REQUEST,
+        flags=65535,
+        slot=2**32 - 1,
+        token=2**64 - 1,
+        offset=2**63,
+        size_bytes=17,
+        error=-1,
+        a=-5,
+        b=2**63 - 1,
+        c=-(2**63),
     )
     assert sender.send(3, sent)
     assert receiver.drain() == []  # not before it is flushed

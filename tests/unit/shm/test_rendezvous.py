@@ -31,10 +31,20 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MQD_SOCKET", raising=False)
 
 
-@pytest.mark.parametrize("bound, bootstrap", [
-    ("0.0.0.0", "localhost:9092"), ("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "127.0.0.9:9092"), ("::", "[::1]:9092"), ("127.0.0.1", "127.0.0.1:9092"), ("127.0.0.1", "localhost"),
-    ("::ffff:127.0.0.1", "127.0.0.1:9092"), ("127.0.0.1", "PLAINTEXT://127.0.0.1:9092"), ("127.0.0.1", "192.0.2.1:9092, 127.0.0.1:9092"),
-])
+@pytest.mark.parametrize(
+    "bound, bootstrap",
+    [
+        ("0.0.0.0", "localhost:9092"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.9:9092"),
+        ("::", "[::1]:9092"),
+        ("127.0.0.1", "127.0.0.1:9092"),
+        ("127.0.0.1", "localhost"),
+        ("::ffff:127.0.0.1", "127.0.0.1:9092"),
+        ("127.0.0.1", "PLAINTEXT://127.0.0.1:9092"),
+        ("127.0.0.1", "192.0.2.1:9092, 127.0.0.1:9092"),
+    ],
+)
 def test_what_is_published_is_found(client_socket, places, bound, bootstrap):
     links = rendezvous.publish([(bound, 9092)], client_socket, places)
     assert [link.parent for link in links] == places
@@ -45,10 +55,17 @@ def test_what_is_published_is_found(client_socket, places, bound, bootstrap):
     assert not any(list(place.iterdir()) for place in places)
 
 
-@pytest.mark.parametrize("bootstrap, reason", [
-    ("127.0.0.1:9093", "published port 9093"), ("192.0.2.1:9092", "not on this host"), ("127.0.0.2:9092", "published port 9092"), ("", "names no address"), ("no.such.host.invalid:9092", "not on this host"),
-    ("127.0.0.1:x", "names no address"),
-])
+@pytest.mark.parametrize(
+    "bootstrap, reason",
+    [
+        ("127.0.0.1:9093", "published port 9093"),
+        ("192.0.2.1:9092", "not on this host"),
+        ("127.0.0.2:9092", "published port 9092"),
+        ("", "names no address"),
+        ("no.such.host.invalid:9092", "not on this host"),
+        ("127.0.0.1:x", "names no address"),
+    ],
+)
 def test_what_is_not_there_is_not_found_and_says_why(client_socket, places, bootstrap, reason):
     rendezvous.publish([("127.0.0.1", 9092)], client_socket, places)
     found = rendezvous.find(bootstrap, places=places)
@@ -58,7 +75,9 @@ def test_what_is_not_there_is_not_found_and_says_why(client_socket, places, boot
 def test_a_directory_that_others_can_write_is_not_believed(client_socket, places):
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
     places[0].chmod(0o777)
-    assert rendezvous.find("127.0.0.1:9092", places=places[:1]) == rendezvous.Rendezvous(None, f"{places[0]} is not believed: others can write to it")
+    assert rendezvous.find("127.0.0.1:9092", places=places[:1]) == rendezvous.Rendezvous(
+        None, f"{places[0]} is not believed: others can write to it"
+    )
     places[1].rename(places[1].with_name("moved"))
     places[1].symlink_to(places[1].with_name("moved"))
     assert "not a directory" in rendezvous.find("127.0.0.1:9092", places=places[1:]).reason
@@ -89,7 +108,9 @@ def test_a_link_that_was_made_anew_while_it_was_swept_stays(client_socket, place
     """Its broker starts again beside the one that sweeps: nobody listened there a moment ago."""
     rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
     answers, asked = rendezvous._answers, []
-    monkeypatch.setattr(rendezvous, "_answers", lambda target: bool(asked.append(target) or len(asked) > 1) and answers(target))
+    monkeypatch.setattr(
+        rendezvous, "_answers", lambda target: bool(asked.append(target) or len(asked) > 1) and answers(target)
+    )
     rendezvous._sweep(places[0])
     assert asked == [str(client_socket)] * 2 and [path.name for path in places[0].iterdir()] == ["9092"]
     assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)

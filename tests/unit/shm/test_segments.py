@@ -81,7 +81,8 @@ def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
         for name in ("living", "dead"):
             for segment in (segments.control_name(bases[name]), segments.arena_name(bases[name], 1)):
                 os.utime(segments.SHM_DIRECTORY + segment, (0, 0))
-        # utime sets ctime to now, so the sweep has to look from later on; what is new then is only what was touched later still
+        # utime sets ctime to now, so the sweep has to look from later on; what is new then is only
+        # what was touched later still
         later = time.time() + segments.SWEEP_AGE_S + 1
         os.utime(segments.SHM_DIRECTORY + segments.control_name(bases["new"]), (later, later))
         names = [segments.control_name(base)[1:] for base in bases.values()]
@@ -89,7 +90,9 @@ def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
             patch.setattr(segments.os, "listdir", lambda path: [*names, "mqd-0-control", "other"])
             assert segments.sweep(later) == [segments.control_name(bases["dead"])]
         assert not segments.unlink(segments.arena_name(bases["dead"], 1))
-        assert segments.unlink(segments.arena_name(bases["living"], 1)) and segments.unlink(segments.arena_name(bases["new"], 1))
+        assert segments.unlink(segments.arena_name(bases["living"], 1)) and segments.unlink(
+            segments.arena_name(bases["new"], 1)
+        )
     finally:
         os.close(held)
         for base in bases.values():
@@ -111,7 +114,9 @@ def sweep_as_another(base: str, patch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_successor_waits_for_who_sweeps(base, monkeypatch):
-    """Hosts that lost power together start together: what one has made anew, another must not take for what it saw before."""
+    """Hosts that lost power together start together: what one has made anew, another must not take
+    for what it saw before.
+    """
     segments.create(segments.control_name(base), 4096)
     made: list[int] = []
     successor = threading.Thread(target=succeed, args=(base, made))

@@ -1,4 +1,6 @@
-"""An archive's list of files: commits, repetitions, two writers, damage, snapshots, what is swept, what is compacted."""
+"""An archive's list of files: commits, repetitions, two writers, damage, snapshots, what is swept,
+what is compacted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from mqd.spark.pipelines.manifest import KEEP_S, LOG, SNAPSHOTS, Archive, Archiv
 
 
 def file(path: str, first: int, end: int, partition: int = 0, topic: str = "t", size: int = 100) -> ArchivedFile:
-    return ArchivedFile(f"topic={topic}/date=2026-11-21/{path}.parquet", topic, "2026-11-21", size, [Span(partition, first, end, end - first, 1000, 2000)])
+    return ArchivedFile(
+        f"topic={topic}/date=2026-11-21/{path}.parquet",
+        topic,
+        "2026-11-21",
+        size,
+        [Span(partition, first, end, end - first, 1000, 2000)],
+    )
 
 
 def put(archive: Archive, one: ArchivedFile, age_s: float = 0) -> Path:
@@ -101,12 +109,17 @@ def test_of_two_writers_at_once_one_is_refused(tmp_path: Path, monkeypatch: pyte
         assert commits(tmp_path) == ["000000000000.json"], "nothing is left aside"
         return
     commit(first, Commit("q", 0, [file("a", 0, 10)]))
-    with pytest.raises(ArchiveError, match="another writer .commit 0 there is batch 0 of q.: .*; what this one had committed there counts no more"):
+    with pytest.raises(
+        ArchiveError,
+        match="another writer .commit 0 there is batch 0 of q.: .*; what this one had committed there counts no more",
+    ):
         commit(second, Commit("q", 1, [file("c", 10, 20)]))
 
 
 def test_a_commit_that_was_replaced_at_once_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are no hard links: another's commit was moved onto this one's before it was read back."""
+    """Where there are no hard links: another's commit was moved onto this one's before it was read
+    back.
+    """
     archive, other = Archive(str(tmp_path)), Commit("other", 7, [])
     monkeypatch.setattr(archive, "_local", False)
     monkeypatch.setattr(archive, "_body", lambda path: b'{"query":"other","batch":7,"added":[]}')
@@ -135,8 +148,15 @@ def test_a_batch_is_there_when_its_offsets_are(tmp_path: Path) -> None:
     assert not archive.has("other", 0, {"t": {"0": 20}})
     assert archive.has("q", 4, {"t": {"0": 11, "1": 0}})
     assert archive.has("q", 3)
-    for ends, said in (({"t": {"0": 12, "1": 0}}, "t-0 ended at 11 there, at 12 now"), ({"t": {"1": 3}}, "t-1 ended at 0 there, at 3 now"), ({"u": {"0": 1}}, "u-0 ended at 0 there, at 1 now")):
-        with pytest.raises(ArchiveError, match=f"batch 0 of q is in .* already, but with other offsets .{said}.: the checkpoint was lost"):
+    for ends, said in (
+        ({"t": {"0": 12, "1": 0}}, "t-0 ended at 11 there, at 12 now"),
+        ({"t": {"1": 3}}, "t-1 ended at 0 there, at 3 now"),
+        ({"u": {"0": 1}}, "u-0 ended at 0 there, at 1 now"),
+    ):
+        with pytest.raises(
+            ArchiveError,
+            match=f"batch 0 of q is in .* already, but with other offsets .{said}.: the checkpoint was lost",
+        ):
             archive.has("q", 0, ends)
     with pytest.raises(ArchiveError, match="t-0 ended at 11 there, at 12 now"):
         append(None, archive, "q", 0, {"t": {"0": 12}})  # type: ignore[arg-type]
@@ -146,7 +166,13 @@ def test_a_batch_is_there_when_its_offsets_are(tmp_path: Path) -> None:
 def test_a_file_that_the_driver_does_not_see_is_said(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     put(archive, file("a", 0, 10))
-    with pytest.raises(ArchiveError, match=r"b\.parquet .t-0 from 10 to 20. was written with 100 bytes and is not here: .* do not see the same file system"):
+    with pytest.raises(
+        ArchiveError,
+        match=(
+            r"b\.parquet .t-0 from 10 to 20. was written with 100 bytes and is not here: .* do not see the same file"
+            r" system"
+        ),
+    ):
         archive.commit(Commit("q", 0, [file("a", 0, 10), file("b", 10, 20)]))
     with pytest.raises(ArchiveError, match="was written with 99 bytes and has 100 bytes here"):
         archive.commit(Commit("q", 0, [file("a", 0, 10, size=99)]))
@@ -161,7 +187,10 @@ def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
     commit(archive, Commit("q", 1, [file("b", 9, 12, topic="u"), file("c", 9, 12, partition=1)]))
     commit(archive, Commit("", -1, [file("d", 0, 10)], removed=[file("a", 0, 10).path]))
     assert archive.ends("t") == {0: 10, 1: 12}
-    with pytest.raises(ArchiveError, match="10 records of t, 2026-11-21, were to be compacted and 9 came of it; .*d.parquet: t-0 from 0 to 10"):
+    with pytest.raises(
+        ArchiveError,
+        match="10 records of t, 2026-11-21, were to be compacted and 9 came of it; .*d.parquet: t-0 from 0 to 10",
+    ):
         commit(archive, Commit("", -1, [file("e", 0, 9)], removed=[file("d", 0, 10).path]))
     commit(archive, Commit("q", 2, [file("f", 20, 30), file("g", 22, 40)]))  # two days in turns: of one batch
     with pytest.raises(ArchiveError, match="cannot be taken out"):
@@ -180,7 +209,11 @@ def test_half_a_commit_does_not_count_and_a_damaged_one_is_said(tmp_path: Path) 
 
 def test_vacuum_takes_what_no_commit_names_and_is_old(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
-    named, young, old = put(archive, file("a", 0, 10), 2 * KEEP_S), put(archive, file("b", 10, 20)), put(archive, file("c", 10, 20), 2 * KEEP_S)
+    named, young, old = (
+        put(archive, file("a", 0, 10), 2 * KEEP_S),
+        put(archive, file("b", 10, 20)),
+        put(archive, file("c", 10, 20), 2 * KEEP_S),
+    )
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
     log = tmp_path / LOG / "000000000000.json"
     os.utime(log, (0, 0))
@@ -191,7 +224,15 @@ def test_vacuum_takes_what_no_commit_names_and_is_old(tmp_path: Path) -> None:
 def test_vacuum_leaves_what_is_not_the_archives(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [file("a", 0, 10)]))
-    others = ["checkpoint/offsets/0", "notes.txt", "topic=t/README", "topic=t/date=2026-11-21/_SUCCESS", "topic=t/date=today/x.parquet", "topic=t/date=2026-11-21/deep/x.parquet", "other/topic=t/date=2026-11-21/x.parquet"]
+    others = [
+        "checkpoint/offsets/0",
+        "notes.txt",
+        "topic=t/README",
+        "topic=t/date=2026-11-21/_SUCCESS",
+        "topic=t/date=today/x.parquet",
+        "topic=t/date=2026-11-21/deep/x.parquet",
+        "other/topic=t/date=2026-11-21/x.parquet",
+    ]
     mine = ["topic=t/date=2026-11-21/x.parquet", "_mqd/staging/0/x.parquet"]
     for name in (*others, *mine):
         path = tmp_path / name
@@ -231,7 +272,9 @@ def test_an_archive_is_opened_from_its_newest_snapshot(tmp_path: Path, monkeypat
     monkeypatch.setattr(manifest, "SNAPSHOT_EVERY", 2)
     archive = Archive(str(tmp_path))
     for number in range(6):
-        commit(archive, Commit("q", number, [file(f"{number}", number, number + 1)], ends={"t": {"0": number + 1, "3": 5}}))
+        commit(
+            archive, Commit("q", number, [file(f"{number}", number, number + 1)], ends={"t": {"0": number + 1, "3": 5}})
+        )
     path = put(archive, file("0", 0, 1), 3 * KEEP_S)
     commit(archive, Commit("", -1, [file("c", 0, 1)], removed=[file("0", 0, 1).path]))
     assert sorted(os.listdir(tmp_path / SNAPSHOTS)) == ["000000000004.json", "000000000006.json"]
@@ -251,7 +294,10 @@ def test_an_archive_is_opened_from_its_newest_snapshot(tmp_path: Path, monkeypat
 
 def test_small_files_of_a_day_are_packed_in_the_order_of_offsets(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
-    commit(archive, Commit("q", 0, [file(f"f{number}", number * 10, number * 10 + 10, size=30) for number in reversed(range(7))]))
+    commit(
+        archive,
+        Commit("q", 0, [file(f"f{number}", number * 10, number * 10 + 10, size=30) for number in reversed(range(7))]),
+    )
     commit(archive, Commit("q", 1, [file("large", 100, 110, size=90), file("else", 0, 1, topic="u", size=1)]))
     assert due(archive, 100, 8) == []
     assert due(archive, 100, 0) == []
@@ -263,10 +309,22 @@ def test_small_files_of_a_day_are_packed_in_the_order_of_offsets(tmp_path: Path)
 
 def test_a_large_file_is_not_written_again_for_a_few_small_ones(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
-    commit(archive, Commit("q", 0, [file("large", 0, 100, size=400), *(file(f"s{number}", 100 + number, 101 + number, size=10) for number in range(20))]))
+    commit(
+        archive,
+        Commit(
+            "q",
+            0,
+            [
+                file("large", 0, 100, size=400),
+                *(file(f"s{number}", 100 + number, 101 + number, size=10) for number in range(20)),
+            ],
+        ),
+    )
     assert [{one.size_bytes for one in group} for group in due(archive, 1000, 4)] == [{10}], "the small ones alone"
     commit(archive, Commit("q", 1, [file(f"m{number}", 200 + number, 201 + number, size=100) for number in range(2)]))
-    assert [{one.size_bytes for one in group} for group in due(archive, 1000, 4)] == [{10, 100, 400}], "as large as it is, together"
+    assert [{one.size_bytes for one in group} for group in due(archive, 1000, 4)] == [{10, 100, 400}], (
+        "as large as it is, together"
+    )
 
 
 def test_each_record_is_written_again_a_few_times(tmp_path: Path) -> None:
@@ -282,7 +340,9 @@ def test_each_record_is_written_again_a_few_times(tmp_path: Path) -> None:
             for one in group:
                 del archive.files[one.path]
             size = sum(one.size_bytes for one in group)
-            archive.files[f"c{batch}-{place}"] = ArchivedFile(f"c{batch}-{place}", "t", "2026-11-21", size, [Span(0, batch, batch + 1, 1, 0, 0)])
+            archive.files[f"c{batch}-{place}"] = ArchivedFile(
+                f"c{batch}-{place}", "t", "2026-11-21", size, [Span(0, batch, batch + 1, 1, 0, 0)]
+            )
             written += size
         count_max = max(count_max, len(archive.files))
     assert written / (batches * 640) <= 10, "log2(512) and the first time; each minute anew it was 257"
@@ -292,7 +352,18 @@ def test_each_record_is_written_again_a_few_times(tmp_path: Path) -> None:
 
 def test_packing_does_not_leave_a_large_file_with_a_small_one(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
-    commit(archive, Commit("q", 0, [*(file(f"s{number:02}", number, number + 1, size=10) for number in range(17)), file("large", 20, 50, size=40), file("z", 50, 51, size=10)]))
+    commit(
+        archive,
+        Commit(
+            "q",
+            0,
+            [
+                *(file(f"s{number:02}", number, number + 1, size=10) for number in range(17)),
+                file("large", 20, 50, size=40),
+                file("z", 50, 51, size=10),
+            ],
+        ),
+    )
     assert [len(group) for group in due(archive, 200, 4)] == [17]
 
 

@@ -1,4 +1,6 @@
-"""Record batches into Arrow, against the decoder written in Python: every codec, nulls, headers, cuts, damage."""
+"""Record batches into Arrow, against the decoder written in Python: every codec, nulls, headers,
+cuts, damage.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def _random_record(rng: random.Random) -> Record:
         return None if rng.random() < 0.15 else rng.randbytes(rng.choice((0, 1, 5, rng.randrange(size_max))))
 
     headers = [(rng.choice(("", "a", "kopf", "ä€😀")), blob(20)) for _ in range(rng.choice((0, 0, 1, 3)))]
-    return Record(value=blob(300), key=blob(40), timestamp_ms=rng.choice((-1, 0, 1_700_000_000_000 + rng.randrange(10**9))), headers=headers)
+    return Record(
+        value=blob(300),
+        key=blob(40),
+        timestamp_ms=rng.choice((-1, 0, 1_700_000_000_000 + rng.randrange(10**9))),
+        headers=headers,
+    )
 
 
 def _log(rng: random.Random, codec: str, batch_count: int = 8) -> bytes:
@@ -33,7 +40,15 @@ def _log(rng: random.Random, codec: str, batch_count: int = 8) -> bytes:
     for _ in range(batch_count):
         records = [_random_record(rng) for _ in range(rng.randrange(1, 40))]
         append_time = rng.choice((None, None, 1_600_000_000_000))
-        parts.append(encode_batch(records, base_offset=offset, compression=codec, log_append_time_ms=append_time, last_offset_delta=len(records) + rng.randrange(3)))
+        parts.append(
+            encode_batch(
+                records,
+                base_offset=offset,
+                compression=codec,
+                log_append_time_ms=append_time,
+                last_offset_delta=len(records) + rng.randrange(3),
+            )
+        )
         offset += len(records) + rng.randrange(3, 6)
     return b"".join(parts)
 
@@ -64,9 +79,15 @@ def _rows(batches: list) -> list[dict]:
 
 def _expected(record: Record, kind: int) -> dict:
     return {
-        "key": record.key, "value": record.value, "topic": "orders", "partition": 3, "offset": record.offset, "timestamp": record.timestamp_ms,
-        "timestampType": kind, "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
-    }  # fmt: skip
+        "key": record.key,
+        "value": record.value,
+        "topic": "orders",
+        "partition": 3,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "timestampType": kind,
+        "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
+    }
 
 
 def _with_ms(row: dict) -> dict:
@@ -86,7 +107,7 @@ def test_the_same_as_the_python_decoder(codec: str) -> None:
 
 def test_wanted_columns_alone_and_in_their_order() -> None:
     data = _log(random.Random(1), "none")
-    (first, *_) = _batches(data, ("offset", "topic", "value"), rows_max=1000)
+    first, *_ = _batches(data, ("offset", "topic", "value"), rows_max=1000)
     assert first.schema.names == ["offset", "topic", "value"]
     assert first.column("value").to_pylist() == [record.value for record in decode_records(data)]
 
@@ -131,7 +152,9 @@ def test_times_beyond_what_arrow_holds() -> None:
 
 
 def test_header_keys_that_are_no_text_are_replaced() -> None:
-    data = bytearray(encode_batch([Record(value=b"v", headers=[("key", b"1")]), Record(value=b"w", headers=[("other", None)])]))
+    data = bytearray(
+        encode_batch([Record(value=b"v", headers=[("key", b"1")]), Record(value=b"w", headers=[("other", None)])])
+    )
     at = data.index(b"key")
     data[at] = 0xFF
     reader = PartitionReader(SegmentReader.of_memory(data), "t", b"", 0, 0, check_crc=False)
@@ -139,20 +162,39 @@ def test_header_keys_that_are_no_text_are_replaced() -> None:
     list(assembly.add(reader.read()))
     (batch,) = assembly.rest()
     batch.validate(full=True)
-    assert batch.column("headers").to_pylist() == [[{"key": "\ufffdey", "value": b"1"}], [{"key": "other", "value": None}]]
+    assert batch.column("headers").to_pylist() == [
+        [{"key": "\ufffdey", "value": b"1"}],
+        [{"key": "other", "value": None}],
+    ]
 
 
 def test_aborted_transactions_are_left_out() -> None:
     def transactional(offset: int, producer: int, value: bytes) -> bytes:
-        return encode_batch([Record(value=value)], base_offset=offset, producer_id=producer, producer_epoch=0, base_sequence=0, is_transactional=True)
+        return encode_batch(
+            [Record(value=value)],
+            base_offset=offset,
+            producer_id=producer,
+            producer_epoch=0,
+            base_sequence=0,
+            is_transactional=True,
+        )
 
     def marker(offset: int, producer: int, commit: bool) -> bytes:
         record = Record(key=b"\0\0" + (b"\0\1" if commit else b"\0\0"), value=b"\0" * 6)
-        return encode_batch([record], base_offset=offset, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True)
+        return encode_batch(
+            [record], base_offset=offset, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True
+        )
 
-    data = b"".join((
-        transactional(0, 1, b"aborted"), transactional(1, 2, b"kept"), marker(2, 1, False), transactional(3, 1, b"later"), marker(4, 1, True), marker(5, 2, True),
-    ))  # fmt: skip
+    data = b"".join(
+        (
+            transactional(0, 1, b"aborted"),
+            transactional(1, 2, b"kept"),
+            marker(2, 1, False),
+            transactional(3, 1, b"later"),
+            marker(4, 1, True),
+            marker(5, 2, True),
+        )
+    )
     assert [row["value"] for row in _rows(_batches(data, isolation=1, aborted=[(1, 0)]))] == [b"kept", b"later"]
     assert [row["value"] for row in _rows(_batches(data))] == [b"aborted", b"kept", b"later"]
 

@@ -1,4 +1,6 @@
-"""Answers to Fetch as the executors read them, against the codec: every version, and every way to lie."""
+"""Answers to Fetch as the executors read them, against the codec: every version, and every way to
+lie.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,34 @@ TOPIC = bytes(range(16))
 
 
 def _response(rng: random.Random, records: bytes | None) -> FetchResponse:
-    aborted = rng.choice((None, [], [FetchResponse.AbortedTransaction(producer_id=rng.randrange(2**62), first_offset=rng.randrange(2**40)) for _ in range(rng.randrange(300))]))
+    aborted = rng.choice(
+        (
+            None,
+            [],
+            [
+                FetchResponse.AbortedTransaction(producer_id=rng.randrange(2**62), first_offset=rng.randrange(2**40))
+                for _ in range(rng.randrange(300))
+            ],
+        )
+    )
     part = FetchResponse.PartitionData(
-        partition_index=7, error_code=rng.choice((0, 1, 6, 100)), high_watermark=rng.randrange(2**50), last_stable_offset=rng.randrange(2**50), log_start_offset=rng.randrange(2**50),
-        aborted_transactions=aborted, preferred_read_replica=rng.choice((-1, 3)), records=records,
-    )  # fmt: skip
+        partition_index=7,
+        error_code=rng.choice((0, 1, 6, 100)),
+        high_watermark=rng.randrange(2**50),
+        last_stable_offset=rng.randrange(2**50),
+        log_start_offset=rng.randrange(2**50),
+        aborted_transactions=aborted,
+        preferred_read_replica=rng.choice((-1, 3)),
+        records=records,
+    )
     if rng.random() < 0.3:
         part.current_leader = FetchResponse.LeaderIdAndEpoch(leader_id=4, leader_epoch=9)
-    return FetchResponse(throttle_time_ms=1, error_code=0, session_id=0, responses=[FetchResponse.TopicResponse(topic_id=TOPIC, partitions=[part])])
+    return FetchResponse(
+        throttle_time_ms=1,
+        error_code=0,
+        session_id=0,
+        responses=[FetchResponse.TopicResponse(topic_id=TOPIC, partitions=[part])],
+    )
 
 
 def _frame(response: FetchResponse, version: int) -> bytes:
@@ -47,7 +69,15 @@ def test_the_same_as_the_codec(version: int) -> None:
         answer = parse_answer(memoryview(_frame(response, version)), 55, TOPIC, 7)
         assert bytes(answer.records) == (records or b"")
         aborted = [(one.producer_id, one.first_offset) for one in part.aborted_transactions or []]
-        assert answer == Answer(part.error_code, part.high_watermark, part.last_stable_offset, part.log_start_offset, aborted, part.preferred_read_replica, answer.records)
+        assert answer == Answer(
+            part.error_code,
+            part.high_watermark,
+            part.last_stable_offset,
+            part.log_start_offset,
+            aborted,
+            part.preferred_read_replica,
+            answer.records,
+        )
 
 
 def test_an_error_of_the_whole_request() -> None:
@@ -64,7 +94,9 @@ def test_answers_to_something_else() -> None:
 
 
 def test_any_bytes_are_an_answer_or_an_error() -> None:
-    """Cut anywhere, and with any byte changed: never more records than there are bytes, never another exception."""
+    """Cut anywhere, and with any byte changed: never more records than there are bytes, never
+    another exception.
+    """
     frame = _frame(_response(random.Random(3), b"x" * 50), 16)
     for end in range(len(frame)):
         try:
@@ -112,7 +144,9 @@ def test_what_was_read_locally_is_no_time_without_records_over_tcp(monkeypatch: 
         raise ConnectionError("the broker is starting")
 
     monkeypatch.setattr(reading, "_local", lambda *_: Near())
-    options = source_options({"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "5000"}, streaming=True)
+    options = source_options(
+        {"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "5000"}, streaming=True
+    )
     with pytest.raises(MqdReadError, match="no records from offset 60 on .* within 5 s: the broker is starting"):
         list(reading._views(options, SimpleNamespace(metadata=metadata), Range("t", 0, 0, 100, TOPIC)))  # type: ignore[arg-type]
     assert asked[0] == 700 and 5 <= asked[-1] - 700 <= 7 and len(asked) > 3

@@ -12,16 +12,21 @@ from mqd.spark import headers
 
 Row = list[tuple[str, bytes | None]] | None
 
-SIZES = st.one_of(st.integers(0, 5), st.sampled_from([63, 64, 8191, 8192]))  # on both sides of where a varint gets a byte more
+# on both sides of where a varint gets a byte more
+SIZES = st.one_of(st.integers(0, 5), st.sampled_from([63, 64, 8191, 8192]))
 TEXTS = st.one_of(st.text(max_size=8), SIZES.map(lambda size: "k" * size))
 BLOBS = st.one_of(st.none(), st.binary(max_size=8), SIZES.map(lambda size: b"\0" * size))
 ROWS = st.lists(st.one_of(st.none(), st.lists(st.tuples(TEXTS, BLOBS), max_size=4)), max_size=12)
 
 
 def array(rows: list[Row], large: bool = False) -> pa.Array:
-    text, blob, many = (pa.large_string(), pa.large_binary(), pa.large_list) if large else (pa.string(), pa.binary(), pa.list_)
+    text, blob, many = (
+        (pa.large_string(), pa.large_binary(), pa.large_list) if large else (pa.string(), pa.binary(), pa.list_)
+    )
     kind = many(pa.struct([("key", text), ("value", blob)]))
-    return pa.array([None if row is None else [{"key": key, "value": value} for key, value in row] for row in rows], kind)
+    return pa.array(
+        [None if row is None else [{"key": key, "value": value} for key, value in row] for row in rows], kind
+    )
 
 
 def one_by_one(rows: list[Row]) -> list[bytes]:
@@ -39,7 +44,9 @@ def test_the_bytes_are_those_of_one_row_after_the_other(rows: list[Row], large: 
     column = headers.encode(given)
     wanted = one_by_one(rows)
     assert (bytes(column.data), column.sizes.tolist()) == (b"".join(wanted), [len(one) for one in wanted])
-    assert [decode_headers(section) if section != b"\0" else [] for section in column.items()] == [row or [] for row in rows]
+    assert [decode_headers(section) if section != b"\0" else [] for section in column.items()] == [
+        row or [] for row in rows
+    ]
 
 
 def test_rows_in_another_order() -> None:

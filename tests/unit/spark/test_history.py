@@ -62,7 +62,9 @@ def test_from_the_beginning_the_log_goes_on_where_the_archive_ends(archive: Arch
     log_starts, ends = {("t", 0): 8, ("t", 1): 3, ("t", 2): 4}, {("t", 0): 20, ("t", 1): 7, ("t", 2): 9}
     tasks, begins = history.plan(options(Path(archive.root)), log_starts, ends, ends)
     assert begins == {("t", 0): [(10, 20)], ("t", 1): [(6, 7)], ("t", 2): [(4, 9)]}
-    assert values(tasks) == [b"0/%d" % n for n in range(2, 6)] + [b"1/%d" % n for n in range(5)] + [b"0/%d" % n for n in range(6, 10)]
+    assert values(tasks) == [b"0/%d" % n for n in range(2, 6)] + [b"1/%d" % n for n in range(5)] + [
+        b"0/%d" % n for n in range(6, 10)
+    ]
 
 
 def test_a_gap_between_the_two_is_left_to_be_seen(archive: Archive) -> None:
@@ -72,13 +74,17 @@ def test_a_gap_between_the_two_is_left_to_be_seen(archive: Archive) -> None:
 
 def test_a_range_within(archive: Archive) -> None:
     given = options(Path(archive.root), startingOffsets='{"t":{"0":4,"1":5}}')
-    tasks, begins = history.plan(given, {("t", 0): 4, ("t", 1): 5}, {("t", 0): 8, ("t", 1): 6}, {("t", 0): 20, ("t", 1): 9})
+    tasks, begins = history.plan(
+        given, {("t", 0): 4, ("t", 1): 5}, {("t", 0): 8, ("t", 1): 6}, {("t", 0): 20, ("t", 1): 9}
+    )
     assert values(tasks) == [b"0/4", b"0/5", b"0/6", b"0/7"]
     assert begins == {("t", 0): [], ("t", 1): []}
 
 
 def test_what_lies_before_the_archive_comes_from_the_log(archive: Archive) -> None:
-    """Begun at `latest`, or later than the log: partition 0 is archived from 2 on, of partition 3 nothing but where a batch ended."""
+    """Begun at `latest`, or later than the log: partition 0 is archived from 2 on, of partition 3
+    nothing but where a batch ended.
+    """
     archive.commit(Commit("q", 2, [], ends={"t": {"0": 10, "1": 6, "3": 7}}))
     log_starts, ends = {("t", 0): 0, ("t", 3): 0}, {("t", 0): 12, ("t", 3): 9}
     tasks, from_log = history.plan(options(Path(archive.root)), log_starts, ends, ends)
@@ -94,7 +100,9 @@ def test_no_archive_is_said(tmp_path: Path) -> None:
 
 
 def test_a_topic_made_anew_is_seen(archive: Archive) -> None:
-    with pytest.raises(MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was made anew"):
+    with pytest.raises(
+        MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was made anew"
+    ):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
 
 
@@ -114,9 +122,15 @@ def test_columns_are_the_sources(archive: Archive) -> None:
     (batch,) = read(task, NAMES)
     assert batch.schema == arrow_schema(NAMES)
     assert batch.to_pylist()[1] == {
-        "key": None, "value": b"0/3", "topic": "t", "partition": 0, "offset": 3, "timestamp": datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC), "timestampType": 0,
+        "key": None,
+        "value": b"0/3",
+        "topic": "t",
+        "partition": 0,
+        "offset": 3,
+        "timestamp": datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC),
+        "timestampType": 0,
         "headers": [{"key": "h", "value": b"v"}],
-    }  # fmt: skip
+    }
     (pruned,) = read(task, ("offset",))
     assert pruned.schema == arrow_schema(("offset",)) and pruned.num_rows == 2
 
@@ -129,7 +143,9 @@ def test_a_damaged_file_is_named(archive: Archive) -> None:
 
 
 def test_an_archive_that_is_filled_while_a_read_is_planned(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is archived after the log's end was asked for lies beyond that end; it is not the archive of another topic."""
+    """What is archived after the log's end was asked for lies beyond that end; it is not the
+    archive of another topic.
+    """
 
     class Filling(driver.Driver):
         def partitions(self, missing_is_lost: bool = False) -> list[tuple[str, int]]:

@@ -1,4 +1,7 @@
-"""An executor's Fetch, and a driver's Metadata, against brokers that the test plays: a leader that moves, a replica that is nearer, a peer that lies, one that says nothing, one that has not heard of a topic."""
+"""An executor's Fetch, and a driver's Metadata, against brokers that the test plays: a leader that
+moves, a replica that is nearer, a peer that lies, one that says nothing, one that has not heard of
+a topic.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,13 @@ pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow:
 
 from mqd.protocol.api import decode_request, encode_response, with_length  # noqa: E402
 from mqd.protocol.framing import SUPPORTED  # noqa: E402
-from mqd.protocol.messages import ApiVersionsResponse, DescribeLogDirsResponse, FetchResponse, ListOffsetsResponse, MetadataResponse  # noqa: E402
+from mqd.protocol.messages import (
+    ApiVersionsResponse,
+    DescribeLogDirsResponse,
+    FetchResponse,
+    ListOffsetsResponse,
+    MetadataResponse,
+)  # noqa: E402
 from mqd.protocol.records import Record, encode_batch  # noqa: E402
 from mqd.spark import fetching  # noqa: E402
 from mqd.spark.driver import Driver  # noqa: E402
@@ -27,7 +36,10 @@ from mqd.spark.reading import read_range  # noqa: E402
 from mqd.spark.wire import Cluster, MqdReadError, Topic  # noqa: E402
 
 TOPIC = b"the topic's id.."
-BATCHES = {offset: encode_batch([Record(value=b"%d" % number) for number in range(offset, offset + 10)], base_offset=offset) for offset in range(0, 50, 10)}
+BATCHES = {
+    offset: encode_batch([Record(value=b"%d" % number) for number in range(offset, offset + 10)], base_offset=offset)
+    for offset in range(0, 50, 10)
+}
 
 
 class World:
@@ -37,7 +49,8 @@ class World:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
         self.behind: set[int] = set()  # brokers whose metadata do not have the topic yet
         self.asked: list[int] = []  # for metadata
-        self.lie: Callable[[int, int], Any] = lambda node, offset: None  # bytes: the whole answer; a PartitionData: that
+        # bytes: the whole answer; a PartitionData: that
+        self.lie: Callable[[int, int], Any] = lambda node, offset: None
         self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         for node, listener in enumerate(self._sockets, 1):
             threading.Thread(target=self._accept, args=(node, listener), daemon=True).start()
@@ -60,26 +73,55 @@ class World:
             threading.Thread(target=self._serve, args=(node, connection), daemon=True).start()
 
     def _serve(self, node: int, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):  # the reader hangs up as it likes
+        # the reader hangs up as it likes
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
             while len(head := stream.read(4)) == 4:
                 header, request = decode_request(stream.read(struct.unpack(">i", head)[0]))
                 answer = self._answer(node, header, request)
-                connection.sendall(answer if isinstance(answer, bytes) else with_length(encode_response(header, answer)))
+                connection.sendall(
+                    answer if isinstance(answer, bytes) else with_length(encode_response(header, answer))
+                )
 
     def _answer(self, node: int, header: Any, request: Any) -> Any:
         if header.api_key == 18:
-            return ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion(api_key=one.key, min_version=one.min_version, max_version=one.max_version) for one in SUPPORTED.values()])
+            return ApiVersionsResponse(
+                api_keys=[
+                    ApiVersionsResponse.ApiVersion(
+                        api_key=one.key, min_version=one.min_version, max_version=one.max_version
+                    )
+                    for one in SUPPORTED.values()
+                ]
+            )
         if header.api_key == 3:
-            brokers = [MetadataResponse.Broker(node_id=number, host="127.0.0.1", port=one.getsockname()[1]) for number, one in enumerate(self._sockets, 1)]
+            brokers = [
+                MetadataResponse.Broker(node_id=number, host="127.0.0.1", port=one.getsockname()[1])
+                for number, one in enumerate(self._sockets, 1)
+            ]
             self.asked.append(node)
             if node in self.behind:
-                return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=1, topics=[MetadataResponse.Topic(name="orders", error_code=3, partitions=[])])
-            part = MetadataResponse.Partition(partition_index=0, leader_id=self.leader, replica_nodes=[1, 2], isr_nodes=[1, 2])
-            return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=1, topics=[MetadataResponse.Topic(name="orders", topic_id=self.topic_id, partitions=[part])])
+                return MetadataResponse(
+                    brokers=brokers,
+                    cluster_id="c",
+                    controller_id=1,
+                    topics=[MetadataResponse.Topic(name="orders", error_code=3, partitions=[])],
+                )
+            part = MetadataResponse.Partition(
+                partition_index=0, leader_id=self.leader, replica_nodes=[1, 2], isr_nodes=[1, 2]
+            )
+            return MetadataResponse(
+                brokers=brokers,
+                cluster_id="c",
+                controller_id=1,
+                topics=[MetadataResponse.Topic(name="orders", topic_id=self.topic_id, partitions=[part])],
+            )
         if header.api_key == 2:
             asked = request.topics[0].partitions[0]
             offset = 0 if asked.timestamp == -2 else 50
-            part = ListOffsetsResponse.PartitionResponse(partition_index=asked.partition_index, error_code=0 if node == self.leader else 6, offset=offset if node == self.leader else -1)
+            part = ListOffsetsResponse.PartitionResponse(
+                partition_index=asked.partition_index,
+                error_code=0 if node == self.leader else 6,
+                offset=offset if node == self.leader else -1,
+            )
             return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name="orders", partitions=[part])])
         offset = request.topics[0].partitions[0].fetch_offset
         self.fetches.append((node, offset))
@@ -91,7 +133,18 @@ class World:
 
     @staticmethod
     def part(**fields: Any) -> Any:
-        return FetchResponse.PartitionData(**{"partition_index": 0, "error_code": 0, "high_watermark": 50, "last_stable_offset": 50, "log_start_offset": 0, "aborted_transactions": None, "records": None, **fields})
+        return FetchResponse.PartitionData(
+            **{
+                "partition_index": 0,
+                "error_code": 0,
+                "high_watermark": 50,
+                "last_stable_offset": 50,
+                "log_start_offset": 0,
+                "aborted_transactions": None,
+                "records": None,
+                **fields,
+            }
+        )
 
 
 @pytest.fixture
@@ -102,7 +155,14 @@ def world() -> Iterator[World]:
 
 
 def _read(world: World, end: int = 50, **more: str) -> list[int]:
-    given = {"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "transport": "tcp", "kafkaConsumer.pollTimeoutMs": "20000", "kafka.client.rack": "here", **more}
+    given = {
+        "kafka.bootstrap.servers": world.bootstrap,
+        "subscribe": "orders",
+        "transport": "tcp",
+        "kafkaConsumer.pollTimeoutMs": "20000",
+        "kafka.client.rack": "here",
+        **more,
+    }
     batches = read_range(source_options(given, streaming=False), ("value",), Range("orders", 0, 0, end, TOPIC))
     return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
 
@@ -135,7 +195,16 @@ def test_a_nearer_replica(world: World) -> None:
     assert {node for node, offset in world.fetches if 0 < offset < 30} == {2} and (1, 40) in world.fetches
 
 
-@pytest.mark.parametrize("answer", [with_length(b"\0" * 40), with_length(b"no"), struct.pack(">i", 1 << 30), struct.pack(">i", -1), b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        with_length(b"\0" * 40),
+        with_length(b"no"),
+        struct.pack(">i", 1 << 30),
+        struct.pack(">i", -1),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    ],
+)
 def test_a_peer_that_lies_once(world: World, answer: bytes) -> None:
     told: list[int] = []
 
@@ -151,7 +220,12 @@ def test_a_peer_that_lies_once(world: World, answer: bytes) -> None:
 
 def test_a_peer_that_always_lies(world: World) -> None:
     world.lie = lambda node, offset: with_length(b"\0" * 40)
-    with pytest.raises(MqdReadError, match="orders-0: no records from offset 0 on .of 0 to 50. within 0.3 s: .*does not answer as a Kafka broker does"):
+    with pytest.raises(
+        MqdReadError,
+        match=(
+            "orders-0: no records from offset 0 on .of 0 to 50. within 0.3 s: .*does not answer as a Kafka broker does"
+        ),
+    ):
         _read(world, **{"kafkaConsumer.pollTimeoutMs": "300"})
 
 
@@ -179,12 +253,24 @@ def test_an_offset_that_is_not_there(world: World) -> None:
     given = {"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "transport": "tcp"}
     with pytest.raises(MqdReadError, match="orders-0: offset 60 is beyond the log's end 50"):
         list(read_range(source_options(given, streaming=False), ("value",), Range("orders", 0, 60, 70, TOPIC)))
-    assert list(read_range(source_options({**given, "failOnDataLoss": "false"}, streaming=False), ("value",), Range("orders", 0, 60, 70, TOPIC))) == []
+    assert (
+        list(
+            read_range(
+                source_options({**given, "failOnDataLoss": "false"}, streaming=False),
+                ("value",),
+                Range("orders", 0, 60, 70, TOPIC),
+            )
+        )
+        == []
+    )
 
 
 def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
     """Then we stay with it: the next trigger need not ask twice."""
-    options = source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
+    options = source_options(
+        {"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "startingOffsets": "earliest"},
+        streaming=True,
+    )
     progress = Progress(options, Driver(options), pause=lambda seconds: None)
     end = progress.latest(progress.initial(), True)
     world.behind, world.asked = {1}, []
@@ -205,9 +291,15 @@ def test_an_executor_does_not_take_one_broker_s_word_for_a_topic_that_is_missing
 
 
 @pytest.mark.parametrize("poll_timeout_ms", ["1000", "60000"])
-def test_a_topic_that_no_broker_has_is_skipped_after_5_seconds(world: World, monkeypatch: pytest.MonkeyPatch, poll_timeout_ms: str) -> None:
+def test_a_topic_that_no_broker_has_is_skipped_after_5_seconds(
+    world: World, monkeypatch: pytest.MonkeyPatch, poll_timeout_ms: str
+) -> None:
     now = [100.0]
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))
+    monkeypatch.setattr(
+        fetching,
+        "time",
+        SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)),
+    )
     world.behind = {1, 2}
     assert _read(world, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms}) == []
     assert 5 <= now[0] - 100 <= 7 and world.asked.count(1) > 1 and world.asked.count(2) > 1
@@ -226,9 +318,13 @@ def test_partitions_that_are_not_shown_any_more_are_asked_of_all(world: World) -
 
 
 def test_sizes_are_told_of_partitions_that_have_a_leader(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=False))
+    driver = Driver(
+        source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=False)
+    )
     driver.topics = {"orders": Topic("orders", TOPIC, {0: 1, 1: -1})}
-    there = DescribeLogDirsResponse.Topic(name="orders", partitions=[DescribeLogDirsResponse.Partition(partition_index=0, partition_size=1000)])
+    there = DescribeLogDirsResponse.Topic(
+        name="orders", partitions=[DescribeLogDirsResponse.Partition(partition_index=0, partition_size=1000)]
+    )
     answers = {1: DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(topics=[there])])}
 
     def link_to(node: int) -> Any:
@@ -250,7 +346,11 @@ def test_sizes_are_told_of_partitions_that_have_a_leader(world: World, monkeypat
 def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         away = "127.0.0.1:%d" % closed.getsockname()[1]
-    cluster = Cluster(source_options({"kafka.bootstrap.servers": f"{world.bootstrap},{away}", "subscribe": "orders"}, streaming=True).kafka)
+    cluster = Cluster(
+        source_options(
+            {"kafka.bootstrap.servers": f"{world.bootstrap},{away}", "subscribe": "orders"}, streaming=True
+        ).kafka
+    )
     for _ in range(4):
         assert cluster.metadata(["orders"]).topics["orders"].topic_id == TOPIC
         cluster.turn_away()

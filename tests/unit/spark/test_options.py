@@ -32,17 +32,39 @@ def _refused(text: str, streaming: bool = False, **given: str) -> None:
 
 def test_defaults_are_kafkas() -> None:
     stream, batch = source_options(BASE, True), source_options(BASE, False)
-    assert stream.starting == Limit(at=LATEST) and batch.starting == Limit(at=EARLIEST) and batch.ending == Limit(at=LATEST)
+    assert (
+        stream.starting == Limit(at=LATEST)
+        and batch.starting == Limit(at=EARLIEST)
+        and batch.ending == Limit(at=LATEST)
+    )
     assert stream.topics == ("orders",) and stream.fail_on_data_loss and not stream.include_headers
     assert stream.max_trigger_delay_ms == 15 * 60_000 and stream.poll_timeout_s == 120 and stream.retries == 3
-    assert (stream.max_offsets_per_trigger, stream.min_offsets_per_trigger, stream.min_partitions, stream.max_records_per_partition, stream.group_id) == (None,) * 5
+    assert (
+        stream.max_offsets_per_trigger,
+        stream.min_offsets_per_trigger,
+        stream.min_partitions,
+        stream.max_records_per_partition,
+        stream.group_id,
+    ) == (None,) * 5
     assert not stream.kafka.read_committed and stream.kafka.transport == "auto"
 
 
 def test_names_without_regard_to_case() -> None:
-    given = {"KAFKA.BOOTSTRAP.SERVERS": "a:1", "Subscribe": "x, y,x", "MAXOFFSETSPERTRIGGER": "7", "includeheaders": "TRUE", "Kafka.Isolation.Level": "READ_COMMITTED", "kafka.fetch.max.wait.ms": "1"}
+    given = {
+        "KAFKA.BOOTSTRAP.SERVERS": "a:1",
+        "Subscribe": "x, y,x",
+        "MAXOFFSETSPERTRIGGER": "7",
+        "includeheaders": "TRUE",
+        "Kafka.Isolation.Level": "READ_COMMITTED",
+        "kafka.fetch.max.wait.ms": "1",
+    }
     read = source_options(given, True)
-    assert read.topics == ("x", "y") and read.max_offsets_per_trigger == 7 and read.include_headers and read.kafka.read_committed
+    assert (
+        read.topics == ("x", "y")
+        and read.max_offsets_per_trigger == 7
+        and read.include_headers
+        and read.kafka.read_committed
+    )
     assert read.kafka.others == {"fetch.max.wait.ms": "1"}
 
 
@@ -87,7 +109,20 @@ def test_what_cannot_be() -> None:
         source_options({"kafka.bootstrap.servers": "a", "subscribePattern": "("}, False)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 0}', '{"a": {"x": 0}}', '{"a": {"0": "1"}}', '{"a": {"0": -3}}', '{"a": {"0": true}}', '{"a": {"0": 1.5}}', '{"a": {"99999999999": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"a": 0}',
+        '{"a": {"x": 0}}',
+        '{"a": {"0": "1"}}',
+        '{"a": {"0": -3}}',
+        '{"a": {"0": true}}',
+        '{"a": {"0": 1.5}}',
+        '{"a": {"99999999999": 1}}',
+    ],
+)
 def test_offsets_that_are_none(text: str) -> None:
     with pytest.raises(MqdOptionError, match="startingOffsets"):
         parse_offsets(text, "startingOffsets", least=-2)
@@ -111,7 +146,9 @@ def test_where_it_begins_by_rank() -> None:
 
 
 def test_offsets_of_a_checkpoint_may_be_given() -> None:
-    """Ours name the topics' ids beside; whoever copies them from a query's progress need not cut them out."""
+    """Ours name the topics' ids beside; whoever copies them from a query's progress need not cut
+    them out.
+    """
     text = json.dumps({"orders": {"0": 3}, "@topic_ids": {"orders": "AAAA"}})
     assert source_options({**BASE, "startingOffsets": text}, True).starting.offsets == {"orders": {0: 3}}
 
@@ -119,7 +156,9 @@ def test_offsets_of_a_checkpoint_may_be_given() -> None:
 def test_assign_and_durations() -> None:
     given = {"kafka.bootstrap.servers": "a", "assign": '{"b":[1,0,1],"a":[2],"c":[]}', "maxTriggerDelay": "90s"}
     read = source_options(given, True)
-    assert read.assigned == {"a": [2], "b": [0, 1]} and read.topics == ("a", "b") and read.max_trigger_delay_ms == 90_000
+    assert (
+        read.assigned == {"a": [2], "b": [0, 1]} and read.topics == ("a", "b") and read.max_trigger_delay_ms == 90_000
+    )
 
 
 def test_what_is_of_no_use_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,12 @@ def write(folder: Path, text: str, name: str = "delays.toml") -> Path:
 def test_a_file_becomes_its_pipeline(tmp_path: Path) -> None:
     pipeline = load(write(tmp_path, ROUTE), {"bootstrap": "h:1", "master": None})
     assert isinstance(pipeline, Route)
-    assert (pipeline.name, pipeline.bootstrap, pipeline.master, pipeline.rules[0].topic) == ("delays", "h:1", "local[*]", "united")
+    assert (pipeline.name, pipeline.bootstrap, pipeline.master, pipeline.rules[0].topic) == (
+        "delays",
+        "h:1",
+        "local[*]",
+        "united",
+    )
 
 
 def test_every_kind_has_a_tag_of_its_own() -> None:
@@ -46,10 +51,16 @@ AGGREGATE = 'pipeline = "aggregate"\nwindow = "1 hour"\nwatermark = "1 hour"\n[v
         ("pipeline = 'rout'", "pipeline is 'rout'; it has to be one of archive, "),
         ("pipeline", "not TOML"),
         (ROUTE.replace('topics = ["flights"]', ""), "[source] names its topics either by `topics` or by `pattern`"),
-        (ROUTE.replace('topics = ["flights"]', 'topics = ["flights"]\npattern = "f.*"'), "[source] names its topics either by"),
+        (
+            ROUTE.replace('topics = ["flights"]', 'topics = ["flights"]\npattern = "f.*"'),
+            "[source] names its topics either by",
+        ),
         (ROUTE.replace('topics = ["flights"]', "topics = [7]"), "Expected `str`, got `int` - at `$.source.topics[0]`"),
         (ROUTE.replace("dead_letters", "dead_leters"), "dead_leters"),
-        (AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\npath = "y"\n[measures]\nn = "count(*)"', "[sink] names either a `topic` or a `path`"),
+        (
+            AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\npath = "y"\n[measures]\nn = "count(*)"',
+            "[sink] names either a `topic` or a `path`",
+        ),
         (AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\n', "measures is empty"),
     ],
 )
@@ -66,7 +77,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_measures_keep_their_order(tmp_path: Path) -> None:
-    pipeline = load(write(tmp_path, AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\nz = "count(*)"\na = "max(a)"'))
+    pipeline = load(
+        write(
+            tmp_path,
+            AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\nz = "count(*)"\na = "max(a)"',
+        )
+    )
     assert isinstance(pipeline, Aggregate)
     assert list(pipeline.measures) == ["z", "a"]
 

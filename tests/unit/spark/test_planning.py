@@ -31,7 +31,11 @@ def test_one_task_for_a_partition_unless_told() -> None:
 def test_whatever_is_asked_the_ranges_are_covered() -> None:
     for seed in range(300):
         rng = random.Random(seed)
-        ranges = [Range("t", index, start, start + rng.choice((0, 1, 7, rng.randrange(1, 10_000)))) for index in range(rng.randrange(1, 9)) for start in (rng.randrange(1000),)]
+        ranges = [
+            Range("t", index, start, start + rng.choice((0, 1, 7, rng.randrange(1, 10_000))))
+            for index in range(rng.randrange(1, 9))
+            for start in (rng.randrange(1000),)
+        ]
         least, most = rng.choice((None, 1, 3, 20, 200)), rng.choice((None, 1, 50, 5000))
         if most == 1:
             ranges = ranges[:1]
@@ -51,7 +55,11 @@ def test_tasks_are_even_by_bytes() -> None:
     assert counts == [1, 9]
     weights = [one.size * (100 if one.partition == 0 else 900) for one in made]
     assert max(weights) <= 1.1 * min(weights)
-    assert [sum(one.partition == index for one in split([Range("t", 0, 0, 300), Range("t", 1, 0, 700)], 5, None)) for index in (0, 1)] == [2, 3]  # the largest pieces are cut again
+    # the largest pieces are cut again
+    assert [
+        sum(one.partition == index for one in split([Range("t", 0, 0, 300), Range("t", 1, 0, 700)], 5, None))
+        for index in (0, 1)
+    ] == [2, 3]
     half_known = split([Range("t", 0, 0, 9000), Range("t", 1, 0, 9000)], 10, None, {("t", 0): 100.0})
     assert [sum(one.partition == index for one in half_known) for index in (0, 1)] == [5, 5]
 

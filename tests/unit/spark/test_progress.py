@@ -1,4 +1,6 @@
-"""A stream from trigger to trigger, against a log that the test moves: where it begins, how far it goes, what it calls a loss."""
+"""A stream from trigger to trigger, against a log that the test moves: where it begins, how far it
+goes, what it calls a loss.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def test_latest_is_written_down_before_anything_is_read() -> None:
 
 
 def test_rate_limits_and_available_now() -> None:
-    world, progress = _world({("t", 0): (0, 100), ("t", 1): (0, 50)}, startingOffsets="earliest", maxOffsetsPerTrigger="60")
+    world, progress = _world(
+        {("t", 0): (0, 100), ("t", 1): (0, 50)}, startingOffsets="earliest", maxOffsetsPerTrigger="60"
+    )
     start = progress.initial()
     progress.prepare_available_now()
     world.grow("t", 0, 1000)
@@ -141,7 +145,9 @@ def test_unlimited_goes_before_the_options() -> None:
 
 def test_too_few_wait_but_not_for_ever() -> None:
     clock = [1000.0]
-    world, progress = _world({("t", 0): (0, 1)}, clock, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5s")
+    world, progress = _world(
+        {("t", 0): (0, 1)}, clock, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5s"
+    )
     end = progress.latest(progress.initial(), False)
     assert _offsets(end) == {("t", 0): 1}
     world.grow("t", 0, 9)
@@ -219,8 +225,12 @@ def test_progress_is_published_also_of_the_last_batch() -> None:
 
 
 def test_what_is_gone_is_not_published() -> None:
-    """A group has no offset of a topic that is not there: the broker would refuse it with every batch."""
-    world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest", groupId="g", failOnDataLoss="false")
+    """A group has no offset of a topic that is not there: the broker would refuse it with every
+    batch.
+    """
+    world, progress = _world(
+        {("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest", groupId="g", failOnDataLoss="false"
+    )
     end = progress.latest(progress.initial(), True)
     del world.logs["u", 0]
     progress = _again(world)
@@ -239,7 +249,9 @@ def test_nothing_is_published_without_a_group() -> None:
 
 
 def test_one_answer_that_is_behind_is_no_loss() -> None:
-    """A broker that has not heard yet of a topic, of its partitions, or that it was made anew: another one is asked."""
+    """A broker that has not heard yet of a topic, of its partitions, or that it was made anew:
+    another one is asked.
+    """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
     world.numbers["u"] = 2
     end = progress.latest(progress.initial(), True)
@@ -266,7 +278,9 @@ def test_an_end_for_available_now_that_is_behind() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
-    """With failOnDataLoss=false: it stays where it was, until it is seen again, or another one under its name."""
+    """With failOnDataLoss=false: it stays where it was, until it is seen again, or another one
+    under its name.
+    """
     world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     end = progress.latest(progress.initial(), True)
     kept = world.logs.pop(("u", 0))
@@ -284,11 +298,15 @@ def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
     assert _ranges(progress.plan(end, seen)) == [(0, 10, 12)]
     world.numbers["u"] = 2
     anew = progress.latest(seen, True)
-    assert _ranges(progress.plan(seen, anew)) == [(0, 0, 12)] and "topic u was deleted and made anew" in world.losses[-1]
+    assert (
+        _ranges(progress.plan(seen, anew)) == [(0, 0, 12)] and "topic u was deleted and made anew" in world.losses[-1]
+    )
 
 
 def test_a_topic_without_a_known_id_is_let_go_of() -> None:
-    """Offsets of Spark's source for Kafka name no ids: whether what comes under that name is the same nobody could tell."""
+    """Offsets of Spark's source for Kafka name no ids: whether what comes under that name is the
+    same nobody could tell.
+    """
     world, progress = _world({("t", 0): (0, 10)}, failOnDataLoss="false")
     end = progress.latest({"t": {"0": 10}, "u": {"0": 10}}, True)
     assert _offsets(end) == {("t", 0): 10} and len(world.losses) == 1
@@ -311,7 +329,9 @@ def test_retired_partitions_that_were_read_are_no_loss(restarted: bool) -> None:
 
 @pytest.mark.parametrize("hidden", [{}, {("t", 1): 11}])
 def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) -> None:
-    """Also when nobody can tell any more where they ended: retention may have deleted what came after the last batch."""
+    """Also when nobody can tell any more where they ended: retention may have deleted what came
+    after the last batch.
+    """
     world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     end = progress.latest(progress.initial(), True)
     del world.logs["t", 1]
@@ -324,7 +344,9 @@ def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew: bool) -> None:
-    """Its beginning cannot be asked for any more; the batch goes on without it, instead of failing again at every start."""
+    """Its beginning cannot be asked for any more; the batch goes on without it, instead of failing
+    again at every start.
+    """
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
     first = progress.latest(progress.initial(), True)
     world.grow("t", 0, 1)
@@ -348,13 +370,17 @@ def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:
     world.grow("u", 0, 5)
     end = progress.latest(first, True)
     del world.logs["u", 0]
-    with pytest.raises(MqdReadError, match="u-0 is gone, or another one of that name by now; the batch that ends at 5 was not read"):
+    with pytest.raises(
+        MqdReadError, match="u-0 is gone, or another one of that name by now; the batch that ends at 5 was not read"
+    ):
         _again(world).plan(first, end)
 
 
 @pytest.mark.parametrize("fails", ["false", "true"])
 def test_a_topic_that_is_deleted_between_two_questions_is_a_loss_as_any_other(fails: str) -> None:
-    world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 5)}, startingOffsets="earliest", subscribe="t,u", failOnDataLoss=fails)
+    world, progress = _world(
+        {("t", 0): (0, 10), ("u", 0): (0, 5)}, startingOffsets="earliest", subscribe="t,u", failOnDataLoss=fails
+    )
     start = progress.initial()
     world.behind = [(dict(world.logs), world.numbers)]  # it is still there when partitions are asked for
     del world.logs["u", 0]

@@ -16,7 +16,10 @@ from mqd.spark.pipelines.settings import SettingsError
 def archive(tmp_path: Path) -> Archive:
     """Topics t and u; t has partitions 0 and 1, the second without a record."""
     found = Archive(str(tmp_path))
-    files = [ArchivedFile(f"topic={topic}/date=2026-11-21/a.parquet", topic, "2026-11-21", 1, [Span(0, 0, 10, 10, 0, 0)]) for topic in ("t", "u")]
+    files = [
+        ArchivedFile(f"topic={topic}/date=2026-11-21/a.parquet", topic, "2026-11-21", 1, [Span(0, 0, 10, 10, 0, 0)])
+        for topic in ("t", "u")
+    ]
     for file in files:
         path = tmp_path / file.path
         path.parent.mkdir(parents=True)
@@ -32,7 +35,10 @@ def archive(tmp_path: Path) -> Archive:
         ({"to": {"u": "v"}, "topics": ["t"]}, "to: 'u' is not among the topics that are replayed; they are t$"),
         ({"starting_offsets": {"tt": {"0": 1}}}, "starting_offsets: 'tt' is not among"),
         ({"ending_offsets": {"tt": {"0": 1}}}, "ending_offsets: 'tt' is not among"),
-        ({"starting_offsets": {"t": {"2": 1}}}, "starting_offsets: the archive .* has no partition '2' of t; it has 0, 1"),
+        (
+            {"starting_offsets": {"t": {"2": 1}}},
+            "starting_offsets: the archive .* has no partition '2' of t; it has 0, 1",
+        ),
         ({"ending_offsets": {"u": {"00": 1}}}, "ending_offsets: the archive .* has no partition '00' of u; it has 0"),
         ({"starting_timestamp": "yesterday"}, "starting_timestamp: 'yesterday' is not a time"),
     ],

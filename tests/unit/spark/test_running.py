@@ -1,4 +1,6 @@
-"""What pipelines ask of Spark, and what they make of its errors; what a query publishes as a group. Without Spark."""
+"""What pipelines ask of Spark, and what they make of its errors; what a query publishes as a group.
+Without Spark.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,12 @@ class Reader:
         return lambda *_: self
 
 
-# -- what is read ------------------------------------------------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "read_committed"), ({ISOLATION: "read_uncommitted"}, "read_uncommitted")])
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "read_committed"), ({ISOLATION: "read_uncommitted"}, "read_uncommitted")]
+)
 def test_pipelines_read_what_was_committed_unless_told(given: dict[str, str], expected: str) -> None:
     reader, source = Reader(), Source(topics=["t"], options=given)
     running.stream(reader, source, Table(name="n", source=source, changelog="c"))  # type: ignore[arg-type]
@@ -68,13 +72,15 @@ def test_sql_reads_what_was_committed(monkeypatch: pytest.MonkeyPatch, live: boo
 def test_where_a_batch_ends_is_read_by_spark_from_the_checkpoint() -> None:
     """Its settings say where hdfs:/// is, pyarrow's do not; and what it reads is a glob."""
     spark, source = MagicMock(), Source(topics=["t"])
-    spark.read.text.return_value.first.return_value = ['v1\n{"batchWatermarkMs":0}\n{"t":{"0":7},"@topic_ids":{"t":"x"}}']
+    spark.read.text.return_value.first.return_value = [
+        'v1\n{"batchWatermarkMs":0}\n{"t":{"0":7},"@topic_ids":{"t":"x"}}'
+    ]
     pipeline = Archive(name="n", source=source, path="a", checkpoint="hdfs:///check[1]")
     assert running._ends(spark, pipeline, 3) == ({"t": {"0": 7}}, {"t": "x"})
     spark.read.text.assert_called_once_with(r"hdfs:///check\[1\]/offsets/3", wholetext=True)
 
 
-# -- what went wrong ---------------------------------------------------------------------------------------------------------------------
+# -- what went wrong -------------------------------------------------------------------------------
 
 FAILED = """[STREAM_FAILED] Query [id = 078c38b8-3cfc-4475-9961-30d13393c64a, runId = 6d85c2f7-3e03-4d65-b73a-c83a7b545571] terminated with exception: \
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach batch sink. Reason: An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
@@ -101,10 +107,25 @@ Traceback (most recent call last):
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        ("mqd.spark.pipelines.manifest.ArchiveError: /a has another writer (commit 3 is there): stop one of the two", "/a has another writer (commit 3 is there): stop one of the two"),
-        (IN_A_TASK + "mqd.spark.pipelines.parquet.OrderError: records of t-0 are not in order at 3: sort them", "records of t-0 are not in order at 3: sort them"),
-        (IN_A_TASK + "OSError: [Errno 28] No space left on device: '/a/x.parquet'", "OSError: [Errno 28] No space left on device: '/a/x.parquet'"),
-        ("py4j.protocol.Py4JJavaError: An error occurred while calling o7.save.\n: org.apache.spark.SparkException: Job aborted\n\tat org.Some.java", "org.apache.spark.SparkException: Job aborted"),
+        (
+            "mqd.spark.pipelines.manifest.ArchiveError: /a has another writer (commit 3 is there): stop one of the two",
+            "/a has another writer (commit 3 is there): stop one of the two",
+        ),
+        (
+            IN_A_TASK + "mqd.spark.pipelines.parquet.OrderError: records of t-0 are not in order at 3: sort them",
+            "records of t-0 are not in order at 3: sort them",
+        ),
+        (
+            IN_A_TASK + "OSError: [Errno 28] No space left on device: '/a/x.parquet'",
+            "OSError: [Errno 28] No space left on device: '/a/x.parquet'",
+        ),
+        (
+            (
+                "py4j.protocol.Py4JJavaError: An error occurred while calling o7.save.\n:"
+                " org.apache.spark.SparkException: Job aborted\n\tat org.Some.java"
+            ),
+            "org.apache.spark.SparkException: Job aborted",
+        ),
     ],
 )
 def test_an_error_of_a_batchs_function_is_told_by_its_own_text(raised: str, expected: str) -> None:
@@ -113,7 +134,13 @@ def test_an_error_of_a_batchs_function_is_told_by_its_own_text(raised: str, expe
 
 
 def progress(*ends: tuple[str | None, str | None]) -> dict[str, Any]:
-    return {"batchId": 0, "numInputRows": 1, "processedRowsPerSecond": 1.0, "batchDuration": 1, "sources": [{"endOffset": end, "latestOffset": latest} for end, latest in ends]}
+    return {
+        "batchId": 0,
+        "numInputRows": 1,
+        "processedRowsPerSecond": 1.0,
+        "batchDuration": 1,
+        "sources": [{"endOffset": end, "latestOffset": latest} for end, latest in ends],
+    }
 
 
 @pytest.mark.parametrize(
@@ -130,7 +157,7 @@ def test_how_far_a_batch_is_behind(ends: list[tuple[str | None, str | None]], be
     assert running._told("n", progress(*ends)).behind == behind
 
 
-# -- compacting --------------------------------------------------------------------------------------------------------------------------
+# -- compacting ------------------------------------------------------------------------------------
 
 
 def archived(name: str) -> ArchivedFile:
@@ -142,7 +169,9 @@ class Files:
 
     path = "/archive"
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: str, error: type[BaseException] = ArchiveError) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *broken: str, error: type[BaseException] = ArchiveError
+    ) -> None:
         self.groups = [[archived("a1"), archived("a2")], [archived("b1"), archived("b2")]]
         self.files = {file.path: file for group in self.groups for file in group}
         self.asked: list[list[str]] = []
@@ -164,9 +193,13 @@ class Files:
         return self.asked
 
 
-def test_a_compaction_that_fails_is_told_and_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compaction_that_fails_is_told_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     files, let_be = Files(monkeypatch, "b2"), set[str]()
-    assert files.run(let_be) == [["a1", "b1"], ["a1"], ["b1"]], "together, then one by one: the other group is compacted"
+    assert files.run(let_be) == [["a1", "b1"], ["a1"], ["b1"]], (
+        "together, then one by one: the other group is compacted"
+    )
     assert sorted(files.files) == ["topic=t/b1", "topic=t/b2"] == sorted(let_be)
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "topic=t/b2 cannot be read" in record.getMessage()
@@ -174,26 +207,42 @@ def test_a_compaction_that_fails_is_told_and_left_alone(monkeypatch: pytest.Monk
     assert files.run(set()) == [["b1"]]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, type("SparkException", (Exception,), {"__str__": lambda _: "[SPARK_JOB_CANCELLED] Job 7 cancelled"})])
-def test_what_stops_a_query_stops_a_compaction(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt,
+        type("SparkException", (Exception,), {"__str__": lambda _: "[SPARK_JOB_CANCELLED] Job 7 cancelled"}),
+    ],
+)
+def test_what_stops_a_query_stops_a_compaction(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     files = Files(monkeypatch, "b2", error=error)
     with pytest.raises(error):
         files.run(set())
     assert files.asked == [["a1", "b1"]] and not caplog.records
 
 
-# -- a replay that is stopped ------------------------------------------------------------------------------------------------------------
+# -- a replay that is stopped ----------------------------------------------------------------------
 
 CANCELLED = "[SPARK_JOB_CANCELLED] Job 0 cancelled part of cancelled job group again-1"
 
 
 class Job:
-    """A session with one job, which ends when it is cancelled or of itself. `begin`: what happens when it has begun."""
+    """A session with one job, which ends when it is cancelled or of itself. `begin`: what happens
+    when it has begun.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object], outcome: str | None = CANCELLED) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object], outcome: str | None = CANCELLED
+    ) -> None:
         self.cancelled, self.begin, self.outcome = threading.Event(), begin, outcome
         self.groups: list[str] = []
-        self.sparkContext = SimpleNamespace(setJobGroup=lambda group, _: self.groups.append(group), cancelJobGroup=self.cancel, setLocalProperty=lambda *_: None)
+        self.sparkContext = SimpleNamespace(
+            setJobGroup=lambda group, _: self.groups.append(group),
+            cancelJobGroup=self.cancel,
+            setLocalProperty=lambda *_: None,
+        )
         monkeypatch.setattr(running, "_replay", self.replay)
         monkeypatch.setattr(running, "LOOK_S", 0.01)
 
@@ -211,7 +260,10 @@ class Job:
         """Of the session."""
 
 
-@pytest.mark.parametrize(("options", "expected"), [({}, "nothing was written"), ({"Delivery": "at-least-once"}, "what was written so far stays")])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, "nothing was written"), ({"Delivery": "at-least-once"}, "what was written so far stays")],
+)
 def test_a_replay_is_stopped(monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: str) -> None:
     stop = threading.Event()
     with pytest.raises(running.ReplayStoppedError, match=expected) as told:
@@ -228,11 +280,18 @@ def test_a_replay_that_fails_while_it_is_stopped_says_of_what(monkeypatch: pytes
     """Of its commit, for instance: nobody knows whether it was written then."""
     stop = threading.Event()
     with pytest.raises(RuntimeError, match="no outcome within 60 s"):
-        running.run(Job(monkeypatch, stop.set, "committing batch 0: no outcome within 60 s"), Replay(name="again", path="a"), print, stop)  # type: ignore[arg-type]
+        running.run(
+            Job(monkeypatch, stop.set, "committing batch 0: no outcome within 60 s"),
+            Replay(name="again", path="a"),
+            print,
+            stop,
+        )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("outcome", [CANCELLED, None])
-def test_the_command_says_what_became_of_a_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str | None) -> None:
+def test_the_command_says_what_became_of_a_replay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str | None
+) -> None:
     (tmp_path / "again.toml").write_text('pipeline = "replay"\npath = "a"\ntopics = ["t"]\n')
     job = Job(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM), outcome)
     monkeypatch.setattr(session, "session", lambda *_: job)
@@ -250,7 +309,7 @@ def test_the_command_says_what_became_of_a_replay(monkeypatch: pytest.MonkeyPatc
             signal.signal(number, handler)
 
 
-# -- a group's offsets -------------------------------------------------------------------------------------------------------------------
+# -- a group's offsets -----------------------------------------------------------------------------
 
 
 def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
@@ -258,7 +317,11 @@ def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
     driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
     asked: list[Any] = []
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
-    link = SimpleNamespace(ask=lambda request, *_: (asked.append(request), coordinator if len(asked) == 1 else SimpleNamespace(topics=[]))[1])
+    link = SimpleNamespace(
+        ask=lambda request, *_: (asked.append(request), coordinator if len(asked) == 1 else SimpleNamespace(topics=[]))[
+            1
+        ]
+    )
     driver.cluster = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={})  # type: ignore[assignment]
     driver.publish("g", {("t", 0): 7})
     (partition,) = asked[1].topics[0].partitions

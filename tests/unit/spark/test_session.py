@@ -1,4 +1,6 @@
-"""What a Spark session is given, what is heard of its start, and what the demo draws. Without Spark."""
+"""What a Spark session is given, what is heard of its start, and what the demo draws. Without
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from mqd.cli.verbs.demo_spark import Window, by_hour_and_month
 from mqd.spark.pipelines.running import explained
 from mqd.spark.pipelines.session import held_back, log_level
 
-GREETS = "import sys; print('hello', file=sys.stderr, flush=True); print('up', flush=True); sys.stdin.readline(); print('later', file=sys.stderr, flush=True)"
+GREETS = (
+    "import sys; print('hello', file=sys.stderr, flush=True); print('up', flush=True); sys.stdin.readline();"
+    " print('later', file=sys.stderr, flush=True)"
+)
 
 
 def start() -> subprocess.Popen[str]:
@@ -55,14 +60,27 @@ def test_everything_is_told_of_a_start_that_fails(capfd: pytest.CaptureFixture[s
 
 
 def test_a_local_log_is_silent_unless_asked() -> None:
-    assert (log_level("local[*]", {}), log_level("spark://host:7077", {}), log_level("local", {"spark.log.level": "INFO"})) == ("FATAL", "ERROR", "INFO")
+    assert (
+        log_level("local[*]", {}),
+        log_level("spark://host:7077", {}),
+        log_level("local", {"spark.log.level": "INFO"}),
+    ) == ("FATAL", "ERROR", "INFO")
 
 
 def test_the_demos_picture_has_the_airports_own_clock() -> None:
-    windows = [Window("EWR", datetime(2013, month, 1, 12, tzinfo=UTC), 150, 30, 10.0 * month) for month in (1, 7)] + [Window("EWR", datetime(2013, 2, 2, 3, tzinfo=UTC), 99, 99, None)]
-    assert by_hour_and_month(windows, ZoneInfo("America/New_York")) == ({7: 10.0, 8: 70.0}, {1: 20.0, 7: 20.0}), "in summer another hour; few flights have no mean"
+    windows = [Window("EWR", datetime(2013, month, 1, 12, tzinfo=UTC), 150, 30, 10.0 * month) for month in (1, 7)] + [
+        Window("EWR", datetime(2013, 2, 2, 3, tzinfo=UTC), 99, 99, None)
+    ]
+    assert by_hour_and_month(windows, ZoneInfo("America/New_York")) == ({7: 10.0, 8: 70.0}, {1: 20.0, 7: 20.0}), (
+        "in summer another hour; few flights have no mean"
+    )
 
 
 def test_a_machine_too_laden_for_spark_is_called_so() -> None:
-    assert "too laden" in explained(RuntimeError("[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST\n=== Streaming Query ==="))
+    assert "too laden" in explained(
+        RuntimeError(
+            "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE:"
+            " XXKST\n=== Streaming Query ==="
+        )
+    )
     assert explained(RuntimeError("[OTHER] first line\nsecond")) == "[OTHER] first line"

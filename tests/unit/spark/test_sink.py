@@ -1,4 +1,6 @@
-"""The sink's options and encoding, without Spark: what is refused in which words, and rows as record batches."""
+"""The sink's options and encoding, without Spark: what is refused in which words, and rows as
+record batches.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,18 @@ def schema(**kinds: str) -> Schema:
     return Schema([Field(name, Kind(kind)) for name, kind in kinds.items()])
 
 
-def options(topic: str | None = "t", kinds: dict[str, str] | None = None, streaming: bool = False, **given: str) -> SinkOptions:
+def options(
+    topic: str | None = "t", kinds: dict[str, str] | None = None, streaming: bool = False, **given: str
+) -> SinkOptions:
     named = {name.replace("__", "."): value for name, value in given.items()}
-    return sink_options({**BROKER, **({"topic": topic} if topic else {}), **named}, schema(**(kinds or {"key": "binary", "value": "binary"})), streaming)
+    return sink_options(
+        {**BROKER, **({"topic": topic} if topic else {}), **named},
+        schema(**(kinds or {"key": "binary", "value": "binary"})),
+        streaming,
+    )
 
 
-# -- options -------------------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def test_defaults_are_exactly_once() -> None:
@@ -86,10 +94,17 @@ def test_columns_are_taken_without_regard_to_case_and_others_left_alone() -> Non
         ("t", {"value": "binary"}, {"kafka__security.protocol": "SSL"}, "PLAINTEXT"),
         ("t", {"value": "binary"}, {"txnVersion": "1"}, "go together"),
         ("t", {"value": "binary"}, {"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: -1"),
-        ("t", {"value": "binary"}, {"txnAppId": "a", "txnVersion": "1", "delivery": "at-least-once"}, "Leave one of them out"),
+        (
+            "t",
+            {"value": "binary"},
+            {"txnAppId": "a", "txnVersion": "1", "delivery": "at-least-once"},
+            "Leave one of them out",
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(topic: str | None, kinds: dict[str, str], given: dict[str, str], problem: str) -> None:
+)
+def test_what_cannot_be_is_refused(
+    topic: str | None, kinds: dict[str, str], given: dict[str, str], problem: str
+) -> None:
     with pytest.raises(MqdOptionError, match=problem):
         options(topic, kinds, **given)
 
@@ -105,7 +120,7 @@ def test_at_least_once_may_have_one_acknowledgement() -> None:
     assert not found.is_exactly_once and found.acks == 1
 
 
-# -- encoding ------------------------------------------------------------------------------------------------------------------
+# -- encoding --------------------------------------------------------------------------------------
 
 
 def encoded(found: SinkOptions, *batches: pa.RecordBatch, partition_count: int = 3) -> list[Batch]:
@@ -123,19 +138,33 @@ def records_of(batches: list[Batch]) -> dict[tuple[str, int], list[Record]]:
     for batch in batches:
         batch.stamp(5, 1, 0, True)
         ((header, data),) = iterate_batches(bytes(batch.data))
-        assert (header.producer_id, header.producer_epoch, header.is_transactional, header.record_count) == (5, 1, True, batch.count)
+        assert (header.producer_id, header.producer_epoch, header.is_transactional, header.record_count) == (
+            5,
+            1,
+            True,
+            batch.count,
+        )
         out.setdefault((batch.topic, batch.partition), []).extend(decode_batch(data))
     return out
 
 
-ROWS = st.lists(st.tuples(st.none() | st.binary(max_size=6), st.none() | st.binary(max_size=40), st.none() | st.integers(0, 2)), max_size=60)
+ROWS = st.lists(
+    st.tuples(st.none() | st.binary(max_size=6), st.none() | st.binary(max_size=40), st.none() | st.integers(0, 2)),
+    max_size=60,
+)
 
 
 @settings(max_examples=30, deadline=None)
 @given(rows=ROWS, cut=st.integers(0, 60), codec=st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]))
 def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None:
     kinds = {"key": "binary", "value": "binary", "partition": "int"}
-    table = pa.table({"key": pa.array([row[0] for row in rows], pa.binary()), "value": pa.array([row[1] for row in rows], pa.binary()), "partition": pa.array([row[2] for row in rows], pa.int32())})
+    table = pa.table(
+        {
+            "key": pa.array([row[0] for row in rows], pa.binary()),
+            "value": pa.array([row[1] for row in rows], pa.binary()),
+            "partition": pa.array([row[2] for row in rows], pa.int32()),
+        }
+    )
     batches = [piece for part in (table.slice(0, cut), table.slice(cut)) for piece in part.to_batches()]
     found = records_of(encoded(options(kinds=kinds, **{"kafka__compression.type": codec}), *batches))
     wanted: dict[int, list] = {}
@@ -152,7 +181,11 @@ def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None
         rest = list(got[index])
         for pair in pairs:  # in this order, rows without a place of their own between them
             rest = rest[rest.index(pair) + 1 :]
-    assert sum(map(len, got.values())) == len(rows) and len(loose) + sum(map(len, wanted.values())) == len(rows) and (named or not wanted)
+    assert (
+        sum(map(len, got.values())) == len(rows)
+        and len(loose) + sum(map(len, wanted.values())) == len(rows)
+        and (named or not wanted)
+    )
 
 
 def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None:
@@ -166,7 +199,10 @@ def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None
 
 def test_rows_that_arrow_cannot_have_in_one_piece_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a column of what was gathered has more than 2 GiB."""
-    pieces = [pa.record_batch({"value": pa.array([b"%d" % number for number in range(first, first + 4)], pa.binary())}) for first in (0, 4, 8)]
+    pieces = [
+        pa.record_batch({"value": pa.array([b"%d" % number for number in range(first, first + 4)], pa.binary())})
+        for first in (0, 4, 8)
+    ]
 
     class Table:
         def __init__(self, batches: list[pa.RecordBatch]) -> None:
@@ -194,14 +230,21 @@ def test_a_batch_that_is_too_large_goes_in_halves() -> None:
 def test_topics_headers_and_times_are_the_rows_own() -> None:
     kinds = {"topic": "string", "value": "string", "headers": HEADERS, "timestamp": "timestamp"}
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    batch = pa.record_batch({
-        "topic": pa.array(["a", "b", "a"]), "value": pa.array(["1", "2", "3"]),
-        "headers": pa.array([[{"key": "h", "value": b"v"}, {"key": "n", "value": None}], None, []], header),
-        "timestamp": pa.array([1_357_000_000_123_456, 5_000, None], pa.timestamp("us", tz="Europe/Berlin")),
-    })  # fmt: skip
+    batch = pa.record_batch(
+        {
+            "topic": pa.array(["a", "b", "a"]),
+            "value": pa.array(["1", "2", "3"]),
+            "headers": pa.array([[{"key": "h", "value": b"v"}, {"key": "n", "value": None}], None, []], header),
+            "timestamp": pa.array([1_357_000_000_123_456, 5_000, None], pa.timestamp("us", tz="Europe/Berlin")),
+        }
+    )
     found = records_of(encoded(options(None, kinds), batch, partition_count=1))
     first, third = found["a", 0]
-    assert (first.value, [tuple(one) for one in first.headers], first.timestamp_ms) == (b"1", [("h", b"v"), ("n", None)], 1_357_000_000_123)
+    assert (first.value, [tuple(one) for one in first.headers], first.timestamp_ms) == (
+        b"1",
+        [("h", b"v"), ("n", None)],
+        1_357_000_000_123,
+    )
     assert (third.value, list(third.headers)) == (b"3", []) and third.timestamp_ms > 1_700_000_000_000
     (second,) = found["b", 0]
     assert (second.value, list(second.headers), second.timestamp_ms) == (b"2", [], 5)
@@ -219,7 +262,12 @@ def test_rows_without_a_key_stay_together_for_a_round() -> None:
     [
         ("partition", [0, 3], pa.int32(), "topic t has partitions 0 to 2; a row has 3"),
         ("partition", [0, -1], pa.int32(), "a row has -1"),
-        ("headers", [[{"key": None, "value": b""}], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "a header needs a key"),
+        (
+            "headers",
+            [[{"key": None, "value": b""}], None],
+            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+            "a header needs a key",
+        ),
     ],
 )
 def test_rows_that_cannot_be_are_named(column: str, values: list, kind: pa.DataType, problem: str) -> None:
@@ -234,15 +282,29 @@ def test_a_null_topic_is_named() -> None:
         encoded(options(None, {"value": "binary", "topic": "string"}), batch)
 
 
-# -- the batch's transaction ---------------------------------------------------------------------------------------------------
+# -- the batch's transaction -----------------------------------------------------------------------
 
 
 def test_a_transaction_that_is_over_is_told_with_its_time_out() -> None:
-    """The broker answers the same to a task that waited too long for its next rows as to one that was overtaken."""
+    """The broker answers the same to a task that waited too long for its next rows as to one that
+    was overtaken.
+    """
     coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
-    link = SimpleNamespace(ask=lambda request, *_: coordinator if hasattr(request, "coordinator_keys") else SimpleNamespace(error_code=ErrorCode.PRODUCER_FENCED))
+    link = SimpleNamespace(
+        ask=lambda request, *_: (
+            coordinator
+            if hasattr(request, "coordinator_keys")
+            else SimpleNamespace(error_code=ErrorCode.PRODUCER_FENCED)
+        )
+    )
     cluster: Any = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={}, api_timeout_s=1.0)
-    with pytest.raises(MqdWriteError, match=r"going on with the transaction of batch 3: .* nothing was heard of the batch for 60000 ms .kafka.transaction.timeout.ms; .* another run"):
+    with pytest.raises(
+        MqdWriteError,
+        match=(
+            r"going on with the transaction of batch 3: .* nothing was heard of the batch for 60000 ms"
+            r" .kafka.transaction.timeout.ms; .* another run"
+        ),
+    ):
         Joint(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).alive(Child(5, 0))
 
 
@@ -252,7 +314,11 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     datasource = ModuleType("pyspark.sql.datasource")
     for name in ("DataSourceArrowWriter", "DataSourceStreamArrowWriter", "WriterCommitMessage"):
         setattr(datasource, name, type(name, (), {}))
-    for name, module in (("pyspark", ModuleType("pyspark")), ("pyspark.sql", ModuleType("pyspark.sql")), ("pyspark.sql.datasource", datasource)):
+    for name, module in (
+        ("pyspark", ModuleType("pyspark")),
+        ("pyspark.sql", ModuleType("pyspark.sql")),
+        ("pyspark.sql.datasource", datasource),
+    ):
         monkeypatch.setitem(sys.modules, name, module)
     spec = importlib.util.find_spec("mqd.spark.sink")
     assert spec is not None and spec.loader is not None
@@ -261,7 +327,9 @@ def sink(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-def test_a_stream_that_cannot_abort_its_transaction_says_so(sink: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_cannot_abort_its_transaction_says_so(
+    sink: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A batch of which no task was done: Spark tells the driver neither the query nor its run."""
     aborted: list[Any] = []
     monkeypatch.setattr(writing, "joint", lambda _, place: SimpleNamespace(abort=lambda: aborted.append(place)))
@@ -273,4 +341,7 @@ def test_a_stream_that_cannot_abort_its_transaction_says_so(sink: ModuleType, mo
         writer.abort(messages, 7)
     sink.MqdStreamWriter(options(delivery="at-least-once")).abort([None], 7)
     assert aborted == [place] and [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
-    assert "batch 7 has failed before one of its tasks was done" in caplog.text and "5000 ms are over (kafka.transaction.timeout.ms)" in caplog.text
+    assert (
+        "batch 7 has failed before one of its tasks was done" in caplog.text
+        and "5000 ms are over (kafka.transaction.timeout.ms)" in caplog.text
+    )

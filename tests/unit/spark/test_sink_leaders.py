@@ -1,4 +1,6 @@
-"""What the sink's producer does about topics and leaders that change while a task writes: against brokers that the test plays, in this process."""
+"""What the sink's producer does about topics and leaders that change while a task writes: against
+brokers that the test plays, in this process.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class Link:
         error = (self._cluster.errors.get(self._node_id) or [0]).pop(0)
         topics = []
         for topic in request.topic_data:
-            partitions = [ProduceResponse.PartitionResponse(index=one.index, error_code=error) for one in topic.partition_data]
+            partitions = [
+                ProduceResponse.PartitionResponse(index=one.index, error_code=error) for one in topic.partition_data
+            ]
             topics.append(ProduceResponse.TopicResponse(name=topic.name, partition_responses=partitions))
             if not error:
                 self._cluster.written += [(self._node_id, one.index) for one in topic.partition_data]
@@ -111,7 +115,9 @@ def batches(*partitions: int) -> list[Batch]:
 
 
 @pytest.mark.parametrize("asked_because", ["the metadata are old", "a leader has moved"])
-def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(cluster: Cluster, asked_because: str) -> None:
+def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(
+    cluster: Cluster, asked_because: str
+) -> None:
     writing = producer()
     assert writing.partition_count("t") == 4
     cluster.topic = Topic("t", ID, {0: 1, 1: 2})
@@ -125,7 +131,9 @@ def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(c
     assert writing.partition_count("t") == 2, "new rows go to those that remain"
 
 
-def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_to_those_of_the_old_one(cluster: Cluster) -> None:
+def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_to_those_of_the_old_one(
+    cluster: Cluster,
+) -> None:
     writing = producer()
     assert writing.partition_count("t") == 4
     cluster.topic = Topic("t", ANOTHER_ID, {0: 1, 1: 2})
@@ -136,7 +144,9 @@ def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_
     assert not cluster.written
 
 
-def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_delivery_may_take(cluster: Cluster) -> None:
+def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_delivery_may_take(
+    cluster: Cluster,
+) -> None:
     writing = producer(delivery_timeout_s=3.0)
     cluster.silent = {1}
     began = cluster.now
@@ -147,8 +157,12 @@ def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_
     assert [partition for node_id, partition in cluster.written if node_id == 2] == [1, 3, 1, 3, 1]
 
 
-def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are_written(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come slowly, and there is always one under way to another leader: nobody asked again who leads before delivery.timeout.ms was over."""
+def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are_written(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come slowly, and there is always one under way to another leader: nobody asked again who
+    leads before delivery.timeout.ms was over.
+    """
     monkeypatch.setattr(producing, "QUEUED_BYTES_MAX", 400)
     cluster.topic = Topic("t", ID, {0: 1, 1: -1})
     writing = producer(delivery_timeout_s=60.0)
@@ -161,7 +175,9 @@ def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are
     assert sorted(cluster.written)[-1] == (2, 1) and len(cluster.written) == 51
 
 
-def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of others one may be cut off, and take seconds to show it."""
     ends = iter([True, True, False])
 
@@ -179,7 +195,9 @@ def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(clu
 
 @pytest.mark.parametrize("turns_before", range(3))
 def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, turns_before: int) -> None:
-    """It was asked itself, and again as the first of kafka.bootstrap.servers, until kafka.delivery.timeout.ms was over; or it was its turn, though another one had been asked."""
+    """It was asked itself, and again as the first of kafka.bootstrap.servers, until
+    kafka.delivery.timeout.ms was over; or it was its turn, though another one had been asked.
+    """
 
     class Asked:
         closed = False
@@ -197,7 +215,9 @@ def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, 
                 raise TimeoutError("nothing")
             partitions = [MetadataResponse.Partition(partition_index=0, leader_id=cluster.topic.leaders[0])]
             brokers = [MetadataResponse.Broker(node_id=node, host=f"h{node}", port=1) for node in (1, 2)]
-            return MetadataResponse(brokers=brokers, topics=[MetadataResponse.Topic(name="t", topic_id=ID, partitions=partitions)])
+            return MetadataResponse(
+                brokers=brokers, topics=[MetadataResponse.Topic(name="t", topic_id=ID, partitions=partitions)]
+            )
 
     real = wire.Cluster(KafkaSettings("h1:1,h2:1"))
     real._link = lambda address: real._links.get(address) or real._links.setdefault(address, Asked(address[0]))  # type: ignore[assignment,method-assign]
@@ -223,11 +243,16 @@ def test_connections_are_those_of_the_same_settings() -> None:
     assert of(others={"linger.ms": "5", "default.api.timeout.ms": "1000"}) is first
     second = of(others={"default.api.timeout.ms": "2000", "linger.ms": "5"})
     assert (first.cluster.api_timeout_s, second.cluster.api_timeout_s) == (1.0, 2.0)
-    assert of(request_timeout_s=5.0).cluster.settings.request_timeout_s == 5.0 and of().cluster.settings.request_timeout_s == 30.0
+    assert (
+        of(request_timeout_s=5.0).cluster.settings.request_timeout_s == 5.0
+        and of().cluster.settings.request_timeout_s == 30.0
+    )
 
 
 def test_connections_of_many_settings_are_closed_again_but_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that says something else for each of its batches had an attachment for each until its process ended."""
+    """A query that says something else for each of its batches had an attachment for each until its
+    process ended.
+    """
     closed: list[str] = []
 
     class Closing:

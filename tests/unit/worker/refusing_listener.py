@@ -8,7 +8,9 @@ import socket
 
 
 class RefusingListener:
-    """`failures`: errno of each accept(), in order; then `ever`, which unless told says that there is nobody any more. `asked`: how often it was."""
+    """`failures`: errno of each accept(), in order; then `ever`, which unless told says that there
+    is nobody any more. `asked`: how often it was.
+    """
 
     def __init__(self, failures: list[int], ever: int = errno.EAGAIN) -> None:
         self.failures, self.ever, self.asked = failures, ever, 0

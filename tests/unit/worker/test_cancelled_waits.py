@@ -1,4 +1,6 @@
-"""Who waits for an event or some time, and is cancelled in the turns in which the event is told, ends: a stop waits for it."""
+"""Who waits for an event or some time, and is cancelled in the turns in which the event is told,
+ends: a stop waits for it.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,22 @@ def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
 
 def goodbye() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
     gossip = object.__new__(Gossip)
-    vars(gossip).update(_transport=SimpleNamespace(close=lambda: None), _left=asyncio.Event(), _timer=None, _tasks=set(), _names=SimpleNamespace(stop=lambda: None), event=lambda event: None)
+    vars(gossip).update(
+        _transport=SimpleNamespace(close=lambda: None),
+        _left=asyncio.Event(),
+        _timer=None,
+        _tasks=set(),
+        _names=SimpleNamespace(stop=lambda: None),
+        event=lambda event: None,
+    )
     return gossip.stop(), gossip._left.set
 
 
 @pytest.mark.parametrize("turns", range(TURNS))
 @pytest.mark.parametrize("made", [checkpoints, link, throttled, goodbye])
-def test_cancelled_while_the_event_is_told(made: Callable[[], tuple[Coroutine[Any, Any, None], Callable[[], None]]], turns: int) -> None:
+def test_cancelled_while_the_event_is_told(
+    made: Callable[[], tuple[Coroutine[Any, Any, None], Callable[[], None]]], turns: int
+) -> None:
     async def scenario() -> None:
         work, tell = made()
         task = asyncio.ensure_future(work)

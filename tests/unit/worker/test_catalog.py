@@ -27,7 +27,9 @@ def topic(name: str, topic_id: bytes, *partitions: PartitionImage, **config: str
 
 
 def image(*topics: TopicImage, version: int = 1, **broker_config: str) -> Image:
-    return Image(version, "cluster", 1, [], list(topics), {key.replace("_", "."): value for key, value in broker_config.items()})
+    return Image(
+        version, "cluster", 1, [], list(topics), {key.replace("_", "."): value for key, value in broker_config.items()}
+    )
 
 
 def slots(changes: Changes) -> dict[str, list[int]]:
@@ -76,7 +78,9 @@ def test_epoch_and_configuration_change_in_place() -> None:
     catalog = Catalog(0)
     catalog.on_topic_put(topic("t", A, partition(0, 5)))
     assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5, leader_epoch=3)))) == {"set_epoch": [5]}
-    assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5, leader_epoch=3), retention_ms="7"))) == {"set_options": [5]}
+    assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5, leader_epoch=3), retention_ms="7"))) == {
+        "set_options": [5]
+    }
     assert slots(catalog.on_broker_config({"log.retention.ms": "9"})) == {"set_options": [5]}
     assert catalog.on_broker_config({"log.retention.ms": "9"}) == Changes()
 
@@ -92,8 +96,12 @@ def test_a_partition_that_failed_is_tried_again_by_the_next_image_only() -> None
     catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
     catalog.failed((A, 0))
     assert [owned.index for owned in catalog.failed_partitions()] == [0]
-    assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5), partition(1, 6), retention_ms="7"))) == {"set_options": [6]}
-    assert slots(catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6), retention_ms="7")))) == {"open": [5]}
+    assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5), partition(1, 6), retention_ms="7"))) == {
+        "set_options": [6]
+    }
+    assert slots(catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6), retention_ms="7")))) == {
+        "open": [5]
+    }
     assert catalog.failed_partitions() == []
 
 
@@ -125,20 +133,35 @@ def test_a_partition_that_moves_is_closed_and_opened() -> None:
     assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5, log_dir=1, owner=1)))) == {"close": [5]}
 
 
-# -- options -----------------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def test_topic_options_override_the_brokers() -> None:
-    broker = {"log.retention.hours": "1", "log.flush.on.ack": "false", "log.segment.bytes": "8192", "producer.id.count.max": "99"}
+    broker = {
+        "log.retention.hours": "1",
+        "log.flush.on.ack": "false",
+        "log.segment.bytes": "8192",
+        "producer.id.count.max": "99",
+    }
     options = log_options(broker, {"segment.bytes": "16384", "message.timestamp.type": "LogAppendTime"}, False)
-    assert (options["segment_bytes"], options["flush_on_ack"], options["log_append_time"], options["producer_id_count_max"]) == (16384, False, True, 99)
+    assert (
+        options["segment_bytes"],
+        options["flush_on_ack"],
+        options["log_append_time"],
+        options["producer_id_count_max"],
+    ) == (16384, False, True, 99)
     policy = retention_policy(broker, {"retention.bytes": "1000"})
     assert (policy.retention_ms, policy.retention_bytes, policy.delete) == (3_600_000, 1000, True)
 
 
 def test_the_defaults_are_kafkas() -> None:
     options = log_options({}, {}, False)
-    assert (options["segment_bytes"], options["segment_ms"], options["flush_on_ack"], options["max_message_bytes"]) == (1 << 30, 604_800_000, True, 1_048_588)
+    assert (options["segment_bytes"], options["segment_ms"], options["flush_on_ack"], options["max_message_bytes"]) == (
+        1 << 30,
+        604_800_000,
+        True,
+        1_048_588,
+    )
     assert retention_policy({}, {}).retention_ms == 604_800_000
 
 
@@ -152,15 +175,34 @@ def test_a_log_flushes_what_its_replication_counts_as_flushed() -> None:
             given.append((slot, options.flush_on_ack))
 
         opened = catalog.on_image(Image(1, "cluster", 1, [], [told], broker)).open[0]
-        partitions = PartitionSet(0, [], None, SimpleNamespace(set_options=None), SimpleNamespace(run=run), None, catalog, broker, PlainFiles())  # type: ignore[arg-type]
+        partitions = PartitionSet(
+            0,
+            [],
+            None,
+            SimpleNamespace(set_options=None),
+            SimpleNamespace(run=run),
+            None,
+            catalog,
+            broker,
+            PlainFiles(),
+        )  # type: ignore[arg-type]
         partitions.open[opened.key] = OpenPartition(opened, Path(), 0, None, None)  # type: ignore[arg-type]
         asyncio.run(partitions._set_options(opened))
-        assert given == [(5, settings_of(told, Cluster(), broker).flush_on_ack)] == [(5, internal or config.get("flush.on.ack") == "true")]
+        assert (
+            given
+            == [(5, settings_of(told, Cluster(), broker).flush_on_ack)]
+            == [(5, internal or config.get("flush.on.ack") == "true")]
+        )
         assert partitions._log_options(opened).flush_on_ack == given[0][1], "when it is opened, too"
 
 
 def test_reactor_options_follow_the_configuration() -> None:
-    config = {"worker.cpus": "0,2-3", "io.backend": "epoll", "connections.max.idle.ms": "-1", "socket.request.max.bytes": str(64 << 20)}
+    config = {
+        "worker.cpus": "0,2-3",
+        "io.backend": "epoll",
+        "connections.max.idle.ms": "-1",
+        "socket.request.max.bytes": str(64 << 20),
+    }
     options = reactor_options(config, worker=4, arena_bytes=16 << 20, connection_count_max=640)
     assert (options["cpu"], options["backend"], options["connection_count_max"]) == (2, 2, 640)
     assert options["request_bytes_max"] == 8 << 20, "at most half the arena"

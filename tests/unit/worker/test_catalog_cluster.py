@@ -1,8 +1,21 @@
-"""What a worker of one host among several does about what the controller tells it: assignments of replicas, replicas that leave, brokers."""
+"""What a worker of one host among several does about what the controller tells it: assignments of
+replicas, replicas that leave, brokers.
+"""
 
 import msgspec
 
-from mqd.cluster.host.messages import BrokerConfigPut, BrokerImage, BrokersPut, Image, PartitionImage, PartitionsPut, Several, TopicImage, TopicPut, TopicRemoved
+from mqd.cluster.host.messages import (
+    BrokerConfigPut,
+    BrokerImage,
+    BrokersPut,
+    Image,
+    PartitionImage,
+    PartitionsPut,
+    Several,
+    TopicImage,
+    TopicPut,
+    TopicRemoved,
+)
 from mqd.cluster.host.core import owner_of
 from mqd.worker.assignments import Member
 from mqd.worker.catalog import Catalog, Changes
@@ -12,18 +25,45 @@ TOPIC = b"t" * 16
 
 
 def broker(node: int, epoch: int = 5, **fields) -> BrokerImage:
-    return BrokerImage(node, "h", 9000 + node, None, epoch, worker_count=3, incarnation=INCARNATION if node == NODE else 1, **fields)
+    return BrokerImage(
+        node, "h", 9000 + node, None, epoch, worker_count=3, incarnation=INCARNATION if node == NODE else 1, **fields
+    )
 
 
 BROKERS = [broker(1), broker(2), broker(3)]
 
 
-def partition(index: int = 0, slot: int = 5, replicas: tuple[int, ...] = (1, 2, 3), in_sync: tuple[int, ...] | None = None, leader: int = 1, epoch: int = 0, owner: int = 0, **fields):
-    return PartitionImage(index, slot, owner if slot >= 0 else 65535, 0, leader, epoch, list(replicas), list(replicas if in_sync is None else in_sync), **fields)
+def partition(
+    index: int = 0,
+    slot: int = 5,
+    replicas: tuple[int, ...] = (1, 2, 3),
+    in_sync: tuple[int, ...] | None = None,
+    leader: int = 1,
+    epoch: int = 0,
+    owner: int = 0,
+    **fields,
+):
+    return PartitionImage(
+        index,
+        slot,
+        owner if slot >= 0 else 65535,
+        0,
+        leader,
+        epoch,
+        list(replicas),
+        list(replicas if in_sync is None else in_sync),
+        **fields,
+    )
 
 
 def topic(*partitions: PartitionImage, count: int | None = None, **config: str) -> TopicImage:
-    return TopicImage("t", TOPIC, list(partitions), {key.replace("_", "."): value for key, value in config.items()}, partition_count=len(partitions) if count is None else count)
+    return TopicImage(
+        "t",
+        TOPIC,
+        list(partitions),
+        {key.replace("_", "."): value for key, value in config.items()},
+        partition_count=len(partitions) if count is None else count,
+    )
 
 
 def image(*topics: TopicImage, brokers: list[BrokerImage] | None = None) -> Image:
@@ -40,7 +80,14 @@ def test_an_opened_replica_gets_its_assignment() -> None:
     assert [owned.slot for owned in changes.open] == [5] and changes.open[0].replicated
     ((owned, told),) = changes.assign
     assert owned == changes.open[0]
-    assert (told.node_id, told.broker_epoch, told.leader, told.leader_epoch, told.partition_epoch, told.min_insync) == (2, 5, 1, 0, 4, 2)
+    assert (told.node_id, told.broker_epoch, told.leader, told.leader_epoch, told.partition_epoch, told.min_insync) == (
+        2,
+        5,
+        1,
+        0,
+        4,
+        2,
+    )
     assert told.members == (Member(1, True, True, 5), Member(2, False, True, 5), Member(3, True, True, 5))
     assert told.leader_worker == owner_of(TOPIC, 0, 3) and told.flush_on_ack and told.lag_ms_max > 0
     assert [one.node_id for one in changes.brokers] == [1, 2, 3]
@@ -51,7 +98,11 @@ def test_the_only_replica_led_here_has_no_assignment_until_it_gets_company() -> 
     assert changes.assign == [] and not changes.open[0].replicated
     changes = made.on_message(TopicPut(2, topic(partition(replicas=(2,), leader=2, epoch=1))))
     assert [owned.leader_epoch for owned in changes.set_epoch] == [1] and changes.assign == []
-    changes = made.on_message(PartitionsPut(3, TOPIC, [partition(replicas=(2, 3), in_sync=(2,), leader=2, epoch=1, partition_epoch=2, adding=[3])]))
+    changes = made.on_message(
+        PartitionsPut(
+            3, TOPIC, [partition(replicas=(2, 3), in_sync=(2,), leader=2, epoch=1, partition_epoch=2, adding=[3])]
+        )
+    )
     ((owned, told),) = changes.assign
     assert owned.replicated and told.min_insync == 1, "records are taken while the second replica comes"
     assert changes.open == changes.close == changes.set_epoch == []
@@ -65,7 +116,9 @@ def test_only_what_changed_is_assigned_anew() -> None:
     changes = made.on_message(PartitionsPut(2, TOPIC, [partition(1, 6, leader=2, epoch=1, partition_epoch=1)]))
     assert [(owned.index, told.leader) for owned, told in changes.assign] == [(1, 2)]
     assert [put.name for put in changes.put_topics] == ["t"], "the reactor tells clients who leads"
-    changes = made.on_message(PartitionsPut(3, TOPIC, [partition(1, 6, leader=2, epoch=1, in_sync=(2,), partition_epoch=2)]))
+    changes = made.on_message(
+        PartitionsPut(3, TOPIC, [partition(1, 6, leader=2, epoch=1, in_sync=(2,), partition_epoch=2)])
+    )
     assert [owned.index for owned, _ in changes.assign] == [1] and changes.put_topics == []
 
 
@@ -90,7 +143,11 @@ def test_brokers_decide_who_is_eligible() -> None:
     assert [member.eligible for member in told.members] == [True, True, False]
     assert [one.node_id for one in changes.brokers] == [1, 2], "clients are not sent to a fenced one"
     changes = made.on_message(BrokersPut(3, [broker(1), broker(2), broker(3, epoch=9, in_controlled_shutdown=True)]))
-    assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members] == [(True, 5), (True, 5), (False, 9)]
+    assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members] == [
+        (True, 5),
+        (True, 5),
+        (False, 9),
+    ]
     changes = made.on_message(BrokersPut(4, [broker(1), broker(2)]))
     assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members][2] == (False, -1)
 
@@ -108,7 +165,9 @@ def test_files_go_when_the_replica_has_left_and_stay_otherwise() -> None:
 
 
 def test_metadata_of_the_past_delete_nothing() -> None:
-    """What left and came back, while this host was down, must not be deleted on the way to the present."""
+    """What left and came back, while this host was down, must not be deleted on the way to the
+    present.
+    """
     before = [broker(1), msgspec.structs.replace(broker(2), incarnation=INCARNATION - 1), broker(3)]
     made, _ = catalog(topic(partition()), brokers=before)
     assert not made.caught_up

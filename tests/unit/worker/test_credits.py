@@ -26,7 +26,9 @@ def attach(name: str, tmp_path: Path, generation: int = 1, maximum: int = 10_000
 
 
 def in_child(work) -> int:
-    """Runs `work` in a forked process that then waits to be killed; returns its pid once `work` is done."""
+    """Runs `work` in a forked process that then waits to be killed; returns its pid once `work` is
+    done.
+    """
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:

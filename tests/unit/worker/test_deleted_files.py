@@ -1,4 +1,6 @@
-"""Files below a log start go, of the partition that they are of: another one may have its name, and its place, by the time a thread comes to it."""
+"""Files below a log start go, of the partition that they are of: another one may have its name, and
+its place, by the time a thread comes to it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def partition(path: Path, *bases: int) -> OpenPartition:
 
 def remove_below(opened: OpenPartition, offset: int) -> bool:
     partitions = SimpleNamespace(log_dirs=[])
-    return Upkeep(0, 1, None, None, None, partitions, None, None, None, 100, NativeFiles())._remove_below(opened, offset, LOG_DIR)  # type: ignore[arg-type]
+    return Upkeep(0, 1, None, None, None, partitions, None, None, None, 100, NativeFiles())._remove_below(
+        opened, offset, LOG_DIR
+    )  # type: ignore[arg-type]
 
 
 def made_anew(opened: OpenPartition, aside: Path) -> OpenPartition:
@@ -45,7 +49,19 @@ def test_a_log_start_that_waited_for_its_turn_is_not_moved_in_a_slot_that_is_ano
     async def scenario() -> None:
         opened = partition(tmp_path / "t-0", 0)
         moved: list[int] = []
-        subject = Upkeep(0, 1, None, None, SimpleNamespace(run=lambda *arguments: moved.append(1)), SimpleNamespace(log_dirs=[]), None, None, None, 100, NativeFiles())  # type: ignore[arg-type]
+        subject = Upkeep(
+            0,
+            1,
+            None,
+            None,
+            SimpleNamespace(run=lambda *arguments: moved.append(1)),
+            SimpleNamespace(log_dirs=[]),
+            None,
+            None,
+            None,
+            100,
+            NativeFiles(),
+        )  # type: ignore[arg-type]
         async with opened.files_lock:
             waiting = asyncio.create_task(subject.advance_start(opened, LOG_DIR, 50))  # type: ignore[arg-type]
             await asyncio.sleep(0)
@@ -60,7 +76,9 @@ def test_a_log_start_that_waited_for_its_turn_is_not_moved_in_a_slot_that_is_ano
 def test_segments_below_the_start_go_and_the_one_that_holds_it_stays(tmp_path: Path) -> None:
     opened = partition(tmp_path / "t-0", 0, 50, 100)
     assert remove_below(opened, 70) and segments.base_offsets(opened.path) == [50, 100]
-    assert sorted(path.name for path in opened.path.iterdir()) == [f"{base:020}{suffix}" for base in (50, 100) for suffix in (".index", ".log")]
+    assert sorted(path.name for path in opened.path.iterdir()) == [
+        f"{base:020}{suffix}" for base in (50, 100) for suffix in (".index", ".log")
+    ]
     assert not remove_below(opened, 70)
 
 
@@ -68,7 +86,11 @@ def test_nothing_goes_of_a_partition_that_has_taken_the_name(tmp_path: Path) -> 
     opened = partition(tmp_path / "t-0", 0, 50, 100)
     made_anew(opened, tmp_path / "aside")
     assert not remove_below(opened, 100)
-    assert segments.base_offsets(tmp_path / "t-0") == [0, 40, 90] and segments.base_offsets(tmp_path / "aside") == [0, 50, 100]
+    assert segments.base_offsets(tmp_path / "t-0") == [0, 40, 90] and segments.base_offsets(tmp_path / "aside") == [
+        0,
+        50,
+        100,
+    ]
 
 
 def test_nothing_goes_of_one_that_takes_the_name_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

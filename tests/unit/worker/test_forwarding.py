@@ -1,5 +1,7 @@
-"""Connections for what local clients write to leaders elsewhere: dialled when wanted, refused when there is nobody, gone with the life of the host. The leader's end is the test's of
-replication; the reactor is a list."""
+"""Connections for what local clients write to leaders elsewhere: dialled when wanted, refused when
+there is nobody, gone with the life of the host. The leader's end is the test's of replication; the
+reactor is a list.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ import pytest
 from mqd import native
 from mqd.worker.assignments import Cluster
 from mqd.worker.forwarding import BACKOFF_MS_MAX, Forwarding
-from tests.unit.worker.test_replication import NO_NAMES, SECRET, FakeCommands, Leader, broker, cluster, event, run, until
+from tests.unit.worker.test_replication import (
+    NO_NAMES,
+    SECRET,
+    FakeCommands,
+    Leader,
+    broker,
+    cluster,
+    event,
+    run,
+    until,
+)
 
 
 class FakeReactor:
@@ -75,7 +87,9 @@ def test_dialled_when_wanted_and_not_before() -> None:
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_what_is_wanted_in_the_turn_of_the_answer_is_dialled(reachable: bool) -> None:
-    """A late loop takes both out of the reactor in one go: the answer to what was made, or refused, and the next wish. The reactor says it once."""
+    """A late loop takes both out of the reactor in one go: the answer to what was made, or refused,
+    and the next wish. The reactor says it once.
+    """
 
     async def scenario() -> None:
         leader = Leader(2)
@@ -136,7 +150,9 @@ def test_who_cannot_be_reached_is_refused_for_longer_and_longer() -> None:
             subject.on_wanted(wanted(9))  # of whom nobody knows
             await until(lambda: len(reactor.refused) == 8)
             times = [ms for _, ms in reactor.refused[:7]]
-            assert all(25 <= ms <= BACKOFF_MS_MAX for ms in times) and times[0] <= 50 and times[6] >= BACKOFF_MS_MAX // 2
+            assert (
+                all(25 <= ms <= BACKOFF_MS_MAX for ms in times) and times[0] <= 50 and times[6] >= BACKOFF_MS_MAX // 2
+            )
             subject.update(cluster(leader), "cluster")
             subject.on_wanted(wanted(2))
             await until(lambda: reactor.put)

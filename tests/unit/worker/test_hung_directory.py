@@ -1,4 +1,6 @@
-"""The end of a worker beside a log directory that does not answer: a disk whose fsync never returns. The others are closed and marked, it is not, and the worker ends."""
+"""The end of a worker beside a log directory that does not answer: a disk whose fsync never
+returns. The others are closed and marked, it is not, and the worker ends.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Disk:
 
 
 class Here:
-    """Two log directories with partitions, more of them than threads close; all else of a worker is left out."""
+    """Two log directories with partitions, more of them than threads close; all else of a worker is
+    left out.
+    """
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 6) -> None:
         monkeypatch.setattr(background, "HANG_S", 2.0)
@@ -54,9 +58,18 @@ class Here:
         self.set = object.__new__(PartitionSet)
         control = SimpleNamespace(slot_view=lambda slot: SimpleNamespace(log_start_offset=0, high_watermark=5))
         vars(self.set).update(
-            log_dirs=self.log_dirs, _control=control, _background=Background(), _deleting=set(), open={}, by_slot={}, failures={}, before_close=None,
-            _catalog=SimpleNamespace(failed_partitions=list), _log=logging.get("worker.partitions"), _from_reactor=self.from_reactor,
-        )  # fmt: skip
+            log_dirs=self.log_dirs,
+            _control=control,
+            _background=Background(),
+            _deleting=set(),
+            open={},
+            by_slot={},
+            failures={},
+            before_close=None,
+            _catalog=SimpleNamespace(failed_partitions=list),
+            _log=logging.get("worker.partitions"),
+            _from_reactor=self.from_reactor,
+        )
         for slot in range(2 * count):
             owned = Owned("t", b"t" * 16, slot, slot, slot % 2, 0)
             self.set.open[owned.key] = OpenPartition(owned, self.paths[slot % 2], 0, None, None)  # type: ignore[arg-type]
@@ -84,7 +97,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found.let_go()
 
 
-def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(
+    here: Here, caplog: pytest.LogCaptureFixture
+) -> None:
     here.settle()
     here.disks[0].hangs = True
 
@@ -95,7 +110,9 @@ def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(here: Here, 
     assert asyncio.run(scenario()) == [here.log_dirs[0]]
     assert time.monotonic() - began < 10
     assert here.marked() == [False, True] and here.disks[1].closed == 6
-    assert [str(here.paths[0]) in str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()] == [True]
+    assert [
+        str(here.paths[0]) in str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()
+    ] == [True]
     here.let_go()
     time.sleep(0.1)
     assert here.marked() == [False, True], "what comes back later does not make it clean"
@@ -112,8 +129,13 @@ def test_a_slow_directory_that_gets_on_is_waited_for(here: Here) -> None:
 
 
 @pytest.mark.parametrize("reason", ["it is stopped", "its own fault"])
-def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str) -> None:
-    """Also while a change that opens a partition there holds the lock of the end, and the event loop waits for a thread. After a fault of its own with a status that makes supervisord start it again."""
+def test_a_worker_that_cannot_end_says_where_and_goes(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    """Also while a change that opens a partition there holds the lock of the end, and the event
+    loop waits for a thread. After a fault of its own with a status that makes supervisord start it
+    again.
+    """
     left = threading.Event()
     statuses: list[int] = []
     watched = threading.Event()
@@ -133,8 +155,23 @@ def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: p
     monkeypatch.setattr(worker.threading, "Timer", Timer)
     one = object.__new__(worker.Worker)
     nothing = SimpleNamespace(close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list)
-    vars(one).update(_client=nothing, _set_up=lambda loop: None, _start_and_follow=failing, _retry_failed=asyncio.Event().wait, _telling=nothing, _upkeep=nothing, _scrubber=nothing, _compactor=nothing,
-                     _stopping=asyncio.Event(), _applying=asyncio.Lock(), _log_dirs=here.log_dirs, _partitions=here.set, _credits=nothing, _local=nothing, _log=logging.get("worker"))  # fmt: skip
+    vars(one).update(
+        _client=nothing,
+        _set_up=lambda loop: None,
+        _start_and_follow=failing,
+        _retry_failed=asyncio.Event().wait,
+        _telling=nothing,
+        _upkeep=nothing,
+        _scrubber=nothing,
+        _compactor=nothing,
+        _stopping=asyncio.Event(),
+        _applying=asyncio.Lock(),
+        _log_dirs=here.log_dirs,
+        _partitions=here.set,
+        _credits=nothing,
+        _local=nothing,
+        _log=logging.get("worker"),
+    )
 
     async def scenario() -> None:
         await one._applying.acquire()
@@ -149,11 +186,19 @@ def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: p
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
     assert statuses == [0 if reason == "it is stopped" else 1]
-    assert [all(str(path) in str(vars(record)) for path in here.paths) for record in caplog.records if "did not end in time" in record.getMessage()] == [True]
+    assert [
+        all(str(path) in str(vars(record)) for path in here.paths)
+        for record in caplog.records
+        if "did not end in time" in record.getMessage()
+    ] == [True]
 
 
-def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_named(here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A thread of its own is in a flush that never returns: no partition comes back, so none is closed."""
+def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_named(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread of its own is in a flush that never returns: no partition comes back, so none is
+    closed.
+    """
     held = threading.Event()
     monkeypatch.setattr(worker, "PROBE_S", 0.2)
     monkeypatch.setattr(worker, "REACTOR_S", 0.0)
@@ -172,8 +217,20 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
     one = object.__new__(worker.Worker)
     ends = SimpleNamespace(close=nothing)
     gone = SimpleNamespace(close=lambda: None)
-    vars(one).update(_replication=ends, _forwarding=ends, _mover=ends, _compactor=ends, _background=here.set._background, _reactor=SimpleNamespace(stop=lambda: held.wait(60)), _files=SimpleNamespace(sync_directory=sync),
-                     _stopping=asyncio.Event(), _log_dirs=here.log_dirs, _credits=gone, _local=gone, _log=logging.get("worker"))  # fmt: skip
+    vars(one).update(
+        _replication=ends,
+        _forwarding=ends,
+        _mover=ends,
+        _compactor=ends,
+        _background=here.set._background,
+        _reactor=SimpleNamespace(stop=lambda: held.wait(60)),
+        _files=SimpleNamespace(sync_directory=sync),
+        _stopping=asyncio.Event(),
+        _log_dirs=here.log_dirs,
+        _credits=gone,
+        _local=gone,
+        _log=logging.get("worker"),
+    )
     one._stop("it is to end")
 
     async def scenario() -> None:
@@ -188,7 +245,9 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
     held.set()
 
 
-def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its step cannot be cancelled: it is in a thread, and the disk does not answer."""
     here.settle()
     here.disks[0].hangs = True
@@ -206,19 +265,57 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(her
         assert here.disks[0].let_go.wait(60)
 
     monkeypatch.setattr(worker.os, "_exit", leave)
-    monkeypatch.setattr(worker.threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))  # it would outlive this test
+    # it would outlive this test
+    monkeypatch.setattr(worker.threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))
     compactor = object.__new__(Compactor)
     hung = next(opened for opened in here.set.open.values() if opened.owned.log_dir == 0)
-    vars(compactor).update(_thread_pool=ThreadPoolExecutor(1), _hurry=asyncio.Event(), _ended=asyncio.Event(), _current=None, _idle={}, _retry_at={}, _uncleanable={}, _cleaned={},
-                           _commands=SimpleNamespace(run=nothing), _reactor=SimpleNamespace(segments_hold=None), _options=options)  # fmt: skip
+    vars(compactor).update(
+        _thread_pool=ThreadPoolExecutor(1),
+        _hurry=asyncio.Event(),
+        _ended=asyncio.Event(),
+        _current=None,
+        _idle={},
+        _retry_at={},
+        _uncleanable={},
+        _cleaned={},
+        _commands=SimpleNamespace(run=nothing),
+        _reactor=SimpleNamespace(segments_hold=None),
+        _options=options,
+    )
     compactor.tasks = lambda: [compactor._compact(SimpleNamespace(opened=hung, plan=None))]  # type: ignore[method-assign, arg-type]
     here.set.before_close = compactor.release
     one = object.__new__(worker.Worker)
     ends = SimpleNamespace(close=nothing)
-    runs = SimpleNamespace(close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list, maybe_settle=nothing, welcome=SimpleNamespace(generation=GENERATION))
-    vars(one).update(_client=runs, _set_up=lambda loop: None, _start_and_follow=asyncio.Event().wait, _retry_failed=asyncio.Event().wait, _telling=runs, _upkeep=runs, _scrubber=runs, _compactor=compactor,
-                     _replication=ends, _forwarding=ends, _mover=ends, _background=here.set._background, _reactor=SimpleNamespace(stop=lambda: None),
-                     _stopping=asyncio.Event(), _applying=asyncio.Lock(), _log_dirs=here.log_dirs, _partitions=here.set, _credits=runs, _local=runs, _log=logging.get("worker"))  # fmt: skip
+    runs = SimpleNamespace(
+        close=lambda: None,
+        watch=lambda *_: None,
+        run=asyncio.Event().wait,
+        tasks=list,
+        maybe_settle=nothing,
+        welcome=SimpleNamespace(generation=GENERATION),
+    )
+    vars(one).update(
+        _client=runs,
+        _set_up=lambda loop: None,
+        _start_and_follow=asyncio.Event().wait,
+        _retry_failed=asyncio.Event().wait,
+        _telling=runs,
+        _upkeep=runs,
+        _scrubber=runs,
+        _compactor=compactor,
+        _replication=ends,
+        _forwarding=ends,
+        _mover=ends,
+        _background=here.set._background,
+        _reactor=SimpleNamespace(stop=lambda: None),
+        _stopping=asyncio.Event(),
+        _applying=asyncio.Lock(),
+        _log_dirs=here.log_dirs,
+        _partitions=here.set,
+        _credits=runs,
+        _local=runs,
+        _log=logging.get("worker"),
+    )
 
     async def scenario() -> None:
         running = asyncio.ensure_future(one.run())
@@ -237,7 +334,12 @@ def test_settling_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here
     held = threading.Event()
     here.log_dirs[0].settle = lambda wanted: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
     kept = object.__new__(Upkeep)
-    vars(kept).update(_settle_at=1, _control=SimpleNamespace(metadata_version=1), _background=here.set._background, _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list))
+    vars(kept).update(
+        _settle_at=1,
+        _control=SimpleNamespace(metadata_version=1),
+        _background=here.set._background,
+        _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list),
+    )
 
     async def scenario() -> None:
         settling = asyncio.ensure_future(kept.maybe_settle())

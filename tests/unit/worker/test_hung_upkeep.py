@@ -1,4 +1,6 @@
-"""Upkeep beside a log directory that does not answer: what is done for the others goes on. Nothing here may depend on speed: what is wanted is waited for."""
+"""Upkeep beside a log directory that does not answer: what is done for the others goes on. Nothing
+here may depend on speed: what is wanted is waited for.
+"""
 
 from __future__ import annotations
 
@@ -67,15 +69,31 @@ def let_go():
     event.set()
 
 
-def test_what_is_done_by_the_clock_goes_on_in_the_other_directories(let_go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_by_the_clock_goes_on_in_the_other_directories(
+    let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("TICK_S", "CHECKPOINT_S", "FREE_SPACE_S", "SPACE_ANSWER_S"):
         monkeypatch.setattr(upkeep, name, 0.01)
     directories = [Directory(index, let_go) for index in (HUNG, SOUND)]
-    opened = {index: OpenPartition(Owned("t", b"t" * 16, index, index, index, 0), None, 0, None, None) for index in (HUNG, SOUND)}  # type: ignore[arg-type]
+    opened = {
+        index: OpenPartition(Owned("t", b"t" * 16, index, index, index, 0), None, 0, None, None)
+        for index in (HUNG, SOUND)
+    }  # type: ignore[arg-type]
     partitions = SimpleNamespace(
-        log_dirs=directories, open=opened, by_slot=opened, broker_config={"retention.free.bytes": "1"}, checkpoint_entries=lambda index: ([], []), high_watermarks=lambda index: [], failed_names=list
-    )  # fmt: skip
-    control = SimpleNamespace(slot_view=lambda slot: None, metadata_version=7, connection_count=lambda worker: 0, local_usage=lambda worker: (0, 0))
+        log_dirs=directories,
+        open=opened,
+        by_slot=opened,
+        broker_config={"retention.free.bytes": "1"},
+        checkpoint_entries=lambda index: ([], []),
+        high_watermarks=lambda index: [],
+        failed_names=list,
+    )
+    control = SimpleNamespace(
+        slot_view=lambda slot: None,
+        metadata_version=7,
+        connection_count=lambda worker: 0,
+        local_usage=lambda worker: (0, 0),
+    )
     unchanged = SimpleNamespace(adjust=lambda count: False)
     subject = Upkeep(0, 1, control, None, None, partitions, Background(), unchanged, unchanged, 100, None)  # type: ignore[arg-type]
     subject._decide = lambda opened, view, log_dir: log_dir.decide()  # type: ignore[method-assign, assignment]
@@ -85,7 +103,15 @@ def test_what_is_done_by_the_clock_goes_on_in_the_other_directories(let_go: thre
         subject.settle_when_applied(7)
         tasks = [asyncio.ensure_future(work) for work in subject.tasks()]
         asked = directories[SOUND].asked
-        await until(lambda: asked["settle"] and all(asked[question] >= 3 * background.URGENT_COUNT for question in ("high watermarks", "checkpoints", "free bytes", "retention")))
+        await until(
+            lambda: (
+                asked["settle"]
+                and all(
+                    asked[question] >= 3 * background.URGENT_COUNT
+                    for question in ("high watermarks", "checkpoints", "free bytes", "retention")
+                )
+            )
+        )
         assert not directories[HUNG].asked and not directories[HUNG].settled
         let_go.set()
         await until(lambda: len(directories[HUNG].asked) == len(asked) == 5)
@@ -99,9 +125,16 @@ def test_what_is_done_by_the_clock_goes_on_in_the_other_directories(let_go: thre
 def test_a_directory_that_hangs_takes_no_thread_of_the_others(let_go: threading.Event) -> None:
     async def scenario() -> None:
         threads = Background()
-        held = [asyncio.ensure_future(threads.urgent(HUNG, let_go.wait, 60)) for _ in range(2 * background.URGENT_COUNT)]
+        held = [
+            asyncio.ensure_future(threads.urgent(HUNG, let_go.wait, 60)) for _ in range(2 * background.URGENT_COUNT)
+        ]
         async with asyncio.timeout(PATIENCE_S):
-            assert await asyncio.gather(threads.urgent(SOUND, int), threads.urgent(background.ELSEWHERE, int), threads.slow(HUNG, int), threads.slow(SOUND, int)) == [0, 0, 0, 0]
+            assert await asyncio.gather(
+                threads.urgent(SOUND, int),
+                threads.urgent(background.ELSEWHERE, int),
+                threads.slow(HUNG, int),
+                threads.slow(SOUND, int),
+            ) == [0, 0, 0, 0]
         let_go.set()
         await asyncio.wait(held)
         threads.close()

@@ -1,4 +1,6 @@
-"""A log that was opened without some of its segments: what a worker says of it, and what it may be trusted with."""
+"""A log that was opened without some of its segments: what a worker says of it, and what it may be
+trusted with.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""The worker's side of a move between log directories: what ends it, what fails in it, who waits for whom. Files are real, reactor and controller are not."""
+"""The worker's side of a move between log directories: what ends it, what fails in it, who waits
+for whom. Files are real, reactor and controller are not.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -48,7 +50,9 @@ class Partitions:
 
     async def apply(self, changes: Changes) -> None:
         for owned in changes.open:
-            path, _ = directories.prepare(self.log_dirs[owned.log_dir].path, owned.topic, owned.index, owned.topic_id, PlainFiles())
+            path, _ = directories.prepare(
+                self.log_dirs[owned.log_dir].path, owned.topic, owned.index, owned.topic_id, PlainFiles()
+            )
             self.open[owned.key] = OpenPartition(owned, path, 0, None, None)  # type: ignore[arg-type]
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
@@ -66,7 +70,10 @@ class Partitions:
 class World:
     def __init__(self, tmp_path: Path) -> None:
         self.files = Failing()
-        self.log_dirs = [LogDirectory(number, tmp_path / name, 0, 1, 0, self.files, lambda *_: (0, -1)) for number, name in enumerate("ab")]
+        self.log_dirs = [
+            LogDirectory(number, tmp_path / name, 0, 1, 0, self.files, lambda *_: (0, -1))
+            for number, name in enumerate("ab")
+        ]
         for log_dir in self.log_dirs:
             log_dir.path.mkdir()
             log_dir.open()
@@ -74,7 +81,16 @@ class World:
         self.said: list[MoveCompleted] = []
         view = SimpleNamespace(log_end_segment=0, log_end_position=1000, log_start_offset=LOG_START)
         control = SimpleNamespace(slot_view=lambda _slot: view, worker_count=2)
-        self.mover = Mover(self.log_dirs, control, self.partitions, self.catalog, self.background, self.files, self.said.append, asyncio.Lock())  # type: ignore[arg-type]
+        self.mover = Mover(
+            self.log_dirs,
+            control,
+            self.partitions,
+            self.catalog,
+            self.background,
+            self.files,
+            self.said.append,
+            asyncio.Lock(),
+        )  # type: ignore[arg-type]
 
     async def serve(self) -> OpenPartition:
         await self.partitions.apply(self.catalog.on_topic_put(image(0)))
@@ -94,7 +110,11 @@ class World:
         return opened
 
     def there(self, disk: int) -> list[str]:
-        return sorted(path.name.split(".")[0] + path.name.rpartition("-")[2] for path in self.log_dirs[disk].path.iterdir() if path.is_dir())
+        return sorted(
+            path.name.split(".")[0] + path.name.rpartition("-")[2]
+            for path in self.log_dirs[disk].path.iterdir()
+            if path.is_dir()
+        )
 
 
 def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -186,14 +206,26 @@ def test_a_full_target_takes_no_copies(tmp_path: Path) -> None:
 
 
 def test_who_closes_for_a_move_does_not_wait_for_who_waits_for_the_files(tmp_path: Path) -> None:
-    """The cleaner stands before the lock of the files when a move wants the partition: it gets it, sees that the partition is closing, and lets go."""
+    """The cleaner stands before the lock of the files when a move wants the partition: it gets it,
+    sees that the partition is closing, and lets go.
+    """
 
     async def scenario() -> None:
         async def partition_close(*_: object) -> SimpleNamespace:
             return SimpleNamespace(partition=SimpleNamespace(log_end_offset=5, close=lambda _clean: None))
 
         background = Background()
-        partitions = PartitionSet(0, [], None, SimpleNamespace(partition_close=None), SimpleNamespace(run=partition_close), background, Catalog(0), {}, PlainFiles())  # type: ignore[arg-type]
+        partitions = PartitionSet(
+            0,
+            [],
+            None,
+            SimpleNamespace(partition_close=None),
+            SimpleNamespace(run=partition_close),
+            background,
+            Catalog(0),
+            {},
+            PlainFiles(),
+        )  # type: ignore[arg-type]
         opened = OpenPartition(Owned("t", TOPIC_ID, 0, SLOT, 0, 0), tmp_path, 0, None, None)  # type: ignore[arg-type]
         partitions.open[opened.owned.key] = partitions.by_slot[SLOT] = opened
         swapped = asyncio.Event()
@@ -215,8 +247,12 @@ def test_who_closes_for_a_move_does_not_wait_for_who_waits_for_the_files(tmp_pat
 
 
 @pytest.mark.parametrize(("rate", "slept_s"), [(None, 0.0), ("500", 4.0), ("2000", 1.0)])
-def test_copies_keep_to_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str | None, slept_s: float) -> None:
-    """replica.alter.log.dirs.io.max.bytes.per.second, of which this worker of two has half: 1000 bytes."""
+def test_copies_keep_to_the_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str | None, slept_s: float
+) -> None:
+    """replica.alter.log.dirs.io.max.bytes.per.second, of which this worker of two has half: 1000
+    bytes.
+    """
     slept: list[float] = []
     sleep = asyncio.sleep
 

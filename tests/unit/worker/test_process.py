@@ -1,4 +1,6 @@
-"""Real worker processes under a real keeper and controller; this test plays the acceptor: it hands sockets over and asks the controller for changes."""
+"""Real worker processes under a real keeper and controller; this test plays the acceptor: it hands
+sockets over and asks the controller for changes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,13 @@ class Host:
         properties = self.data_dir / "test.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in self.config.items()))
         self.faults = self.data_dir / "faults"
-        self.environment = {**os.environ, "MQD_FILE_FAULTS": f"@{self.faults}", "MQD_DATA_DIR": str(self.data_dir), "MQD_CONFIG": str(properties), "MQD_WORKERS": str(self.workers)}
+        self.environment = {
+            **os.environ,
+            "MQD_FILE_FAULTS": f"@{self.faults}",
+            "MQD_DATA_DIR": str(self.data_dir),
+            "MQD_CONFIG": str(properties),
+            "MQD_WORKERS": str(self.workers),
+        }
         try:
             self.start("keeper")
             self.start("controller")
@@ -67,7 +75,10 @@ class Host:
             self.client.ready("metrics_port=-1")
             self._connect_controller()
             self.wait_until_ready()
-            wait_for(lambda: self.client.control.endpoint_state(self.workers + 1) == native.ProcessState.RUNNING, "this host is in service: the controller places partitions here")
+            wait_for(
+                lambda: self.client.control.endpoint_state(self.workers + 1) == native.ProcessState.RUNNING,
+                "this host is in service: the controller places partitions here",
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -84,15 +95,19 @@ class Host:
             self.client.close()  # not before: a keeper kills who leaves it without ending
         segments.clean(segments.prefix(self.data_dir))
 
-    # -- processes ---------------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     def start(self, name: str, *arguments: str, key: str | None = None) -> None:
         log = open(self.data_dir / f"{key or name}.log", "a")
-        self.processes[key or name] = subprocess.Popen([sys.executable, "-m", f"mqd.{name}", *arguments], env=self.environment, stderr=log, stdout=log)
+        self.processes[key or name] = subprocess.Popen(
+            [sys.executable, "-m", f"mqd.{name}", *arguments], env=self.environment, stderr=log, stdout=log
+        )
 
     def wait_until_ready(self) -> None:
         states = self.client.control.endpoint_state
-        wait_for(lambda: all(states(index) == native.ProcessState.RUNNING for index in range(self.workers)), "workers ready")
+        wait_for(
+            lambda: all(states(index) == native.ProcessState.RUNNING for index in range(self.workers)), "workers ready"
+        )
 
     def start_worker(self, index: int) -> None:
         self.start("worker", "--index", str(index), key=f"worker-{index}")
@@ -111,7 +126,7 @@ class Host:
     def log(self, name: str) -> str:
         return (self.data_dir / f"{name}.log").read_text()
 
-    # -- controller ----------------------------------------------------------------------------------------------------------
+    # -- controller --------------------------------------------------------------------------------
 
     def _connect_controller(self) -> None:
         def connected() -> bool:
@@ -150,11 +165,15 @@ class Host:
         return answer
 
     def create(self, name: str, partitions: int = 1, **config: str) -> messages.TopicImage:
-        answer = self.ask(messages.CreateTopic(name, partitions, 1, {}, {key.replace("_", "."): value for key, value in config.items()}))
+        answer = self.ask(
+            messages.CreateTopic(
+                name, partitions, 1, {}, {key.replace("_", "."): value for key, value in config.items()}
+            )
+        )
         assert answer.error == 0 and answer.topic is not None, f"{answer}\n{self.log('controller')}"
         return answer.topic
 
-    # -- data ------------------------------------------------------------------------------------------------------------------
+    # -- data --------------------------------------------------------------------------------------
 
     def connect(self, worker: int) -> KafkaConnection:
         """A connection that `worker` serves."""
@@ -174,7 +193,9 @@ class Host:
         return base_offset
 
     def produce_when_led(self, topic: messages.TopicImage, partition: int, timestamps: list[int]) -> int:
-        """Base offset. What a worker did not serve may have lost its leader, which is elected anew some heartbeats after it is served again."""
+        """Base offset. What a worker did not serve may have lost its leader, which is elected anew
+        some heartbeats after it is served again.
+        """
         answers: list[tuple[int, int]] = []
 
         def is_led() -> bool:
@@ -191,7 +212,9 @@ class Host:
         from mqd.protocol.messages import ProduceRequest
 
         rows = [ProduceRequest.PartitionData(index=partition, records=encode_batch(0, timestamps))]
-        request = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic.name, partition_data=rows)])
+        request = ProduceRequest(
+            acks=-1, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic.name, partition_data=rows)]
+        )
         with self.connect(topic.partitions[partition].owner) as kafka:
             kafka.send(0, 9, request)
             answer = kafka.receive().body.responses[0].partition_responses[0]
@@ -230,7 +253,9 @@ def scanned_bytes(host: Host, worker: int) -> int:
 
 
 def wait_until_settled(host: Host) -> None:
-    """Worker 0 removes checkpoints of workers that are no more when every worker has written its own."""
+    """Worker 0 removes checkpoints of workers that are no more when every worker has written its
+    own.
+    """
     orphan = host.places.log_dir / f"{checkpoints.RECOVERY_POINT}.63"
     wait_for(lambda: not orphan.exists(), "checkpoints settled")
 
@@ -266,7 +291,10 @@ def test_a_killed_worker_takes_its_partitions_back(host: Host) -> None:
     wait_for(lambda: host.client.control.endpoint_state(owner) == native.ProcessState.DEAD, "the keeper has noticed")
     host.start_worker(owner)
     host.wait_until_ready()
-    wait_for(lambda: host.view(topic).leader_epoch > before.leader_epoch and host.is_online(topic), f"online\n{host.log(f'worker-{owner}')}")
+    wait_for(
+        lambda: host.view(topic).leader_epoch > before.leader_epoch and host.is_online(topic),
+        f"online\n{host.log(f'worker-{owner}')}",
+    )
     after = host.view(topic)
     assert (after.log_end_offset, after.high_watermark) == (3, 3)
     assert "cut" not in host.log(f"worker-{owner}")
@@ -322,13 +350,18 @@ def test_retention_by_size_deletes_old_segments(host: Host) -> None:
     wait_for(lambda: host.view(topic).log_start_offset > 0, f"retention\n{host.log('worker-0')}{host.log('worker-1')}")
     wait_for(lambda: bytes_of(host.directory(topic).glob("*.log")) < 8192 + 2 * 4096, "old segments deleted")
     view = host.view(topic)
-    assert min(lookup.segments.base_offsets(host.directory(topic))) <= view.log_start_offset < view.high_watermark == 1800
+    assert (
+        min(lookup.segments.base_offsets(host.directory(topic))) <= view.log_start_offset < view.high_watermark == 1800
+    )
 
 
 def test_old_records_go_even_from_the_active_segment(host: Host) -> None:
     topic = host.create("t", 1, retention_ms="1000")
     host.produce(topic, 0, [1000, 2000])  # 1970
-    wait_for(lambda: host.view(topic).log_start_offset == 2, f"rolled, then deleted\n{host.log('worker-0')}{host.log('worker-1')}")
+    wait_for(
+        lambda: host.view(topic).log_start_offset == 2,
+        f"rolled, then deleted\n{host.log('worker-0')}{host.log('worker-1')}",
+    )
     assert host.produce(topic, 0, [int(time.time() * 1000)]) == 2
 
 
@@ -350,7 +383,8 @@ def test_one_partition_that_cannot_be_opened_hinders_no_other(tmp_path: Path) ->
         topic = host.create("t", 3)
         for partition in range(3):
             host.produce(topic, partition, [1, 2])
-    # the last segment: these records are old, so the upkeep may have rolled them by age; a sealed one is only opened when it is read
+    # the last segment: these records are old, so the upkeep may have rolled them by age; a sealed
+    # one is only opened when it is read
     broken = max((tmp_path / "data" / "log" / "t-1").glob("*.log"))
     broken.unlink()
     broken.mkdir()
@@ -379,7 +413,10 @@ def test_a_restarted_controller_changes_nothing(host: Host) -> None:
     assert host.produce(topic, 0, [2]) == 1, "data flows without a controller"
     host.start("controller")
     host._connect_controller()
-    wait_for(lambda: all("controller is back" in host.log(f"worker-{index}") for index in (0, 1)), "workers are subscribed again")
+    wait_for(
+        lambda: all("controller is back" in host.log(f"worker-{index}") for index in (0, 1)),
+        "workers are subscribed again",
+    )
     more = host.ask(messages.AddPartitions("t", 4, None)).topic
     assert more is not None
     assert host.produce(more, 3, [1]) == 0 and host.produce(more, 0, [3]) == 2
@@ -454,7 +491,9 @@ def test_a_directory_that_cannot_be_read_takes_down_only_its_own_partitions(tmp_
         host.stop("controller")
         host.start("controller")
         wait_for(lambda: host.is_online(topic), "the next image tries again")
-        assert [host.produce_when_led(topic, partition, [2]) for partition in bad] == [1] * len(bad), "and nothing was lost"
+        assert [host.produce_when_led(topic, partition, [2]) for partition in bad] == [1] * len(bad), (
+            "and nothing was lost"
+        )
 
 
 def test_free_space_retention_deletes_the_oldest_closed_segments(tmp_path: Path) -> None:
@@ -464,5 +503,8 @@ def test_free_space_retention_deletes_the_oldest_closed_segments(tmp_path: Path)
             host.produce(topic, 0, [int(time.time() * 1000)] * 30)
         operation = messages.ConfigOperation("retention.free.bytes", "set", str(1 << 60))
         assert host.ask(messages.AlterConfig(4, "1", [operation], False)).error == 0
-        wait_for(lambda: len(lookup.segments.base_offsets(host.directory(topic))) == 1, f"only the active segment is left\n{host.log('worker-0')}")
+        wait_for(
+            lambda: len(lookup.segments.base_offsets(host.directory(topic))) == 1,
+            f"only the active segment is left\n{host.log('worker-0')}",
+        )
         assert host.produce(topic, 0, [1]) == 1200

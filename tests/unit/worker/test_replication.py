@@ -1,4 +1,6 @@
-"""Connections to leaders: which are wanted, and how one is made, proven, given to the reactor and made again. The leader's end is the test; the reactor is a list."""
+"""Connections to leaders: which are wanted, and how one is made, proven, given to the reactor and
+made again. The leader's end is the test; the reactor is a list.
+"""
 
 from __future__ import annotations
 
@@ -26,45 +28,77 @@ PATIENCE_S = 10.0
 
 
 def broker(node_id: int, port: int = 9093, epoch: int = 5, host: str = "127.0.0.1") -> BrokerImage:
-    return BrokerImage(node_id, "clients", 9092, None, epoch, inter_broker_host=host, inter_broker_port=port, worker_count=4, directory_id=f"directory-{node_id}")
+    return BrokerImage(
+        node_id,
+        "clients",
+        9092,
+        None,
+        epoch,
+        inter_broker_host=host,
+        inter_broker_port=port,
+        worker_count=4,
+        directory_id=f"directory-{node_id}",
+    )
 
 
-def assignment(leader: int, worker: int = 0, in_sync: bool = True, node_id: int = 1, replicas: tuple[int, ...] = (1, 2, 3), throttled: bool = False) -> Assignment:
+def assignment(
+    leader: int,
+    worker: int = 0,
+    in_sync: bool = True,
+    node_id: int = 1,
+    replicas: tuple[int, ...] = (1, 2, 3),
+    throttled: bool = False,
+) -> Assignment:
     members = tuple(Member(node, node != node_id or in_sync, True, 5) for node in replicas)
     return Assignment(node_id, 5, leader, 7, 3, 2, 10_000, -1, True, members, worker, throttled=throttled)
 
 
-# -- what is wanted ----------------------------------------------------------------------------------------------------------
+# -- what is wanted --------------------------------------------------------------------------------
 
 
 def test_one_link_for_each_worker_and_lane() -> None:
     assigned = {
-        (TOPIC, 0): assignment(2, 0), (TOPIC, 1): assignment(2, 0), (TOPIC, 2): assignment(2, 3), (TOPIC, 3): assignment(3, 0, in_sync=False),
+        (TOPIC, 0): assignment(2, 0),
+        (TOPIC, 1): assignment(2, 0),
+        (TOPIC, 2): assignment(2, 3),
+        (TOPIC, 3): assignment(3, 0, in_sync=False),
         (TOPIC, 4): assignment(1),  # led here
         (TOPIC, 5): assignment(-1),  # by nobody
         (TOPIC, 6): assignment(4),  # by a host that is not registered
         (TOPIC, 7): assignment(2, 1, replicas=(2, 3)),  # this host is no replica any more
         (TOPIC, 8): assignment(5),  # by one that listens for no other hosts
-    }  # fmt: skip
+    }
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, epoch=9), 5: broker(5, host="")}
     assert wanted_links(assigned, brokers) == {
-        Link(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5), Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), Link(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
-    }  # fmt: skip
+        Link(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5),
+        Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5),
+        Link(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
+    }
     assert wanted_links({}, brokers) == {}
 
 
-@pytest.mark.parametrize(("in_sync", "throttled", "lane"), [(True, False, IN_SYNC), (True, True, IN_SYNC), (False, False, CATCH_UP), (False, True, THROTTLED)])
+@pytest.mark.parametrize(
+    ("in_sync", "throttled", "lane"),
+    [(True, False, IN_SYNC), (True, True, IN_SYNC), (False, False, CATCH_UP), (False, True, THROTTLED)],
+)
 def test_what_is_in_sync_is_not_throttled(in_sync: bool, throttled: bool, lane: int) -> None:
-    assert list(wanted_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [Link(2, 0, lane)]
+    assert list(wanted_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [
+        Link(2, 0, lane)
+    ]
 
 
-@pytest.mark.parametrize(("listed", "throttled"), [("", []), ("*", [0, 1, 2]), ("1:1", [1]), ("1:2,2:1,0:3", [2]), ("11:1,1:11", []), ("0:1,*", [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("listed", "throttled"),
+    [("", []), ("*", [0, 1, 2]), ("1:1", [1]), ("1:2,2:1,0:3", [2]), ("11:1,1:11", []), ("0:1,*", [0, 1, 2])],
+)
 def test_the_topic_lists_what_is_throttled(listed: str, throttled: list[int]) -> None:
     partitions = [PartitionImage(index, index, 0, 0, 1, 2, [2, 1], [2, 1]) for index in range(3)]
     topic = TopicImage("t", TOPIC, partitions, {"follower.replication.throttled.replicas": listed})
     told = Cluster(1, {2: broker(2)})
     settings = settings_of(topic, told, {})
-    assert [partition.index for partition in partitions if assignment_of(topic, partition, told, settings).throttled] == throttled
+    assert [
+        partition.index for partition in partitions if assignment_of(topic, partition, told, settings).throttled
+    ] == throttled
 
 
 def test_links_to_those_who_may_lead_next() -> None:
@@ -72,17 +106,25 @@ def test_links_to_those_who_may_lead_next() -> None:
     key = next((TOPIC, index) for index in range(4) if owner_of(TOPIC, index, 4) == 3)
     there = {Link(3, 3, IN_SYNC): Target("127.0.0.1", 2222, 9)}
     assert spare_links({key: assignment(2)}, brokers) == there, "the leader's own link is wanted anyway"
-    assert spare_links({key: assignment(1)}, brokers) == {Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), **there}, "when this host leads no more"
+    assert spare_links({key: assignment(1)}, brokers) == {Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), **there}, (
+        "when this host leads no more"
+    )
     assert spare_links({key: assignment(2, in_sync=False)}, brokers) == {}, "it has to catch up first"
     assert spare_links({key: assignment(2, replicas=(1, 2))}, brokers) == {}
-    assert spare_links({key: assignment(2, replicas=(1, 2, 4))}, brokers) == {}, "a host of one has no listener for others"
+    assert spare_links({key: assignment(2, replicas=(1, 2, 4))}, brokers) == {}, (
+        "a host of one has no listener for others"
+    )
 
 
 def test_lanes_are_those_of_the_native_core() -> None:
-    assert (IN_SYNC, CATCH_UP, THROTTLED) == (native.lib.MQD_LANE_IN_SYNC, native.lib.MQD_LANE_CATCH_UP, native.lib.MQD_LANE_THROTTLED)
+    assert (IN_SYNC, CATCH_UP, THROTTLED) == (
+        native.lib.MQD_LANE_IN_SYNC,
+        native.lib.MQD_LANE_CATCH_UP,
+        native.lib.MQD_LANE_THROTTLED,
+    )
 
 
-# -- connections -------------------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------
 
 
 class FakeReactor:
@@ -144,7 +186,9 @@ class Leader:
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.streams.append(writer)
-        side = handshake.Responder(handshake.derive_key(self.secret, "handshake"), self.decide, os.urandom(handshake.NONCE_BYTES))
+        side = handshake.Responder(
+            handshake.derive_key(self.secret, "handshake"), self.decide, os.urandom(handshake.NONCE_BYTES)
+        )
         try:
             while side.wanted:
                 writer.write(side.feed(await reader.readexactly(side.wanted)))
@@ -162,7 +206,9 @@ class Leader:
 
 
 @contextlib.asynccontextmanager
-async def following(leader: Leader, **assigned: Assignment) -> AsyncIterator[tuple[Replication, FakeReactor, FakeCommands, dict[tuple[bytes, int], Assignment]]]:
+async def following(
+    leader: Leader, **assigned: Assignment
+) -> AsyncIterator[tuple[Replication, FakeReactor, FakeCommands, dict[tuple[bytes, int], Assignment]]]:
     await leader.start()
     reactor, commands = FakeReactor(), FakeCommands()
     table = {(TOPIC, index): one for index, one in enumerate(assigned.values())}
@@ -177,7 +223,9 @@ async def following(leader: Leader, **assigned: Assignment) -> AsyncIterator[tup
 
 
 def cluster(leader: Leader, epoch: int = 5, port: int | None = None) -> Cluster:
-    return Cluster(1, {1: broker(1), leader.node_id: broker(leader.node_id, port if port is not None else leader.port, epoch)})
+    return Cluster(
+        1, {1: broker(1), leader.node_id: broker(leader.node_id, port if port is not None else leader.port, epoch)}
+    )
 
 
 async def until(what: Callable[[], object]) -> None:
@@ -197,8 +245,18 @@ def test_a_proven_socket_goes_to_the_reactor_with_every_byte_behind_the_handshak
             subject.update(cluster(leader), "cluster", {})
             await until(lambda: reactor.put)
             _, connection, options = reactor.put[0]
-            assert (leader.hellos[0].purpose, leader.hellos[0].worker, leader.hellos[0].identity) == ("data", 3, Identity(1, "directory-1", "cluster"))
-            assert (options.leader_node, options.leader_worker, options.lane, options.node_id, options.partition_bytes_max) == (2, 3, IN_SYNC, 1, 5000)
+            assert (leader.hellos[0].purpose, leader.hellos[0].worker, leader.hellos[0].identity) == (
+                "data",
+                3,
+                Identity(1, "directory-1", "cluster"),
+            )
+            assert (
+                options.leader_node,
+                options.leader_worker,
+                options.lane,
+                options.node_id,
+                options.partition_bytes_max,
+            ) == (2, 3, IN_SYNC, 1, 5000)
             connection.setblocking(True)
             assert connection.recv(100) == b"first byte behind the handshake"
 
@@ -213,7 +271,9 @@ def test_a_connection_that_ends_is_made_again_and_one_that_is_not_wanted_goes() 
             await until(lambda: len(reactor.put) == 1)
             await asyncio.sleep(0.01)
             subject.update(cluster(leader), "cluster", {})  # nothing new
-            subject.on_ended(event(native.EventKind.FETCHER_ENDED, reactor.put[0][0], "the leader closed the connection"))
+            subject.on_ended(
+                event(native.EventKind.FETCHER_ENDED, reactor.put[0][0], "the leader closed the connection")
+            )
             await until(lambda: len(reactor.put) == 2)
             table.clear()
             subject.update(cluster(leader), "cluster", {})
@@ -228,7 +288,11 @@ def test_an_end_that_is_heard_before_the_beginning_counts() -> None:
     async def scenario() -> None:
         leader = Leader(2)
         async with following(leader, one=assignment(2)) as (subject, reactor, commands, _):
-            commands.before_done = lambda token: subject.on_ended(event(native.EventKind.FETCHER_ENDED, token, "at once")) if len(reactor.put) == 1 else None
+            commands.before_done = lambda token: (
+                subject.on_ended(event(native.EventKind.FETCHER_ENDED, token, "at once"))
+                if len(reactor.put) == 1
+                else None
+            )
             subject.update(cluster(leader), "cluster", {})
             await until(lambda: len(reactor.put) == 2)
 

@@ -24,7 +24,7 @@ WEEK_MS = 7 * DAY_MS
 A, B = (b"a" * 16, 0), (b"b" * 16, 3)
 
 
-# -- planning ------------------------------------------------------------------------------------------------------------------
+# -- planning --------------------------------------------------------------------------------------
 
 
 def when_due(plan: ScrubPlan, until_ms: int, step_ms: int) -> dict[scrub.SegmentKey, int]:
@@ -122,7 +122,9 @@ def test_the_plan_holds_what_was_listed_and_no_more(steps: list[tuple[str, int, 
             listed[key] = set()
             plan.forget(key)
         elif due is not None:
-            {"v": plan.verified, "d": plan.damaged, "a": lambda segment, now: plan.again(segment, now, 100)}[what](due, now_ms)
+            {"v": plan.verified, "d": plan.damaged, "a": lambda segment, now: plan.again(segment, now, 100)}[what](
+                due, now_ms
+            )
     assert len(plan._heap) <= 64 + 2 * 14 + 14
     left = set()
     while (due := plan.due(now_ms + 5000)) is not None:
@@ -133,13 +135,21 @@ def test_the_plan_holds_what_was_listed_and_no_more(steps: list[tuple[str, int, 
 
 @pytest.mark.parametrize(
     ("bases", "start", "active", "sealed"),
-    [([0], 0, 0, []), ([0, 10, 20], 0, 20, [0, 10]), ([0, 10, 20], 15, 20, [10]), ([0, 10, 20], 10, 20, [10]), ([0, 10, 20], 25, 20, []), ([10, 20], 5, 20, [10]), ([], 0, 0, [])],
+    [
+        ([0], 0, 0, []),
+        ([0, 10, 20], 0, 20, [0, 10]),
+        ([0, 10, 20], 15, 20, [10]),
+        ([0, 10, 20], 10, 20, [10]),
+        ([0, 10, 20], 25, 20, []),
+        ([10, 20], 5, 20, [10]),
+        ([], 0, 0, []),
+    ],
 )
 def test_sealed_segments_that_somebody_can_read(bases: list[int], start: int, active: int, sealed: list[int]) -> None:
     assert sealed_bases(bases, start, active) == sealed
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def batches(count: int, first: int = 100, step: int = 3) -> list[bytes]:
@@ -162,7 +172,9 @@ def flip(path: Path, position: int, bit: int = 3) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 61, 200, 1000, 4 << 20])
-def test_pieces_cover_a_segment_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+def test_pieces_cover_a_segment_whatever_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
     monkeypatch.setattr(scrub, "PIECE_BYTES", piece_bytes)
     path = write_segment(tmp_path, 100, batches(20))
     position, next_offset, problem, count = walk(path, 100)
@@ -171,12 +183,16 @@ def test_pieces_cover_a_segment_whatever_their_size(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 200, 1000, 4 << 20])
-def test_each_flipped_bit_is_found_at_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+def test_each_flipped_bit_is_found_at_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
     monkeypatch.setattr(scrub, "PIECE_BYTES", piece_bytes)
     written = batches(8)
     path = write_segment(tmp_path, 100, written)
     start = sum(map(len, written[:5]))
-    unsummed = range(12, 16)  # the leader epoch is outside of the checksum; so is the base offset, which the order betrays when it falls
+    # the leader epoch is outside of the checksum; so is the base offset, which the order betrays
+    # when it falls
+    unsummed = range(12, 16)
     for byte in [byte for byte in range(7, len(written[5])) if byte not in unsummed]:
         bit = 0 if byte == 7 else 3  # 115 -> 114: below the end of the batch before
         flip(path, start + byte, bit)
@@ -218,7 +234,9 @@ def test_reading_past_the_cache_needs_no_kernel_that_can(tmp_path: Path, monkeyp
     assert walk(path, 100)[:3] == (path.stat().st_size, 115, None)
 
 
-def test_a_disk_that_cannot_read_is_damage_and_a_lack_of_descriptors_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_read_is_damage_and_a_lack_of_descriptors_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_segment(tmp_path, 100, batches(5))
 
     def refuse(code: int, part: str) -> None:
@@ -238,7 +256,7 @@ def test_a_disk_that_cannot_read_is_damage_and_a_lack_of_descriptors_is_not(tmp_
         check_piece(path, 0, 100)
 
 
-# -- the notice ------------------------------------------------------------------------------------------------------------------
+# -- the notice ------------------------------------------------------------------------------------
 
 
 def test_what_was_found_is_read_back(tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ def test_who_was_in_sync_all_the_time_has_proven_nothing() -> None:
 
 
 def test_an_operator_who_chose_it_has_decided() -> None:
-    assert Shortened().take(assignment(OWN, (OWN,), recovering=True)) == (assignment(OWN, (OWN,), recovering=True), True)
+    assert Shortened().take(assignment(OWN, (OWN,), recovering=True)) == (
+        assignment(OWN, (OWN,), recovering=True),
+        True,
+    )
 
 
 class Set:
@@ -64,9 +67,19 @@ class Set:
 
         directory = SimpleNamespace(index=0, path=path, failure="")
         self.partitions = PartitionSet(
-            0, [directory], None, SimpleNamespace(replica_set=None), SimpleNamespace(run=run), SimpleNamespace(urgent=urgent), Catalog(0), {}, PlainFiles()  # type: ignore[arg-type, list-item]
+            0,
+            [directory],
+            None,
+            SimpleNamespace(replica_set=None),
+            SimpleNamespace(run=run),
+            SimpleNamespace(urgent=urgent),
+            Catalog(0),
+            {},
+            PlainFiles(),  # type: ignore[arg-type, list-item]
         )
-        self.owned = SimpleNamespace(key=(b"t" * 16, 0), slot=5, log_dir=0, name="t-0", topic_id=b"t" * 16, index=0, leader_epoch=3)
+        self.owned = SimpleNamespace(
+            key=(b"t" * 16, 0), slot=5, log_dir=0, name="t-0", topic_id=b"t" * 16, index=0, leader_epoch=3
+        )
         self.path = partition_path(path, "t", 0)
         self.path.mkdir()
 
@@ -84,7 +97,9 @@ class Set:
         closed: list[bool] = []
         partition = SimpleNamespace(close=closed.append)
         try:
-            self.partitions._check_length(self.owned, self.path, partition, native.Recovery(log_end_offset=log_end), view, known)  # type: ignore[arg-type]
+            self.partitions._check_length(
+                self.owned, self.path, partition, native.Recovery(log_end_offset=log_end), view, known
+            )  # type: ignore[arg-type]
         except OSError:
             assert closed == [False]
             raise
@@ -95,14 +110,20 @@ def test_the_controller_hears_that_it_is_not_served_until_it_has_caught_up(tmp_p
     made = Set(tmp_path)
     shortened.mark(made.path, PlainFiles())
     made.open()
-    assert made.assign(assignment(OWN, (OWN,))).leader == -1 and "deleted" not in made.partitions.failures[5] and shortened.MARKER in made.partitions.failures[5]
+    assert (
+        made.assign(assignment(OWN, (OWN,))).leader == -1
+        and "deleted" not in made.partitions.failures[5]
+        and shortened.MARKER in made.partitions.failures[5]
+    )
     assert made.assign(assignment(OTHER, (OTHER,))).leader == OTHER and not made.partitions.failures
     assert made.assign(assignment(OTHER, (OTHER, OWN))).leader == OTHER and not shortened.is_marked(made.path)
     assert made.assign(assignment(OWN, (OTHER, OWN))).leader == OWN and not made.partitions.failures
 
 
 class Both:
-    """The controller, and the host of the only replica in sync, which is shortened: it is told what becomes of the partition, and says twice in each heartbeat what it does not serve."""
+    """The controller, and the host of the only replica in sync, which is shortened: it is told what
+    becomes of the partition, and says twice in each heartbeat what it does not serve.
+    """
 
     def __init__(self, path: Path) -> None:
         self.controller = Controller(in_sync_replicas=(OWN,))
@@ -113,8 +134,25 @@ class Both:
 
     def tell(self) -> Assignment:
         partition = self.controller.partition
-        members = tuple(Member(node, node in partition.in_sync_replicas, True, node * 10) for node in partition.replicas)
-        return self.set.assign(Assignment(OWN, OWN * 10, partition.leader, partition.leader_epoch, partition.partition_epoch, 1, 0, -1, True, members, 0, partition.recovering))
+        members = tuple(
+            Member(node, node in partition.in_sync_replicas, True, node * 10) for node in partition.replicas
+        )
+        return self.set.assign(
+            Assignment(
+                OWN,
+                OWN * 10,
+                partition.leader,
+                partition.leader_epoch,
+                partition.partition_epoch,
+                1,
+                0,
+                -1,
+                True,
+                members,
+                0,
+                partition.recovering,
+            )
+        )
 
     def half_a_heartbeat(self) -> None:
         if self.set.partitions.failures:

@@ -1,4 +1,6 @@
-"""What a worker that was down finds on its disk: of removed topics it deletes, of unknown ones it keeps; and who finishes a deletion."""
+"""What a worker that was down finds on its disk: of removed topics it deletes, of unknown ones it
+keeps; and who finishes a deletion.
+"""
 
 from pathlib import Path
 
@@ -56,21 +58,35 @@ def test_partitions_of_removed_topics_are_deleted_and_of_unknown_ones_kept(tmp_p
         partition(tmp_path, "removed", index, 1)
         partition(tmp_path, "unknown", index, 2)
     image = Image(1, "cluster", 1, [], [], {}, removed_topic_ids=[topic_id(1)])
-    doomed = [path for worker in range(WORKERS) for _, path in set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles())]
-    assert names(tmp_path, "-delete") == {f"removed-{index}" for index in range(4)} == {path.name.split(".")[0] for path in doomed}
+    doomed = [
+        path
+        for worker in range(WORKERS)
+        for _, path in set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles())
+    ]
+    assert (
+        names(tmp_path, "-delete")
+        == {f"removed-{index}" for index in range(4)}
+        == {path.name.split(".")[0] for path in doomed}
+    )
     assert names(tmp_path, "-stray") == {f"unknown-{index}" for index in range(4)}
     assert all((entry / "00000000000000000000.log").exists() for entry in tmp_path.iterdir())
 
 
 def moved_image(log_dir: int) -> Image:
-    partitions = [PartitionImage(index, index, owner_of(topic_id(3), index, WORKERS), log_dir, 1, 0, [1], [1]) for index in range(4)]
+    partitions = [
+        PartitionImage(index, index, owner_of(topic_id(3), index, WORKERS), log_dir, 1, 0, [1], [1])
+        for index in range(4)
+    ]
     return Image(1, "cluster", 1, [], [TopicImage("moved", topic_id(3), partitions, {})], {})
 
 
 def look(disks: list[Path], image: Image) -> list[Path]:
     found = []
     for worker in range(WORKERS):
-        log_dirs = [LogDirectory(number, disk, worker, WORKERS, 0, PlainFiles(), lambda _path: -1) for number, disk in enumerate(disks)]
+        log_dirs = [
+            LogDirectory(number, disk, worker, WORKERS, 0, PlainFiles(), lambda _path: -1)
+            for number, disk in enumerate(disks)
+        ]
         found += [path for _, path in set_strays_aside(log_dirs, image, worker, WORKERS, PlainFiles())]
     return found
 
@@ -127,8 +143,18 @@ def test_the_metadata_remembers_the_newest_removed_topics(monkeypatch):
     monkeypatch.setattr(metadata_state, "REMOVED_COUNT_MAX", 3)
     state = MetadataState()
     for number in range(5):
-        one = PartitionState(index=0, replicas=(1,), directories=("d",), in_sync_replicas=(1,), leader=1, leader_epoch=0, partition_epoch=0)
-        state.apply(TopicCreated(TopicState(name=f"t{number}", topic_id=topic_id(number), partitions=(one,), config={})))
+        one = PartitionState(
+            index=0,
+            replicas=(1,),
+            directories=("d",),
+            in_sync_replicas=(1,),
+            leader=1,
+            leader_epoch=0,
+            partition_epoch=0,
+        )
+        state.apply(
+            TopicCreated(TopicState(name=f"t{number}", topic_id=topic_id(number), partitions=(one,), config={}))
+        )
         if number != 1:
             state.apply(TopicRemoved(topic_id(number)))
         state.check()
@@ -145,11 +171,18 @@ def test_a_checkpoint_from_before_is_read():
 
 
 def test_a_replica_that_left_this_host_is_kept_until_the_metadata_are_of_the_present(tmp_path: Path):
-    """While this host was down its replicas of partitions 0 and 1 went elsewhere; what it has of them may have come back since those metadata."""
+    """While this host was down its replicas of partitions 0 and 1 went elsewhere; what it has of
+    them may have come back since those metadata.
+    """
     for index in range(4):
         partition(tmp_path, "t", index, 3)
     partitions = [
-        PartitionImage(index, index, owner_of(topic_id(3), index, WORKERS), 0, 1, 0, [1, 2], [1]) if index > 1 else PartitionImage(index, -1, 65535, 255, 2, 0, [2, 3], [2]) for index in range(4)
+        (
+            PartitionImage(index, index, owner_of(topic_id(3), index, WORKERS), 0, 1, 0, [1, 2], [1])
+            if index > 1
+            else PartitionImage(index, -1, 65535, 255, 2, 0, [2, 3], [2])
+        )
+        for index in range(4)
     ]
     image = Image(1, "cluster", 1, [], [TopicImage("t", topic_id(3), partitions, {}, partition_count=4)], {}, node_id=1)
     for worker in range(WORKERS):
@@ -161,7 +194,13 @@ def test_a_replica_that_left_this_host_is_kept_until_the_metadata_are_of_the_pre
         asked.append((topic, index))
         return index < 2
 
-    doomed = [path for worker in range(WORKERS) for _, path in set_left_behind_aside([log_directory(tmp_path, worker)], left_behind, worker, WORKERS, PlainFiles())]
+    doomed = [
+        path
+        for worker in range(WORKERS)
+        for _, path in set_left_behind_aside(
+            [log_directory(tmp_path, worker)], left_behind, worker, WORKERS, PlainFiles()
+        )
+    ]
     assert names(tmp_path, "-delete") == {"t-0", "t-1"} == {path.name.split(".")[0] for path in doomed}
     assert sorted(asked) == [(topic_id(3), index) for index in range(4)], "each by one worker"
     assert (tmp_path / "t-2").is_dir() and (tmp_path / "t-3").is_dir()

@@ -2,7 +2,16 @@
 
 from types import SimpleNamespace
 
-from mqd.cluster.host.messages import BrokerImage, Image, InSyncAnswer, PartitionEmptied, PartitionImage, PartitionsPut, ProposeInSync, TopicImage
+from mqd.cluster.host.messages import (
+    BrokerImage,
+    Image,
+    InSyncAnswer,
+    PartitionEmptied,
+    PartitionImage,
+    PartitionsPut,
+    ProposeInSync,
+    TopicImage,
+)
 from mqd.native.reactor import Proposal
 from mqd.worker.catalog import Catalog
 from mqd.worker.partition_reporter import Telling
@@ -17,7 +26,9 @@ class Bench:
     def __init__(self, **partition) -> None:
         brokers = [BrokerImage(node, "h", 9, None, 5, worker_count=1) for node in (1, 2, 3)]
         self.catalog = Catalog(0)
-        self.catalog.on_image(Image(1, "c", 1, brokers, [TopicImage("t", TOPIC, [self.partition(**partition)], {})], {}, node_id=NODE))
+        self.catalog.on_image(
+            Image(1, "c", 1, brokers, [TopicImage("t", TOPIC, [self.partition(**partition)], {})], {}, node_id=NODE)
+        )
         owned = self.catalog.owned[TOPIC, 0]
         opened = SimpleNamespace(owned=owned, closing=False)
         self.opened = opened
@@ -29,7 +40,17 @@ class Bench:
         commands = SimpleNamespace(run=lambda *arguments: arguments)
         control = SimpleNamespace(slot_view=lambda _slot: self.view)
         self.now_s = 100.0
-        self.telling = Telling(control, reactor, commands, self.partitions, self.catalog, self.sent.append, self.told.append, GRACE_S, lambda: self.now_s)
+        self.telling = Telling(
+            control,
+            reactor,
+            commands,
+            self.partitions,
+            self.catalog,
+            self.sent.append,
+            self.told.append,
+            GRACE_S,
+            lambda: self.now_s,
+        )
 
     @staticmethod
     def partition(leader: int = NODE, leader_epoch: int = 4, **fields) -> PartitionImage:

@@ -1,5 +1,8 @@
-"""AddRaftVoter 0-1 (KIP-853): a host that follows the metadata becomes a voter, when it has caught up. The directory id is the one it registered with; its listeners are those
-that it told itself. Acknowledged when it is committed, in version 1 too: ack_when_committed = false would let the client believe what may not come."""
+"""AddRaftVoter 0-1 (KIP-853): a host that follows the metadata becomes a voter, when it has caught
+up. The directory id is the one it registered with; its listeners are those that it told itself.
+Acknowledged when it is committed, in version 1 too: ack_when_committed = false would let the client
+believe what may not come.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.cluster.host import messages
@@ -13,7 +16,10 @@ NO_ID = b"\0" * 16
 async def handle(context: Context, header: RequestHeader, request: AddRaftVoterRequest) -> AddRaftVoterResponse:
     broker = context.broker
     if request.cluster_id is not None and request.cluster_id != broker.metadata.cluster_id:
-        return AddRaftVoterResponse(error_code=int(ErrorCode.INCONSISTENT_CLUSTER_ID), error_message=f"This is cluster {broker.metadata.cluster_id}.")
+        return AddRaftVoterResponse(
+            error_code=int(ErrorCode.INCONSISTENT_CLUSTER_ID),
+            error_message=f"This is cluster {broker.metadata.cluster_id}.",
+        )
     directory_id = b"" if request.voter_directory_id == NO_ID else request.voter_directory_id
     answer = await broker.controller.request(messages.AddVoter(request.voter_id, directory_id), request.timeout_ms)
     return AddRaftVoterResponse(error_code=answer.error, error_message=answer.message)

@@ -1,10 +1,12 @@
-"""AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition by itself, and the answer comes when the reassignments have begun.
+"""AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition by itself, and
+the answer comes when the reassignments have begun.
 
-On a host of its own a partition's only replica is where it can be. Asking for that changes nothing and succeeds; other brokers do not exist; and there is nothing
-under way that could be cancelled.
+On a host of its own a partition's only replica is where it can be. Asking for that changes nothing
+and succeeds; other brokers do not exist; and there is nothing under way that could be cancelled.
 
-With a tagged field of our own (9100) the controller says what goes where, so that all hosts carry the same: of the topics named (their partitions do not matter), or of all. BALANCE begins
-it, PLAN only shows it: in the answer's field of the same number.
+With a tagged field of our own (9100) the controller says what goes where, so that all hosts carry
+the same: of the topics named (their partitions do not matter), or of all. BALANCE begins it, PLAN
+only shows it: in the answer's field of the same number.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -17,31 +19,46 @@ FACTOR_CHANGE_SINCE = 1
 BALANCE, PLAN = 1, 2
 
 
-async def handle(context: Context, header: RequestHeader, request: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
     if request.balance:
         change = messages.BalanceReplicas([topic.name for topic in request.topics] or None)
-        return _answer(await context.broker.controller.request(change, request.timeout_ms, request.balance == PLAN), request.allow_replication_factor_change)
+        return _answer(
+            await context.broker.controller.request(change, request.timeout_ms, request.balance == PLAN),
+            request.allow_replication_factor_change,
+        )
     if not context.broker.metadata.is_alone:
         return await _ask_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         responses=[
             AlterPartitionReassignmentsResponse.ReassignableTopicResponse(
-                name=topic.name, partitions=[_partition(context.broker, topic.name, partition.partition_index, partition.replicas) for partition in topic.partitions]
+                name=topic.name,
+                partitions=[
+                    _partition(context.broker, topic.name, partition.partition_index, partition.replicas)
+                    for partition in topic.partitions
+                ],
             )
             for topic in request.topics
         ],
     )
 
 
-async def _ask_controller(broker: Broker, version: int, request: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+async def _ask_controller(
+    broker: Broker, version: int, request: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
     asked = [
-        messages.PartitionReassignment(topic.name, partition.partition_index, list(partition.replicas) if partition.replicas is not None else None)
+        messages.PartitionReassignment(
+            topic.name, partition.partition_index, list(partition.replicas) if partition.replicas is not None else None
+        )
         for topic in request.topics
         for partition in topic.partitions
     ]
     allow = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE else True
-    return _answer(await broker.controller.request(messages.AlterReassignments(asked, allow), request.timeout_ms), allow)
+    return _answer(
+        await broker.controller.request(messages.AlterReassignments(asked, allow), request.timeout_ms), allow
+    )
 
 
 def _answer(answer: messages.Answer, allow: bool) -> AlterPartitionReassignmentsResponse:
@@ -55,13 +72,20 @@ def _answer(answer: messages.Answer, allow: bool) -> AlterPartitionReassignments
         allow_replication_factor_change=allow,
         error_code=answer.error,
         error_message=answer.message,
-        responses=[AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=name, partitions=partitions) for name, partitions in results.items()],
+        responses=[
+            AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=name, partitions=partitions)
+            for name, partitions in results.items()
+        ],
     )
 
 
-def _partition(broker: Broker, topic: str, index: int, replicas: list[int] | None) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
+def _partition(
+    broker: Broker, topic: str, index: int, replicas: list[int] | None
+) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
     error, text = _judge(broker, topic, index, replicas)
-    return AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(partition_index=index, error_code=int(error), error_message=text)
+    return AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+        partition_index=index, error_code=int(error), error_message=text
+    )
 
 
 def _judge(broker: Broker, topic: str, index: int, replicas: list[int] | None) -> tuple[int, str | None]:
@@ -76,7 +100,13 @@ def _judge(broker: Broker, topic: str, index: int, replicas: list[int] | None) -
         return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes a broker more than once."
     unknown = [node for node in replicas if node != broker.node_id and node not in broker.metadata.brokers]
     if unknown:
-        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
+        return (
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered.",
+        )
     if replicas != partition.replicas:
-        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Broker {broker.node_id} is alone; there is no other to have a replica."
+        return (
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Broker {broker.node_id} is alone; there is no other to have a replica.",
+        )
     return ErrorCode.NONE, None

@@ -1,4 +1,6 @@
-"""AlterReplicaLogDirs 1-2 (KIP-113): moves partitions of this host to other log directories. Answered when the move has begun; DescribeLogDirs shows how far it is."""
+"""AlterReplicaLogDirs 1-2 (KIP-113): moves partitions of this host to other log directories.
+Answered when the move has begun; DescribeLogDirs shows how far it is.
+"""
 
 import asyncio
 from pathlib import Path
@@ -12,17 +14,31 @@ from mqd.protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDir
 TIMEOUT_MS = 30_000  # the request has none
 
 
-async def handle(context: Context, header: RequestHeader, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
-    asked = [(topic.name, index, directory.path) for directory in request.dirs for topic in directory.topics for index in topic.partitions]
+async def handle(
+    context: Context, header: RequestHeader, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    asked = [
+        (topic.name, index, directory.path)
+        for directory in request.dirs
+        for topic in directory.topics
+        for index in topic.partitions
+    ]
     targets: dict[tuple[str, int], set[str]] = {}
     for name, index, path in asked:
         targets.setdefault((name, index), set()).add(path)
-    errors = await asyncio.gather(*(_move(context.broker, name, index, paths) for (name, index), paths in targets.items()))
+    errors = await asyncio.gather(
+        *(_move(context.broker, name, index, paths) for (name, index), paths in targets.items())
+    )
     results: dict[str, list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
     for (name, index), error in zip(targets, errors, strict=True):
-        results.setdefault(name, []).append(AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error))
+        results.setdefault(name, []).append(
+            AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error)
+        )
     return AlterReplicaLogDirsResponse(
-        results=[AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions) for name, partitions in results.items()]
+        results=[
+            AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)
+            for name, partitions in results.items()
+        ]
     )
 
 
@@ -39,5 +55,7 @@ async def _move(broker: Broker, name: str, index: int, paths: set[str]) -> int:
         return int(ErrorCode.REPLICA_NOT_AVAILABLE)
     if broker.replica_view(partition) is None:
         return broker.unserved_error(partition)
-    answer = await broker.controller.request(messages.MoveReplica(name, index, broker.log_dirs.index(wanted)), TIMEOUT_MS)
+    answer = await broker.controller.request(
+        messages.MoveReplica(name, index, broker.log_dirs.index(wanted)), TIMEOUT_MS
+    )
     return answer.error

@@ -14,13 +14,27 @@ async def handle(context: Context, header: RequestHeader, request: DescribeClust
     if request.endpoint_type != ENDPOINT_BROKERS:
         known = request.endpoint_type == ENDPOINT_CONTROLLERS
         error = ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
-        text = "The request was sent to an endpoint of type BROKER." if known else f"Unsupported endpoint type {request.endpoint_type}."
+        text = (
+            "The request was sent to an endpoint of type BROKER."
+            if known
+            else f"Unsupported endpoint type {request.endpoint_type}."
+        )
         return DescribeClusterResponse(error_code=int(error), error_message=text, endpoint_type=request.endpoint_type)
-    brokers = [DescribeClusterResponse.Broker(broker_id=node_id, host=host, port=port, rack=rack) for node_id, host, port, rack in broker.brokers(context.address)]
+    brokers = [
+        DescribeClusterResponse.Broker(broker_id=node_id, host=host, port=port, rack=rack)
+        for node_id, host, port, rack in broker.brokers(context.address)
+    ]
     if request.include_fenced_brokers:
         fenced = [one for one in broker.metadata.brokers.values() if one.fenced and one.node_id != broker.node_id]
-        brokers += [DescribeClusterResponse.Broker(broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack, is_fenced=True) for one in fenced]
-    response = DescribeClusterResponse(cluster_id=broker.metadata.cluster_id, controller_id=broker.node_id, brokers=brokers)
+        brokers += [
+            DescribeClusterResponse.Broker(
+                broker_id=one.node_id, host=one.host, port=one.port, rack=one.rack, is_fenced=True
+            )
+            for one in fenced
+        ]
+    response = DescribeClusterResponse(
+        cluster_id=broker.metadata.cluster_id, controller_id=broker.node_id, brokers=brokers
+    )
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response

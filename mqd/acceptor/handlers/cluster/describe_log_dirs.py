@@ -1,6 +1,10 @@
-"""DescribeLogDirs 1-4 (KIP-113, KIP-827): every log directory, its partitions and their sizes on disk, total and usable bytes.
+"""DescribeLogDirs 1-4 (KIP-113, KIP-827): every log directory, its partitions and their sizes on
+disk, total and usable bytes.
 
-A partition on its way to another directory is there twice: where it is served, and, as a future replica, what has been copied so far. A directory whose file system does not answer is one that cannot be used."""
+A partition on its way to another directory is there twice: where it is served, and, as a future
+replica, what has been copied so far. A directory whose file system does not answer is one that
+cannot be used.
+"""
 
 import asyncio
 import errno
@@ -19,7 +23,9 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 META_PROPERTIES = "meta.properties"  # which broker a directory is of; one that is used has it
-ANSWER_S = 5.0  # a file system that has said nothing for so long hangs; the controller counts its replicas as failed then, too
+# a file system that has said nothing for so long hangs; the controller counts its replicas as
+# failed then, too
+ANSWER_S = 5.0
 Wanted = dict[str, list[PartitionImage]]
 Asked = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
@@ -30,16 +36,33 @@ async def handle(context: Context, header: RequestHeader, request: DescribeLogDi
     for name, partition in _wanted(broker, request):
         if partition.owner != OWNER_NONE and partition.log_dir < len(by_directory):
             by_directory[partition.log_dir].setdefault(name, []).append(partition)
-    asked = [(name, broker.metadata.topics[name].topic_id, partition) for wanted in by_directory for name, partitions in wanted.items() for partition in partitions]
-    ends = {(name, partition.index): view.log_end_offset for name, _, partition in asked if (view := broker.replica_view(partition)) is not None}
-    results = await asyncio.gather(*(_result(broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory)))
+    asked = [
+        (name, broker.metadata.topics[name].topic_id, partition)
+        for wanted in by_directory
+        for name, partitions in wanted.items()
+        for partition in partitions
+    ]
+    ends = {
+        (name, partition.index): view.log_end_offset
+        for name, _, partition in asked
+        if (view := broker.replica_view(partition)) is not None
+    }
+    results = await asyncio.gather(
+        *(_result(broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory))
+    )
     return DescribeLogDirsResponse(results=results)
 
 
-async def _result(broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]) -> DescribeLogDirsResponse.Result:
-    """Not by one of the threads that read for other requests: a disk that hangs would keep them all."""
+async def _result(
+    broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]
+) -> DescribeLogDirsResponse.Result:
+    """Not by one of the threads that read for other requests: a disk that hangs would keep them
+    all.
+    """
     try:
-        return await broker.directories.ask(directory, partial(_measure, broker, directory, wanted, asked, ends), ANSWER_S)
+        return await broker.directories.ask(
+            directory, partial(_measure, broker, directory, wanted, asked, ends), ANSWER_S
+        )
     except TimeoutError:
         return _failed(directory)
 
@@ -57,7 +80,12 @@ def _wanted(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, 
 
 
 def _measure(
-    broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int], stepped: Callable[[], None]
+    broker: Broker,
+    directory: Path,
+    wanted: Wanted,
+    asked: list[Asked],
+    ends: dict[tuple[str, int], int],
+    stepped: Callable[[], None],
 ) -> DescribeLogDirsResponse.Result:
     """Reads directories; runs in a thread. `stepped`: it has got on."""
 
@@ -69,24 +97,34 @@ def _measure(
     try:
         about = os.statvfs(directory)
         if about.f_flag & os.ST_RDONLY or not (directory / META_PROPERTIES).exists():
-            raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")  # an empty mount point, another disk
+            # an empty mount point, another disk
+            raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")
         topics = [
-            DescribeLogDirsResponse.Topic(name=name, partitions=[sized(one.index, broker.path_of(name, one)) for one in partitions])
+            DescribeLogDirsResponse.Topic(
+                name=name, partitions=[sized(one.index, broker.path_of(name, one)) for one in partitions]
+            )
             for name, partitions in wanted.items()
         ]
         topics += [
-            DescribeLogDirsResponse.Topic(name=name, partitions=[_future(path, one.index, ends.get((name, one.index), 0))])
+            DescribeLogDirsResponse.Topic(
+                name=name, partitions=[_future(path, one.index, ends.get((name, one.index), 0))]
+            )
             for name, one, path in _futures(directory, asked, stepped)
         ]
     except OSError:
         return _failed(directory)
     return DescribeLogDirsResponse.Result(
-        log_dir=str(directory), topics=topics, total_bytes=about.f_blocks * about.f_frsize, usable_bytes=about.f_bavail * about.f_frsize
+        log_dir=str(directory),
+        topics=topics,
+        total_bytes=about.f_blocks * about.f_frsize,
+        usable_bytes=about.f_bavail * about.f_frsize,
     )
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of the segments, as a reader sees them. A partition that is just being made or deleted has none."""
+    """Bytes of the segments, as a reader sees them. A partition that is just being made or deleted
+    has none.
+    """
     total = 0
     try:
         with os.scandir(directory) as entries:
@@ -101,7 +139,9 @@ def size_of(directory: Path) -> int:
     return total
 
 
-def _futures(directory: Path, asked: list[Asked], stepped: Callable[[], None]) -> Iterator[tuple[str, PartitionImage, Path]]:
+def _futures(
+    directory: Path, asked: list[Asked], stepped: Callable[[], None]
+) -> Iterator[tuple[str, PartitionImage, Path]]:
     """Copies under way to this directory."""
     if not any(True for _ in moving.futures(directory)):
         return
@@ -118,7 +158,14 @@ def _future(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsRespo
     try:
         bases = segments.base_offsets(path)
         if bases:
-            end_offset = native.segment_scan(segments.segment_path(path, bases[-1]), bases[-1], 0, check_crc=False).next_offset
+            end_offset = native.segment_scan(
+                segments.segment_path(path, bases[-1]), bases[-1], 0, check_crc=False
+            ).next_offset
     except (OSError, ValueError):
         pass  # it is being renamed, or deleted
-    return DescribeLogDirsResponse.Partition(partition_index=index, partition_size=size_of(path), offset_lag=max(0, log_end_offset - end_offset), is_future_key=True)
+    return DescribeLogDirsResponse.Partition(
+        partition_index=index,
+        partition_size=size_of(path),
+        offset_lag=max(0, log_end_offset - end_offset),
+        is_future_key=True,
+    )

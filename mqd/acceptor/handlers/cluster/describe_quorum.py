@@ -1,7 +1,8 @@
-"""DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. One host is a quorum of one: the controller on this host leads, and is its
-only voter.
+"""DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. One
+host is a quorum of one: the controller on this host leads, and is its only voter.
 
-Offsets are those of the metadata log; everything that is known here has been flushed. Another topic than __cluster_metadata has no quorum.
+Offsets are those of the metadata log; everything that is known here has been flushed. Another topic
+than __cluster_metadata has no quorum.
 """
 
 import time
@@ -23,32 +24,46 @@ async def handle(context: Context, header: RequestHeader, request: DescribeQuoru
         return await _ask_controller(broker, header.api_version, request)
     topics = [
         DescribeQuorumResponse.TopicData(
-            topic_name=topic.topic_name, partitions=[_partition(broker, topic.topic_name, partition.partition_index) for partition in topic.partitions]
+            topic_name=topic.topic_name,
+            partitions=[
+                _partition(broker, topic.topic_name, partition.partition_index) for partition in topic.partitions
+            ],
         )
         for topic in request.topics
     ]
     host, port = broker.advertised(context.address)
     listener = DescribeQuorumResponse.Listener(name="CONTROLLER", host=host, port=port)
-    return DescribeQuorumResponse(topics=topics, nodes=[DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])])
+    return DescribeQuorumResponse(
+        topics=topics, nodes=[DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])]
+    )
 
 
 async def _ask_controller(broker: Broker, version: int, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     answer = await broker.controller.request(messages.DescribeQuorum(), TIMEOUT_MS)
     quorum = answer.quorum
     if answer.error or quorum is None:
-        return DescribeQuorumResponse(error_code=answer.error or int(ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message=answer.message)
+        return DescribeQuorumResponse(
+            error_code=answer.error or int(ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message=answer.message
+        )
     topics = [
         DescribeQuorumResponse.TopicData(
             topic_name=topic.topic_name,
             partitions=[
-                _led(quorum, partition.partition_index) if (topic.topic_name, partition.partition_index) == (METADATA_TOPIC, 0) else _unknown(partition.partition_index)
+                (
+                    _led(quorum, partition.partition_index)
+                    if (topic.topic_name, partition.partition_index) == (METADATA_TOPIC, 0)
+                    else _unknown(partition.partition_index)
+                )
                 for partition in topic.partitions
             ],
         )
         for topic in request.topics
     ]
     nodes = [
-        DescribeQuorumResponse.Node(node_id=one.node_id, listeners=[DescribeQuorumResponse.Listener(name="CONTROLLER", host=one.host, port=one.port)])
+        DescribeQuorumResponse.Node(
+            node_id=one.node_id,
+            listeners=[DescribeQuorumResponse.Listener(name="CONTROLLER", host=one.host, port=one.port)],
+        )
         for one in [*quorum.voters, *quorum.observers]
         if one.host
     ]
@@ -89,7 +104,9 @@ def _unknown(index: int) -> DescribeQuorumResponse.PartitionData:
 
 
 def _epoch(broker: Broker) -> int:
-    """It rises whenever the host is started anew: the offset of its registration in the metadata log."""
+    """It rises whenever the host is started anew: the offset of its registration in the metadata
+    log.
+    """
     registered = broker.metadata.brokers.get(broker.node_id)
     return min(registered.epoch, 2**31 - 1) if registered is not None else 0
 
@@ -100,8 +117,17 @@ def _partition(broker: Broker, topic: str, index: int) -> DescribeQuorumResponse
     now_ms = time.time_ns() // 1_000_000
     version = max(broker.metadata.version, 0)
     voter = DescribeQuorumResponse.ReplicaState(
-        replica_id=broker.node_id, replica_directory_id=NO_ID, log_end_offset=version, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+        replica_id=broker.node_id,
+        replica_directory_id=NO_ID,
+        log_end_offset=version,
+        last_fetch_timestamp=now_ms,
+        last_caught_up_timestamp=now_ms,
     )
     return DescribeQuorumResponse.PartitionData(
-        partition_index=index, leader_id=broker.node_id, leader_epoch=_epoch(broker), high_watermark=version, current_voters=[voter], observers=[]
+        partition_index=index,
+        leader_id=broker.node_id,
+        leader_epoch=_epoch(broker),
+        high_watermark=version,
+        current_voters=[voter],
+        observers=[],
     )

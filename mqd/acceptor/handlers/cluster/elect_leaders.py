@@ -1,4 +1,5 @@
-"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a host of its own, with one replica, the leader is the preferred one, or there is none that could be: ELECTION_NOT_NEEDED, as Kafka says.
+"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a host of its own, with one replica,
+the leader is the preferred one, or there is none that could be: ELECTION_NOT_NEEDED, as Kafka says.
 
 Asked for all partitions (null), those that need no election are left out, so the answer is empty.
 """
@@ -22,7 +23,10 @@ async def handle(context: Context, header: RequestHeader, request: ElectLeadersR
     return ElectLeadersResponse(
         replica_election_results=[
             ElectLeadersResponse.ReplicaElectionResult(
-                topic=topic.topic, partition_result=[_partition(context.broker, topic.topic, index, request.election_type) for index in topic.partitions]
+                topic=topic.topic,
+                partition_result=[
+                    _partition(context.broker, topic.topic, index, request.election_type) for index in topic.partitions
+                ],
             )
             for topic in request.topic_partitions
         ]
@@ -31,14 +35,25 @@ async def handle(context: Context, header: RequestHeader, request: ElectLeadersR
 
 async def _ask_controller(broker: Broker, version: int, request: ElectLeadersRequest) -> ElectLeadersResponse:
     election_type = request.election_type if version >= 1 else PREFERRED
-    asked = None if request.topic_partitions is None else [(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions]
+    asked = (
+        None
+        if request.topic_partitions is None
+        else [(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions]
+    )
     answer = await broker.controller.request(messages.ElectLeaders(election_type, asked), request.timeout_ms)
     results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
     for one in answer.results:
-        results.setdefault(one.name, []).append(ElectLeadersResponse.PartitionResult(partition_id=one.partition, error_code=one.error, error_message=one.message))
+        results.setdefault(one.name, []).append(
+            ElectLeadersResponse.PartitionResult(
+                partition_id=one.partition, error_code=one.error, error_message=one.message
+            )
+        )
     return ElectLeadersResponse(
         error_code=answer.error,
-        replica_election_results=[ElectLeadersResponse.ReplicaElectionResult(topic=name, partition_result=partitions) for name, partitions in results.items()],
+        replica_election_results=[
+            ElectLeadersResponse.ReplicaElectionResult(topic=name, partition_result=partitions)
+            for name, partitions in results.items()
+        ],
     )
 
 
@@ -47,7 +62,14 @@ def _partition(broker: Broker, topic: str, index: int, election_type: int) -> El
     if partition is None:
         error, text = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
     elif broker.view(partition) is None and partition.leader != partition.replicas[0]:
-        error, text = (ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE if election_type == PREFERRED else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE), "Its only replica is offline"
+        error, text = (
+            (
+                ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+                if election_type == PREFERRED
+                else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+            ),
+            "Its only replica is offline",
+        )
     else:
         error, text = ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
     return ElectLeadersResponse.PartitionResult(partition_id=index, error_code=int(error), error_message=text)

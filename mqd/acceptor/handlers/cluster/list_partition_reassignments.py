@@ -1,4 +1,6 @@
-"""ListPartitionReassignments 0 (KIP-455): partitions that are on their way to other hosts. Moves between log directories of one host are shown by DescribeLogDirs."""
+"""ListPartitionReassignments 0 (KIP-455): partitions that are on their way to other hosts. Moves
+between log directories of one host are shown by DescribeLogDirs.
+"""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.host.messages import PartitionImage
@@ -6,17 +8,25 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
 
 
-async def handle(context: Context, header: RequestHeader, request: ListPartitionReassignmentsRequest) -> ListPartitionReassignmentsResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
     found: dict[str, list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment]] = {}
     for name, partition in _asked(context.broker, request):
         if partition.adding or partition.removing:
             found.setdefault(name, []).append(
                 ListPartitionReassignmentsResponse.OngoingPartitionReassignment(
-                    partition_index=partition.index, replicas=partition.replicas, adding_replicas=partition.adding, removing_replicas=partition.removing
+                    partition_index=partition.index,
+                    replicas=partition.replicas,
+                    adding_replicas=partition.adding,
+                    removing_replicas=partition.removing,
                 )
             )
     return ListPartitionReassignmentsResponse(
-        topics=[ListPartitionReassignmentsResponse.OngoingTopicReassignment(name=name, partitions=partitions) for name, partitions in found.items()]
+        topics=[
+            ListPartitionReassignmentsResponse.OngoingTopicReassignment(name=name, partitions=partitions)
+            for name, partitions in found.items()
+        ]
     )
 
 

@@ -13,7 +13,10 @@ TIMEOUT_MS = 30_000  # the request has none
 async def handle(context: Context, header: RequestHeader, request: RemoveRaftVoterRequest) -> RemoveRaftVoterResponse:
     broker = context.broker
     if request.cluster_id is not None and request.cluster_id != broker.metadata.cluster_id:
-        return RemoveRaftVoterResponse(error_code=int(ErrorCode.INCONSISTENT_CLUSTER_ID), error_message=f"This is cluster {broker.metadata.cluster_id}.")
+        return RemoveRaftVoterResponse(
+            error_code=int(ErrorCode.INCONSISTENT_CLUSTER_ID),
+            error_message=f"This is cluster {broker.metadata.cluster_id}.",
+        )
     directory_id = b"" if request.voter_directory_id == NO_ID else request.voter_directory_id
     answer = await broker.controller.request(messages.RemoveVoter(request.voter_id, directory_id), TIMEOUT_MS)
     return RemoveRaftVoterResponse(error_code=answer.error, error_message=answer.message)

@@ -1,6 +1,8 @@
-"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone, and holds nothing any more; the controller decides. The only one there is answers, so it is not gone.
+"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone, and holds nothing any more; the
+controller decides. The only one there is answers, so it is not gone.
 
-With a tagged field of our own (9100): the way there. All replicas leave a broker that lives, and none come (DRAIN), or it takes part again (TAKE_PART).
+With a tagged field of our own (9100): the way there. All replicas leave a broker that lives, and
+none come (DRAIN), or it takes part again (TAKE_PART).
 """
 
 from mqd.acceptor.broker import Context
@@ -16,7 +18,9 @@ FORGET, DRAIN, TAKE_PART = 0, 1, 2
 async def handle(context: Context, header: RequestHeader, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     broker = context.broker
     if request.drain != FORGET:
-        answer = await broker.controller.request(messages.DrainBroker(request.broker_id, request.drain == TAKE_PART), TIMEOUT_MS)
+        answer = await broker.controller.request(
+            messages.DrainBroker(request.broker_id, request.drain == TAKE_PART), TIMEOUT_MS
+        )
         return UnregisterBrokerResponse(error_code=answer.error, error_message=answer.message)
     if not broker.metadata.is_alone:
         answer = await broker.controller.request(messages.UnregisterBroker(request.broker_id), TIMEOUT_MS)

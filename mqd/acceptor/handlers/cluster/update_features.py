@@ -1,4 +1,6 @@
-"""UpdateFeatures 0-2 (KIP-584, KIP-1022): all levels or none, also in versions 0 and 1, which have a place for each. On disk before it is answered."""
+"""UpdateFeatures 0-2 (KIP-584, KIP-1022): all levels or none, also in versions 0 and 1, which have
+a place for each. On disk before it is answered.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.cluster.host import messages
@@ -10,12 +12,23 @@ from mqd.protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 
 async def handle(context: Context, header: RequestHeader, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
     if not request.feature_updates:
-        return UpdateFeaturesResponse(error_code=int(ErrorCode.INVALID_REQUEST), error_message="Can not provide empty FeatureUpdates.")
-    updates = [messages.FeatureUpdate(update.feature, update.max_version_level, _upgrade_type(update, header.api_version)) for update in request.feature_updates]
-    answer = await context.broker.controller.request(messages.UpdateFeatures(updates), request.timeout_ms, request.validate_only)
+        return UpdateFeaturesResponse(
+            error_code=int(ErrorCode.INVALID_REQUEST), error_message="Can not provide empty FeatureUpdates."
+        )
+    updates = [
+        messages.FeatureUpdate(update.feature, update.max_version_level, _upgrade_type(update, header.api_version))
+        for update in request.feature_updates
+    ]
+    answer = await context.broker.controller.request(
+        messages.UpdateFeatures(updates), request.timeout_ms, request.validate_only
+    )
     if answer.error:
         return UpdateFeaturesResponse(error_code=answer.error, error_message=answer.message)
-    results = [UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature) for update in request.feature_updates] if header.api_version < 2 else []
+    results = (
+        [UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature) for update in request.feature_updates]
+        if header.api_version < 2
+        else []
+    )
     return UpdateFeaturesResponse(results=results)
 
 

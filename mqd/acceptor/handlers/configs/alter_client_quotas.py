@@ -1,4 +1,6 @@
-"""AlterClientQuotas 0-1 (KIP-546): sets and removes quotas by client id. Each entity by itself, on disk and in force in every worker before it is answered."""
+"""AlterClientQuotas 0-1 (KIP-546): sets and removes quotas by client id. Each entity by itself, on
+disk and in force in every worker before it is answered.
+"""
 
 import asyncio
 
@@ -11,27 +13,46 @@ from mqd.protocol.messages import AlterClientQuotasRequest, AlterClientQuotasRes
 TIMEOUT_MS = 30_000  # the request has none
 
 
-async def handle(context: Context, header: RequestHeader, request: AlterClientQuotasRequest) -> AlterClientQuotasResponse:
-    named = [tuple(sorted((part.entity_type, part.entity_name or "", part.entity_name is None) for part in entry.entity)) for entry in request.entries]
+async def handle(
+    context: Context, header: RequestHeader, request: AlterClientQuotasRequest
+) -> AlterClientQuotasResponse:
+    named = [
+        tuple(sorted((part.entity_type, part.entity_name or "", part.entity_name is None) for part in entry.entity))
+        for entry in request.entries
+    ]
     entries = [
-        _result(entry, int(ErrorCode.INVALID_REQUEST), "Each entity must appear at most once.") if named.count(name) > 1 else _alter(context.broker, entry, request.validate_only)
+        (
+            _result(entry, int(ErrorCode.INVALID_REQUEST), "Each entity must appear at most once.")
+            if named.count(name) > 1
+            else _alter(context.broker, entry, request.validate_only)
+        )
         for entry, name in zip(request.entries, named, strict=True)
     ]
     return AlterClientQuotasResponse(entries=list(await asyncio.gather(*entries)))
 
 
-async def _alter(broker: Broker, entry: AlterClientQuotasRequest.EntryData, validate_only: bool) -> AlterClientQuotasResponse.EntryData:
+async def _alter(
+    broker: Broker, entry: AlterClientQuotasRequest.EntryData, validate_only: bool
+) -> AlterClientQuotasResponse.EntryData:
     change = messages.AlterClientQuota(
         [(part.entity_type, part.entity_name) for part in entry.entity],
-        [messages.QuotaOperation(operation.key, None if operation.remove else operation.value) for operation in entry.ops],
+        [
+            messages.QuotaOperation(operation.key, None if operation.remove else operation.value)
+            for operation in entry.ops
+        ],
     )
     answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
     return await _result(entry, answer.error, answer.message)
 
 
-async def _result(entry: AlterClientQuotasRequest.EntryData, error: int, message: str | None) -> AlterClientQuotasResponse.EntryData:
+async def _result(
+    entry: AlterClientQuotasRequest.EntryData, error: int, message: str | None
+) -> AlterClientQuotasResponse.EntryData:
     return AlterClientQuotasResponse.EntryData(
         error_code=error,
         error_message=message,
-        entity=[AlterClientQuotasResponse.EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity],
+        entity=[
+            AlterClientQuotasResponse.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+            for part in entry.entity
+        ],
     )

@@ -1,4 +1,6 @@
-"""AlterConfigs 0-2 (KIP-133): the whole configuration of a resource at once; what is not named is forgotten."""
+"""AlterConfigs 0-2 (KIP-133): the whole configuration of a resource at once; what is not named is
+forgotten.
+"""
 
 import asyncio
 from collections import Counter
@@ -29,13 +31,22 @@ class Result(NamedTuple):
 
 async def handle(context: Context, header: RequestHeader, request: AlterConfigsRequest) -> AlterConfigsResponse:
     resources = [
-        Resource(resource.resource_type, resource.resource_name, [ConfigOperation(config.name, "set", config.value) for config in resource.configs])
+        Resource(
+            resource.resource_type,
+            resource.resource_name,
+            [ConfigOperation(config.name, "set", config.value) for config in resource.configs],
+        )
         for resource in request.resources
     ]
     results = await alter(context.broker, resources, replace=True, validate_only=request.validate_only)
     return AlterConfigsResponse(
         responses=[
-            AlterConfigsResponse.ResourceResponse(error_code=result.error, error_message=result.message, resource_type=result.type, resource_name=result.name)
+            AlterConfigsResponse.ResourceResponse(
+                error_code=result.error,
+                error_message=result.message,
+                resource_type=result.type,
+                resource_name=result.name,
+            )
             for result in results
         ]
     )
@@ -48,7 +59,9 @@ async def alter(broker: Broker, resources: list[Resource], replace: bool, valida
 
     async def one(resource: Resource) -> Result:
         if counts[resource.type, resource.name] > 1:
-            return Result(resource.type, resource.name, int(ErrorCode.INVALID_REQUEST), "Each resource must appear at most once.")
+            return Result(
+                resource.type, resource.name, int(ErrorCode.INVALID_REQUEST), "Each resource must appear at most once."
+            )
         change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
         answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
         return Result(resource.type, resource.name, answer.error, answer.message)

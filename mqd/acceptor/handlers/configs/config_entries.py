@@ -1,4 +1,6 @@
-"""Configuration as DescribeConfigs and CreateTopics show it: value, where it comes from, and what it would be otherwise (KIP-226, KIP-525, KIP-569)."""
+"""Configuration as DescribeConfigs and CreateTopics show it: value, where it comes from, and what
+it would be otherwise (KIP-226, KIP-525, KIP-569).
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,7 +12,8 @@ from mqd.cluster.metadata.rules.partitions import MIN_IN_SYNC, effective_min_in_
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
 GROUP_DYNAMIC = 8
-# Kafka's ConfigDef types. An enumeration is a string there; the allowed values are in the documentation.
+# Kafka's ConfigDef types. An enumeration is a string there; the allowed values are in the
+# documentation.
 TYPES = {"bool": 1, "string": 2, "enum": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -41,7 +44,9 @@ def _entry(row: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
 
 
 def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
-    """`row` is a broker's property. The configuration that was loaded holds defaults too: a value equal to the default counts as one."""
+    """`row` is a broker's property. The configuration that was loaded holds defaults too: a value
+    equal to the default counts as one.
+    """
     metadata, found = broker.metadata, []
     name = row.name
     default_dynamic = metadata.broker_default_config.get(name)
@@ -58,8 +63,12 @@ def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
     return found
 
 
-def of_topic(broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None) -> list[Entry]:
-    """`config`: what is set on the topic itself. `replica_count`: of its partitions; min.insync.replicas=-1 is shown as the number in force."""
+def of_topic(
+    broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None
+) -> list[Entry]:
+    """`config`: what is set on the topic itself. `replica_count`: of its partitions;
+    min.insync.replicas=-1 is shown as the number in force.
+    """
     effective = topic_effective(broker.effective(), config)
     entries = []
     for name, row in TOPIC.items():
@@ -68,9 +77,16 @@ def of_topic(broker: Broker, config: Mapping[str, str], replica_count: int, name
         synonyms = [Synonym(name, _shown(row, config[name]), TOPIC_DYNAMIC)] if name in config else []
         if row.broker_name is not None:
             synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
-        if not synonyms or synonyms[0].value != effective[name]:  # the broker's value comes by another unit (log.retention.hours)
-            synonyms.insert(0, Synonym(name, _shown(row, effective[name]), DEFAULT if effective[name] == row.default else BROKER_STATIC))
-        if name == MIN_IN_SYNC and synonyms[0].value == str(FOLLOWS_REPLICAS):  # tools compare it with the size of in-sync sets
+        # the broker's value comes by another unit (log.retention.hours)
+        if not synonyms or synonyms[0].value != effective[name]:
+            synonyms.insert(
+                0,
+                Synonym(
+                    name, _shown(row, effective[name]), DEFAULT if effective[name] == row.default else BROKER_STATIC
+                ),
+            )
+        # tools compare it with the size of in-sync sets
+        if name == MIN_IN_SYNC and synonyms[0].value == str(FOLLOWS_REPLICAS):
             synonyms[0] = synonyms[0]._replace(value=str(effective_min_in_sync(FOLLOWS_REPLICAS, replica_count)))
         entries.append(_entry(row, synonyms, False))
     return entries
@@ -87,7 +103,9 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
 
 
 def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) -> list[Entry]:
-    """This broker's properties. advertised.listeners is there even when it is not set: tools look for it."""
+    """This broker's properties. advertised.listeners is there even when it is not set: tools look
+    for it.
+    """
     entries = []
     for name, row in BROKER.items():
         if names is not None and name not in names:

@@ -1,4 +1,6 @@
-"""DescribeClientQuotas 0-1 (KIP-546): the quotas that are set, by a filter of entity types with an exact name, the default, or any; strict: no other types."""
+"""DescribeClientQuotas 0-1 (KIP-546): the quotas that are set, by a filter of entity types with an
+exact name, the default, or any; strict: no other types.
+"""
 
 from collections.abc import Callable
 
@@ -14,7 +16,9 @@ EXACT, DEFAULT, ANY = 0, 1, 2
 Matches = Callable[[str | None], bool]
 
 
-async def handle(context: Context, header: RequestHeader, request: DescribeClientQuotasRequest) -> DescribeClientQuotasResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse:
     try:
         wanted = _filter(request)
     except Refusal as refusal:
@@ -31,7 +35,10 @@ def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
         if kind in wanted:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Duplicate entity type {kind} in the filter.")
         if kind not in (USER, CLIENT_ID, IP):
-            raise Refusal(ErrorCode.UNSUPPORTED_VERSION if kind else ErrorCode.INVALID_REQUEST, f"Unexpected entity type '{kind}'; user, client-id and ip are known.")
+            raise Refusal(
+                ErrorCode.UNSUPPORTED_VERSION if kind else ErrorCode.INVALID_REQUEST,
+                f"Unexpected entity type '{kind}'; user, client-id and ip are known.",
+            )
         wanted[kind] = _matches(component)
     if IP in wanted and len(wanted) > 1:
         raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid entity filter component combination: ip stands alone.")
@@ -45,12 +52,16 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
             raise Refusal(ErrorCode.INVALID_REQUEST, "An exact match needs a name.")
         return lambda found: found == name
     if name is not None:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"A match of type {component.match_type} takes no name, but got '{name}'.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST, f"A match of type {component.match_type} takes no name, but got '{name}'."
+        )
     if component.match_type == DEFAULT:
         return lambda found: found is None
     if component.match_type == ANY:
         return lambda found: True
-    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected match type {component.match_type}: 0 is exact, 1 the default, 2 any.")
+    raise Refusal(
+        ErrorCode.INVALID_REQUEST, f"Unexpected match type {component.match_type}: 0 is exact, 1 the default, 2 any."
+    )
 
 
 def _fits(quota: ClientQuota, wanted: dict[str, Matches], strict: bool) -> bool:
@@ -62,6 +73,10 @@ def _fits(quota: ClientQuota, wanted: dict[str, Matches], strict: bool) -> bool:
 
 def _entry(quota: ClientQuota) -> DescribeClientQuotasResponse.EntryData:
     return DescribeClientQuotasResponse.EntryData(
-        entity=[DescribeClientQuotasResponse.EntityData(entity_type=kind, entity_name=name) for kind, name in quota.entity],
-        values=[DescribeClientQuotasResponse.ValueData(key=key, value=value) for key, value in sorted(quota.quotas.items())],
+        entity=[
+            DescribeClientQuotasResponse.EntityData(entity_type=kind, entity_name=name) for kind, name in quota.entity
+        ],
+        values=[
+            DescribeClientQuotasResponse.ValueData(key=key, value=value) for key, value in sorted(quota.quotas.items())
+        ],
     )

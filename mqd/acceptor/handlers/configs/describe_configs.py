@@ -1,4 +1,6 @@
-"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, and consumer groups; with synonyms and documentation when asked for."""
+"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, and consumer
+groups; with synonyms and documentation when asked for.
+"""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
@@ -14,7 +16,9 @@ async def handle(context: Context, header: RequestHeader, request: DescribeConfi
     return DescribeConfigsResponse(results=[_resource(context, resource, request) for resource in request.resources])
 
 
-def _resource(context: Context, resource: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest) -> DescribeConfigsResponse.Result:
+def _resource(
+    context: Context, resource: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse.Result:
     try:
         entries, error, message = _entries(context, resource), 0, None
     except Refusal as refusal:
@@ -37,19 +41,29 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         topic = broker.metadata.topics.get(resource.resource_name)
         if topic is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.resource_name}' does not exist.")
-        return config_entries.of_topic(broker, topic.config, min(len(one.replicas) - len(one.adding) for one in topic.partitions), names)
+        return config_entries.of_topic(
+            broker, topic.config, min(len(one.replicas) - len(one.adding) for one in topic.partitions), names
+        )
     if resource.resource_type == RESOURCE_BROKER:
         if resource.resource_name == "":
             return config_entries.of_all_brokers(broker, names)
         if resource.resource_name != str(broker.node_id):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker.node_id} or empty string, but received {resource.resource_name}")
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST,
+                f"Unexpected broker id, expected {broker.node_id} or empty string, but received"
+                f" {resource.resource_name}",
+            )
         host, port = broker.advertised(context.address)
         return config_entries.of_broker(broker, f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{port}", names)
     if resource.resource_type == RESOURCE_GROUP:
         if not resource.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
         return config_entries.of_group(broker, broker.metadata.group_configs.get(resource.resource_name, {}), names)
-    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unsupported resource type {resource.resource_type}: topics (2), brokers (4) and groups (32) have configurations.")
+    raise Refusal(
+        ErrorCode.INVALID_REQUEST,
+        f"Unsupported resource type {resource.resource_type}: topics (2), brokers (4) and groups (32) have"
+        " configurations.",
+    )
 
 
 def _config(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResponse.Config:
@@ -60,7 +74,10 @@ def _config(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsRes
         read_only=entry.read_only,
         config_source=entry.source,
         is_sensitive=entry.sensitive,
-        synonyms=[DescribeConfigsResponse.Synonym(name=synonym.name, value=synonym.value, source=synonym.source) for synonym in synonyms],
+        synonyms=[
+            DescribeConfigsResponse.Synonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in synonyms
+        ],
         config_type=entry.type,
         documentation=entry.documentation if request.include_documentation else None,
     )

@@ -1,4 +1,6 @@
-"""ListConfigResources 0-1 (KIP-1142): what has a configuration. Version 0 asks for client metrics subscriptions alone, of which there are none."""
+"""ListConfigResources 0-1 (KIP-1142): what has a configuration. Version 0 asks for client metrics
+subscriptions alone, of which there are none.
+"""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
@@ -10,13 +12,19 @@ RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS = 8, 16
 _KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)
 
 
-async def handle(context: Context, header: RequestHeader, request: ListConfigResourcesRequest) -> ListConfigResourcesResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
     asked = set(request.resource_types) if header.api_version > 0 else {RESOURCE_CLIENT_METRICS}
     if not asked <= set(_KNOWN):
         return ListConfigResourcesResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION))
     kinds = [kind for kind in _KNOWN if kind in asked or not asked]
     return ListConfigResourcesResponse(
-        config_resources=[ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind) for kind in kinds for name in _names(context.broker, kind)]
+        config_resources=[
+            ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
+            for kind in kinds
+            for name in _names(context.broker, kind)
+        ]
     )
 
 

@@ -1,4 +1,6 @@
-"""ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099): consumer groups, their epochs, their members with what they hold and what they are meant to hold."""
+"""ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099): consumer groups, their epochs, their members with
+what they hold and what they are meant to hold.
+"""
 
 import asyncio
 import contextlib
@@ -13,7 +15,9 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
 
-async def handle(context: Context, header: RequestHeader, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: ConsumerGroupDescribeRequest
+) -> ConsumerGroupDescribeResponse:
     groups = list(await asyncio.gather(*(_describe(context.broker, group_id) for group_id in request.group_ids)))
     if request.include_authorized_operations:
         for group in groups:
@@ -37,4 +41,6 @@ async def _describe(broker: Broker, group_id: str) -> ConsumerGroupDescribeRespo
     try:
         return await ask(broker, group_id, ConsumerDescribe)  # type: ignore[return-value]
     except CoordinatorError as error:
-        return ConsumerGroupDescribeResponse.Group(error_code=error.error_code, error_message=error_message(error.error_code), group_id=group_id)
+        return ConsumerGroupDescribeResponse.Group(
+            error_code=error.error_code, error_message=error_message(error.error_code), group_id=group_id
+        )

@@ -1,4 +1,6 @@
-"""ConsumerGroupHeartbeat 0-1 (KIP-848): everything that a member of a consumer group says, and all that it is told."""
+"""ConsumerGroupHeartbeat 0-1 (KIP-848): everything that a member of a consumer group says, and all
+that it is told.
+"""
 
 from uuid import uuid4
 
@@ -14,17 +16,25 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHe
 DISABLED = "The feature group.version is not in force: raise it to 1 (UpdateFeatures)."
 
 
-async def handle(context: Context, header: RequestHeader, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
     broker = context.broker
     if broker.coordinators is not None:
         if not broker.coordinators.cluster.is_enabled:
             return ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION), error_message=DISABLED)
-        problem = problem_of(request, header.api_version, broker.coordinators.cluster.settings(request.group_id).assignors)
+        problem = problem_of(
+            request, header.api_version, broker.coordinators.cluster.settings(request.group_id).assignors
+        )
         if problem is not None:
             return ConsumerGroupHeartbeatResponse(error_code=problem[0], error_message=problem[1])
     client_id, host = header.client_id or "", f"/{context.address.peer_ip}"
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:
-        return await ask(broker, request.group_id, lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id))  # type: ignore[return-value]
+        return await ask(
+            broker, request.group_id, lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id)
+        )  # type: ignore[return-value]
     except CoordinatorError as error:
-        return ConsumerGroupHeartbeatResponse(error_code=error.error_code, error_message=error_message(error.error_code))
+        return ConsumerGroupHeartbeatResponse(
+            error_code=error.error_code, error_message=error_message(error.error_code)
+        )

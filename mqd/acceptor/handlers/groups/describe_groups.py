@@ -1,4 +1,6 @@
-"""DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Of another kind or unknown: state Dead, from version 6 on with GROUP_ID_NOT_FOUND."""
+"""DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Of another kind or unknown: state Dead,
+from version 6 on with GROUP_ID_NOT_FOUND.
+"""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
@@ -13,7 +15,10 @@ _VERSION_NOT_FOUND = 6
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    groups = [_describe(context.broker, group_id, header.api_version, request.include_rebalance) for group_id in request.groups]
+    groups = [
+        _describe(context.broker, group_id, header.api_version, request.include_rebalance)
+        for group_id in request.groups
+    ]
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
@@ -36,5 +41,9 @@ def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool)
     error, message = 0, None
     if version >= _VERSION_NOT_FOUND:
         error = int(ErrorCode.GROUP_ID_NOT_FOUND)
-        message = f"Group {group_id} is not a classic group." if isinstance(core, Group) and core.exists else f"Group {group_id} not found."
+        message = (
+            f"Group {group_id} is not a classic group."
+            if isinstance(core, Group) and core.exists
+            else f"Group {group_id} not found."
+        )
     return DescribeGroupsResponse.Group(group_id=group_id, group_state="Dead", error_code=error, error_message=message)

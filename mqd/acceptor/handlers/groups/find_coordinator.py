@@ -1,7 +1,9 @@
-"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group or transactional id is the leader of its partition of the internal topic.
+"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group or
+transactional id is the leader of its partition of the internal topic.
 
-The first question makes the internal topic; until its partitions have leaders the answer is COORDINATOR_NOT_AVAILABLE, and the client asks again. So it is of what this host leads while
-it is without its lease.
+The first question makes the internal topic; until its partitions have leaders the answer is
+COORDINATOR_NOT_AVAILABLE, and the client asks again. So it is of what this host leads while it is
+without its lease.
 """
 
 from mqd.acceptor.broker import Context
@@ -21,18 +23,26 @@ async def handle(context: Context, header: RequestHeader, request: FindCoordinat
     if header.api_version >= 4:
         return FindCoordinatorResponse(coordinators=found)
     one = found[0]
-    return FindCoordinatorResponse(error_code=one.error_code, error_message=one.error_message, node_id=one.node_id, host=one.host, port=one.port)
+    return FindCoordinatorResponse(
+        error_code=one.error_code, error_message=one.error_message, node_id=one.node_id, host=one.host, port=one.port
+    )
 
 
 def _of_type(context: Context, key_type: int) -> Coordinator | None:
     coordinators = context.broker.coordinators
-    return {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions}.get(key_type) if coordinators is not None else None
+    return (
+        {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions}.get(key_type)
+        if coordinators is not None
+        else None
+    )
 
 
 async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
     coordinator = _of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
-        return 0, None  # the next request tells the client that there are no transactions here, in a way that it takes as final
+        # the next request tells the client that there are no transactions here, in a way that it
+        # takes as final
+        return 0, None
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
     if not await coordinator.ensure_topic():
@@ -54,13 +64,19 @@ def _node(context: Context, key: str, key_type: int) -> int:
     return image.leader
 
 
-def _coordinator(context: Context, key: str, key_type: int, error: int, message: str | None) -> FindCoordinatorResponse.Coordinator:
+def _coordinator(
+    context: Context, key: str, key_type: int, error: int, message: str | None
+) -> FindCoordinatorResponse.Coordinator:
     if not error and not key and key_type == TRANSACTION:
         error, message = int(ErrorCode.INVALID_REQUEST), "A transactional id cannot be empty."
     if not error:
         node = _node(context, key, key_type)
         endpoint = context.broker.endpoint(node, context.address)
         if endpoint is not None:
-            return FindCoordinatorResponse.Coordinator(key=key, node_id=node, host=endpoint[0], port=endpoint[1], error_code=0, error_message=None)
+            return FindCoordinatorResponse.Coordinator(
+                key=key, node_id=node, host=endpoint[0], port=endpoint[1], error_code=0, error_message=None
+            )
         error, message = int(ErrorCode.COORDINATOR_NOT_AVAILABLE), NOT_AVAILABLE
-    return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
+    return FindCoordinatorResponse.Coordinator(
+        key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message
+    )

@@ -1,4 +1,6 @@
-"""What the handlers of group requests share: what is checked before a request goes to its group's core, and how a coordinator that cannot answer is told of."""
+"""What the handlers of group requests share: what is checked before a request goes to its group's
+core, and how a coordinator that cannot answer is told of.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ NAME_BYTES_MAX = 32767  # what a record's string holds
 
 
 def is_group_id(name: str) -> bool:
-    """Whether members can gather under it. Offsets, descriptions and deletion also know the empty one."""
-    return 0 < len(name) <= NAME_BYTES_MAX and (len(name) <= NAME_BYTES_MAX // 4 or len(name.encode()) <= NAME_BYTES_MAX)
+    """Whether members can gather under it. Offsets, descriptions and deletion also know the empty
+    one.
+    """
+    return 0 < len(name) <= NAME_BYTES_MAX and (
+        len(name) <= NAME_BYTES_MAX // 4 or len(name.encode()) <= NAME_BYTES_MAX
+    )
 
 
 def coordinator(broker: Broker) -> Coordinator:
@@ -25,15 +31,19 @@ def coordinator(broker: Broker) -> Coordinator:
 
 
 async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> object:
-    """The core's response. It comes when the core gives it: a JoinGroup waits as long as its rebalance does. Raises CoordinatorError."""
+    """The core's response. It comes when the core gives it: a JoinGroup waits as long as its
+    rebalance does. Raises CoordinatorError.
+    """
     if not is_group_id(group_id):
         raise CoordinatorError(ErrorCode.INVALID_GROUP_ID)
     return await coordinator(broker).request(group_id, make_event)
 
 
 def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
-    """For who asked for it by the tagged field 9100 (this project's own): what rebalance is under way and who holds it up, as ages, for clocks differ. `message`: the
-    response's class. None: there is none."""
+    """For who asked for it by the tagged field 9100 (this project's own): what rebalance is under
+    way and who holds it up, as ages, for clocks differ. `message`: the response's class. None:
+    there is none.
+    """
     rebalance = core.rebalance() if isinstance(core, Group) else None
     if rebalance is None or broker.coordinators is None:
         return None
@@ -44,9 +54,14 @@ def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
 
     holders = [
         message.Holder(  # type: ignore[attr-defined]
-            member_id=one.member_id, group_instance_id=one.group_instance_id, client_id=one.client_id, client_host=one.client_host, waited_for=one.waited_for,
-            waited_ms=age(one.since_ms), silent_ms=age(one.seen_ms),
+            member_id=one.member_id,
+            group_instance_id=one.group_instance_id,
+            client_id=one.client_id,
+            client_host=one.client_host,
+            waited_for=one.waited_for,
+            waited_ms=age(one.since_ms),
+            silent_ms=age(one.seen_ms),
         )
         for one in rebalance.held_up_by
-    ]  # fmt: skip
+    ]
     return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=holders)  # type: ignore[attr-defined,no-any-return]

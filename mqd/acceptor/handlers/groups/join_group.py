@@ -1,4 +1,6 @@
-"""JoinGroup 0-9 (KIP-62, 134, 345, 394, 559, 800, 814): waits in the group's core until its join phase ends."""
+"""JoinGroup 0-9 (KIP-62, 134, 345, 394, 559, 800, 814): waits in the group's core until its join
+phase ends.
+"""
 
 from uuid import uuid4
 
@@ -40,4 +42,8 @@ async def _join(context: Context, header: RequestHeader, request: JoinGroupReque
     client_id = header.client_id or ""
     new_member_id = f"{instance_id or client_id[:CLIENT_ID_IN_MEMBER_ID_MAX] or 'consumer'}-{uuid4()}"
     host = f"/{context.address.peer_ip}"
-    return await ask(context.broker, request.group_id, lambda number: JoinGroup(number, header.api_version, client_id, host, request, new_member_id))  # type: ignore[return-value]
+    return await ask(
+        context.broker,
+        request.group_id,
+        lambda number: JoinGroup(number, header.api_version, client_id, host, request, new_member_id),
+    )  # type: ignore[return-value]

@@ -1,4 +1,6 @@
-"""LeaveGroup 0-5 (KIP-345, 800): a member goes, or (3+) several do; by instance id alone an administrator removes static members."""
+"""LeaveGroup 0-5 (KIP-345, 800): a member goes, or (3+) several do; by instance id alone an
+administrator removes static members.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask

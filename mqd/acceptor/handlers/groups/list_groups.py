@@ -1,4 +1,6 @@
-"""ListGroups 0-5 (KIP-518, 848): every group that has members, a generation or offsets; by state and by type where asked."""
+"""ListGroups 0-5 (KIP-518, 848): every group that has members, a generation or offsets; by state
+and by type where asked.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import coordinator
@@ -19,7 +21,9 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
         return ListGroupsResponse(error_code=error.error_code)
     return ListGroupsResponse(
         groups=[
-            ListGroupsResponse.Group(group_id=one.group_id, protocol_type=one.protocol_type, group_state=one.state, group_type=one.kind)
+            ListGroupsResponse.Group(
+                group_id=one.group_id, protocol_type=one.protocol_type, group_state=one.state, group_type=one.kind
+            )
             for one in found
             if (not states or one.state.lower() in states) and (not types or one.kind in types)
         ]

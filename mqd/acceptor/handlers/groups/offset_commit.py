@@ -1,6 +1,8 @@
-"""OffsetCommit 2-10 (KIP-98, KIP-211, KIP-320, KIP-345, KIP-848): a group's offsets, on disk before they are confirmed.
+"""OffsetCommit 2-10 (KIP-98, KIP-211, KIP-320, KIP-345, KIP-848): a group's offsets, on disk before
+they are confirmed.
 
-Partitions that do not exist are refused one by one; the rest is one event of the group's core. Version 10 names topics by id.
+Partitions that do not exist are refused one by one; the rest is one event of the group's core.
+Version 10 names topics by id.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -24,12 +26,24 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
         name, error = name_of(broker, topic.name, topic.topic_id, by_id)
         partitions = []
         for asked in topic.partitions:
-            answer = OffsetCommitResponse.PartitionResponse(partition_index=asked.partition_index, error_code=error or exists(broker, name, asked.partition_index))
+            answer = OffsetCommitResponse.PartitionResponse(
+                partition_index=asked.partition_index, error_code=error or exists(broker, name, asked.partition_index)
+            )
             partitions.append(answer)
             if not answer.error_code:
-                offsets.append(CommittedOffset(name, asked.partition_index, asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or ""))
+                offsets.append(
+                    CommittedOffset(
+                        name,
+                        asked.partition_index,
+                        asked.committed_offset,
+                        asked.committed_leader_epoch,
+                        asked.committed_metadata or "",
+                    )
+                )
                 places.append(answer)
-        topics.append(OffsetCommitResponse.TopicResponse(name=topic.name, topic_id=topic.topic_id, partitions=partitions))
+        topics.append(
+            OffsetCommitResponse.TopicResponse(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+        )
     if offsets:
         committed = await _commit(broker, header.api_version, request, tuple(offsets))
         for number, answer in enumerate(places):
@@ -37,13 +51,21 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
     return OffsetCommitResponse(topics=topics)
 
 
-async def _commit(broker: Broker, version: int, request: OffsetCommitRequest, offsets: tuple[CommittedOffset, ...]) -> OffsetsCommitted:
+async def _commit(
+    broker: Broker, version: int, request: OffsetCommitRequest, offsets: tuple[CommittedOffset, ...]
+) -> OffsetsCommitted:
     if broker.coordinators is None:
         return OffsetsCommitted(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     def event(number: int) -> CommitOffsets:
         return CommitOffsets(
-            number, version, request.member_id, request.group_instance_id, request.generation_id_or_member_epoch, offsets, request.retention_time_ms
+            number,
+            version,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            offsets,
+            request.retention_time_ms,
         )
 
     timeout_s = int(broker.broker_value("offsets.commit.timeout.ms")) / 1000  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""OffsetDelete 0 (KIP-496): forgets committed offsets of topics that the group does not subscribe to."""
+"""OffsetDelete 0 (KIP-496): forgets committed offsets of topics that the group does not subscribe
+to.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.topics.topic_names import exists
@@ -15,7 +17,12 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
     broker = context.broker
     topics, asked, places = [], [], []
     for topic in request.topics:
-        partitions = [OffsetDeleteResponse.PartitionResponse(partition_index=one.partition_index, error_code=exists(broker, topic.name, one.partition_index)) for one in topic.partitions]
+        partitions = [
+            OffsetDeleteResponse.PartitionResponse(
+                partition_index=one.partition_index, error_code=exists(broker, topic.name, one.partition_index)
+            )
+            for one in topic.partitions
+        ]
         known = [one for one in partitions if not one.error_code]
         asked.append((topic.name, tuple(one.partition_index for one in known)))
         places.append(known)
@@ -23,7 +30,9 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
     if broker.coordinators is None:
         return OffsetDeleteResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
     try:
-        deleted = await broker.coordinators.groups.request(request.group_id, lambda number: DeleteOffsets(number, tuple(asked)), TIMEOUT_S)
+        deleted = await broker.coordinators.groups.request(
+            request.group_id, lambda number: DeleteOffsets(number, tuple(asked)), TIMEOUT_S
+        )
     except CoordinatorError as error:
         deleted = OffsetsDeleted(error.error_code)
     if deleted.error:

@@ -1,8 +1,11 @@
-"""OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): what groups have committed; several groups at once from version 8 on.
+"""OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): what groups have committed;
+several groups at once from version 8 on.
 
-A group that does not exist has committed nothing: offset -1, no error. With require_stable a partition with a pending transactional offset is UNSTABLE_OFFSET_COMMIT.
+A group that does not exist has committed nothing: offset -1, no error. With require_stable a
+partition with a pending transactional offset is UNSTABLE_OFFSET_COMMIT.
 
-The group's error stands at each partition as well, up to version 7: from 2 on it has a place of its own, but aiokafka (0.14, which asks by 3) does not look there. It took the answer of a host that
+The group's error stands at each partition as well, up to version 7: from 2 on it has a place of its
+own, but aiokafka (0.14, which asks by 3) does not look there. It took the answer of a host that
 coordinates no more for that of a group that has committed nothing, and read from the beginning.
 """
 
@@ -18,25 +21,44 @@ from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
-_ASKED_AGAIN = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}  # aiokafka and older consumers of Java's give up at the first; at the second they look again (as KAFKA-17267)
+# aiokafka and older consumers of Java's give up at the first; at the second they look again (as
+# KAFKA-17267)
+_ASKED_AGAIN = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
 Topics = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 async def handle(context: Context, header: RequestHeader, request: OffsetFetchRequest) -> OffsetFetchResponse:
     if header.api_version >= _VERSION_GROUPS:
-        groups = await asyncio.gather(*(_group(context.broker, header.api_version, group, request.require_stable) for group in request.groups))
+        groups = await asyncio.gather(
+            *(_group(context.broker, header.api_version, group, request.require_stable) for group in request.groups)
+        )
         return OffsetFetchResponse(groups=list(groups))
-    asked = None if request.topics is None else tuple((topic.name, tuple(topic.partition_indexes)) for topic in request.topics)
+    asked = (
+        None
+        if request.topics is None
+        else tuple((topic.name, tuple(topic.partition_indexes)) for topic in request.topics)
+    )
     fetched = await _fetch(context.broker, request.group_id, asked, request.require_stable, None, -1)
     if fetched.error:
-        topics = [(name, [_refused(OffsetFetchResponse.Partition, index, fetched.error) for index in indexes]) for name, indexes in asked or ()]
+        topics = [
+            (name, [_refused(OffsetFetchResponse.Partition, index, fetched.error) for index in indexes])
+            for name, indexes in asked or ()
+        ]
     else:
-        topics = [(name, [_partition(OffsetFetchResponse.Partition, one) for one in partitions]) for name, partitions in fetched.topics]
-    return OffsetFetchResponse(topics=[OffsetFetchResponse.Topic(name=name, partitions=partitions) for name, partitions in topics], error_code=fetched.error)
+        topics = [
+            (name, [_partition(OffsetFetchResponse.Partition, one) for one in partitions])
+            for name, partitions in fetched.topics
+        ]
+    return OffsetFetchResponse(
+        topics=[OffsetFetchResponse.Topic(name=name, partitions=partitions) for name, partitions in topics],
+        error_code=fetched.error,
+    )
 
 
-async def _group(broker: Broker, version: int, group: OffsetFetchRequest.Group, require_stable: bool) -> OffsetFetchResponse.Group:
+async def _group(
+    broker: Broker, version: int, group: OffsetFetchRequest.Group, require_stable: bool
+) -> OffsetFetchResponse.Group:
     by_id = version >= _VERSION_TOPIC_IDS
     asked, refused = None, []
     if group.topics is not None:
@@ -44,7 +66,9 @@ async def _group(broker: Broker, version: int, group: OffsetFetchRequest.Group, 
         for topic in group.topics:
             name, error = name_of(broker, topic.name, topic.topic_id, by_id)
             if error:
-                partitions = [_refused(OffsetFetchResponse.GroupPartition, index, error) for index in topic.partition_indexes]
+                partitions = [
+                    _refused(OffsetFetchResponse.GroupPartition, index, error) for index in topic.partition_indexes
+                ]
                 refused.append(OffsetFetchResponse.GroupTopic(topic_id=topic.topic_id, partitions=partitions))
             else:
                 known.append((name, tuple(topic.partition_indexes)))
@@ -58,11 +82,19 @@ async def _group(broker: Broker, version: int, group: OffsetFetchRequest.Group, 
         if by_id and image is None:
             continue  # gone since it was committed: it has no id to be told by
         topic_id = image.topic_id if image is not None else bytes(16)
-        topics.append(OffsetFetchResponse.GroupTopic(name=name, topic_id=topic_id, partitions=[_partition(OffsetFetchResponse.GroupPartition, one) for one in partitions]))
+        topics.append(
+            OffsetFetchResponse.GroupTopic(
+                name=name,
+                topic_id=topic_id,
+                partitions=[_partition(OffsetFetchResponse.GroupPartition, one) for one in partitions],
+            )
+        )
     return OffsetFetchResponse.Group(group_id=group.group_id, topics=topics + refused)
 
 
-async def _fetch(broker: Broker, group_id: str, topics: Topics | None, require_stable: bool, member_id: str | None, member_epoch: int) -> OffsetsFetched:
+async def _fetch(
+    broker: Broker, group_id: str, topics: Topics | None, require_stable: bool, member_id: str | None, member_epoch: int
+) -> OffsetsFetched:
     if broker.coordinators is None:
         return OffsetsFetched(int(ErrorCode.NOT_COORDINATOR))
     try:
@@ -74,7 +106,13 @@ async def _fetch(broker: Broker, group_id: str, topics: Topics | None, require_s
 
 
 def _partition(kind: type, one):
-    return kind(partition_index=one.partition, committed_offset=one.offset, committed_leader_epoch=one.leader_epoch, metadata=one.metadata, error_code=one.error)
+    return kind(
+        partition_index=one.partition,
+        committed_offset=one.offset,
+        committed_leader_epoch=one.leader_epoch,
+        metadata=one.metadata,
+        error_code=one.error,
+    )
 
 
 def _refused(kind: type, index: int, error: int):

@@ -1,4 +1,6 @@
-"""SyncGroup 0-5 (KIP-345, 559): the leader brings the assignment, everybody takes its own away; nobody before it is on disk."""
+"""SyncGroup 0-5 (KIP-345, 559): the leader brings the assignment, everybody takes its own away;
+nobody before it is on disk.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import ask
@@ -12,7 +14,9 @@ _VERSION_NAMES_PROTOCOL = 5
 
 
 async def handle(context: Context, header: RequestHeader, request: SyncGroupRequest) -> SyncGroupResponse:
-    if header.api_version >= _VERSION_NAMES_PROTOCOL and (request.protocol_type is None or request.protocol_name is None):
+    if header.api_version >= _VERSION_NAMES_PROTOCOL and (
+        request.protocol_type is None or request.protocol_name is None
+    ):
         return SyncGroupResponse(error_code=int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     try:
         return await ask(context.broker, request.group_id, lambda number: SyncGroup(number, request))  # type: ignore[return-value]

@@ -1,4 +1,6 @@
-"""DeleteRecords 0-2 (KIP-107): moves the log start of partitions; the owner does it, the controller passes it on."""
+"""DeleteRecords 0-2 (KIP-107): moves the log start of partitions; the owner does it, the controller
+passes it on.
+"""
 
 import asyncio
 
@@ -9,23 +11,35 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1
-LOCAL_MS = 5_000  # Kafka's leader deletes at once, and waits for other replicas alone: a timeout of 0 is no reason to answer REQUEST_TIMED_OUT
+# Kafka's leader deletes at once, and waits for other replicas alone: a timeout of 0 is no reason to
+# answer REQUEST_TIMED_OUT
+LOCAL_MS = 5_000
 
 
 async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    await context.broker.flushed((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    await context.broker.flushed(
+        (topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions
+    )
     topics = await asyncio.gather(*(_topic(context.broker, topic, request.timeout_ms) for topic in request.topics))
     return DeleteRecordsResponse(topics=list(topics))
 
 
-async def _topic(broker: Broker, topic: DeleteRecordsRequest.Topic, timeout_ms: int) -> DeleteRecordsResponse.TopicResult:
-    partitions = await asyncio.gather(*(_partition(broker, topic.name, asked.partition_index, asked.offset, timeout_ms) for asked in topic.partitions))
+async def _topic(
+    broker: Broker, topic: DeleteRecordsRequest.Topic, timeout_ms: int
+) -> DeleteRecordsResponse.TopicResult:
+    partitions = await asyncio.gather(
+        *(_partition(broker, topic.name, asked.partition_index, asked.offset, timeout_ms) for asked in topic.partitions)
+    )
     return DeleteRecordsResponse.TopicResult(name=topic.name, partitions=list(partitions))
 
 
-async def _partition(broker: Broker, name: str, index: int, offset: int, timeout_ms: int) -> DeleteRecordsResponse.PartitionResult:
+async def _partition(
+    broker: Broker, name: str, index: int, offset: int, timeout_ms: int
+) -> DeleteRecordsResponse.PartitionResult:
     def result(error: int, low_watermark: int = -1) -> DeleteRecordsResponse.PartitionResult:
-        return DeleteRecordsResponse.PartitionResult(partition_index=index, error_code=int(error), low_watermark=low_watermark)
+        return DeleteRecordsResponse.PartitionResult(
+            partition_index=index, error_code=int(error), low_watermark=low_watermark
+        )
 
     partition = broker.partition_of(name, index)
     if partition is None:

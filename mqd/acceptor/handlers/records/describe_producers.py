@@ -1,6 +1,8 @@
-"""DescribeProducers 0 (KIP-664): what partitions know of their producers; how a transaction that hangs is found: an old start offset, and no coordinator that knows it.
+"""DescribeProducers 0 (KIP-664): what partitions know of their producers; how a transaction that
+hangs is found: an old start offset, and no coordinator that knows it.
 
-The owner of the partition is asked: nobody else knows of transactions that have begun and not ended.
+The owner of the partition is asked: nobody else knows of transactions that have begun and not
+ended.
 """
 
 import asyncio
@@ -14,7 +16,9 @@ from mqd.protocol.messages import DescribeProducersRequest, DescribeProducersRes
 TIMEOUT_S = 10.0
 
 
-async def handle(context: Context, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
     await context.broker.flushed((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
     topics = []
     for topic in request.topics:

@@ -1,4 +1,6 @@
-"""Fetch 4-18 is the reactor's; a frame of it that comes here is of no version that is spoken, and decoding has refused it already."""
+"""Fetch 4-18 is the reactor's; a frame of it that comes here is of no version that is spoken, and
+decoding has refused it already.
+"""
 
 from mqd.acceptor.broker import CloseConnection, Context
 from mqd.protocol.framing import RequestHeader

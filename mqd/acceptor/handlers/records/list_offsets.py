@@ -1,7 +1,8 @@
 """ListOffsets 1-11 (KIP-79, KIP-207, KIP-320, KIP-734, KIP-1005, KIP-1023, KIP-1075).
 
-Earliest and latest are the reactor's; here come by time, the newest timestamp, and everything mixed with them. Without tiered storage the earliest local offset
-is the log start, and nothing was ever uploaded: offset -1 without an error, as Kafka answers.
+Earliest and latest are the reactor's; here come by time, the newest timestamp, and everything mixed
+with them. Without tiered storage the earliest local offset is the log start, and nothing was ever
+uploaded: offset -1 without an error, as Kafka answers.
 """
 
 from collections import Counter
@@ -25,7 +26,12 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
-    await context.broker.flushed((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions if asked.timestamp not in _OF_THE_START)
+    await context.broker.flushed(
+        (topic.name, asked.partition_index)
+        for topic in request.topics
+        for asked in topic.partitions
+        if asked.timestamp not in _OF_THE_START
+    )
     silent: set[int] = set()
     topics = []
     for topic in request.topics:
@@ -34,13 +40,21 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
             if counts[topic.name, asked.partition_index] > 1:
                 partitions.append(_result(asked.partition_index, ErrorCode.INVALID_REQUEST))
             else:
-                partitions.append(await _partition(context.broker, header.api_version, request.isolation_level, topic.name, asked, silent))
+                partitions.append(
+                    await _partition(
+                        context.broker, header.api_version, request.isolation_level, topic.name, asked, silent
+                    )
+                )
         topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
     return ListOffsetsResponse(topics=topics)
 
 
-def _result(index: int, error: int, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1) -> ListOffsetsResponse.PartitionResponse:
-    return ListOffsetsResponse.PartitionResponse(partition_index=index, error_code=int(error), timestamp=timestamp, offset=offset, leader_epoch=leader_epoch)
+def _result(
+    index: int, error: int, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1
+) -> ListOffsetsResponse.PartitionResponse:
+    return ListOffsetsResponse.PartitionResponse(
+        partition_index=index, error_code=int(error), timestamp=timestamp, offset=offset, leader_epoch=leader_epoch
+    )
 
 
 async def _partition(
@@ -60,7 +74,10 @@ async def _partition(
     if view is None:
         return _result(index, broker.unserved_error(partition))
     if view.latest_pending and timestamp in (LATEST, MAX_TIMESTAMP):  # KIP-207
-        return _result(index, ErrorCode.OFFSET_NOT_AVAILABLE if version >= OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE)
+        return _result(
+            index,
+            ErrorCode.OFFSET_NOT_AVAILABLE if version >= OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE,
+        )
     end_offset = view.last_stable_offset if isolation_level == READ_COMMITTED else view.high_watermark
     if timestamp == LATEST:
         return _result(index, 0, -1, end_offset, view.leader_epoch)
@@ -69,7 +86,9 @@ async def _partition(
     if partition.log_dir in silent:
         return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
     try:
-        found, leader_epoch = await broker.disks.read(partition.log_dir, _look_up, broker, name, partition, view, timestamp, end_offset)
+        found, leader_epoch = await broker.disks.read(
+            partition.log_dir, _look_up, broker, name, partition, view, timestamp, end_offset
+        )
     except (OSError, CorruptBatch, ValueError) as failure:
         if isinstance(failure, TimeoutError):
             silent.add(partition.log_dir)
@@ -78,7 +97,9 @@ async def _partition(
     return _result(index, 0, found.timestamp_ms, found.offset, leader_epoch)
 
 
-def _look_up(broker: Broker, name: str, partition: PartitionImage, view: SlotView, timestamp: int, end_offset: int) -> tuple[lookup.OffsetAndTimestamp, int]:
+def _look_up(
+    broker: Broker, name: str, partition: PartitionImage, view: SlotView, timestamp: int, end_offset: int
+) -> tuple[lookup.OffsetAndTimestamp, int]:
     """Reads files; runs in a thread."""
     path = broker.path_of(name, partition)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):

@@ -1,4 +1,6 @@
-"""OffsetForLeaderEpoch 2-4 (KIP-101, KIP-320): where a leader epoch ended, so that a consumer can tell whether what it has read was truncated."""
+"""OffsetForLeaderEpoch 2-4 (KIP-101, KIP-320): where a leader epoch ended, so that a consumer can
+tell whether what it has read was truncated.
+"""
 
 from mqd.acceptor.broker import Broker, Context, log
 from mqd.log import lookup
@@ -7,7 +9,9 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
 
-async def handle(context: Context, header: RequestHeader, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
     silent: set[int] = set()
     topics = []
     for topic in request.topics:
@@ -23,11 +27,15 @@ def epoch_error(asked: int, current: int) -> int:
     return int(ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
 
 
-async def _partition(broker: Broker, name: str, asked: OffsetForLeaderEpochRequest.Partition, silent: set[int]) -> OffsetForLeaderEpochResponse.EpochEndOffset:
+async def _partition(
+    broker: Broker, name: str, asked: OffsetForLeaderEpochRequest.Partition, silent: set[int]
+) -> OffsetForLeaderEpochResponse.EpochEndOffset:
     """`silent`: log directories that have not answered this request, which waits once for each."""
 
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:
-        return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, error_code=int(error), leader_epoch=leader_epoch, end_offset=end_offset)
+        return OffsetForLeaderEpochResponse.EpochEndOffset(
+            partition=asked.partition, error_code=int(error), leader_epoch=leader_epoch, end_offset=end_offset
+        )
 
     partition = broker.partition_of(name, asked.partition)
     if partition is None:
@@ -41,7 +49,14 @@ async def _partition(broker: Broker, name: str, asked: OffsetForLeaderEpochReque
     if partition.log_dir in silent:
         return result(ErrorCode.KAFKA_STORAGE_ERROR)
     try:
-        found = await broker.disks.read(partition.log_dir, lookup.leader_epoch_end_offset, broker.path_of(name, partition), asked.leader_epoch, view.log_end_offset, view.leader_epoch)
+        found = await broker.disks.read(
+            partition.log_dir,
+            lookup.leader_epoch_end_offset,
+            broker.path_of(name, partition),
+            asked.leader_epoch,
+            view.log_end_offset,
+            view.leader_epoch,
+        )
     except (OSError, ValueError) as failure:
         if isinstance(failure, TimeoutError):
             silent.add(partition.log_dir)

@@ -1,4 +1,5 @@
-"""Produce 0-2: advertised so that older librdkafka compresses (KAFKA-18659), but their records have the message formats 0 and 1, which are not stored.
+"""Produce 0-2: advertised so that older librdkafka compresses (KAFKA-18659), but their records have
+the message formats 0 and 1, which are not stored.
 
 Versions 3-13 are the reactor's.
 """
@@ -13,13 +14,18 @@ async def handle(context: Context, header: RequestHeader, request: ProduceReques
     if header.api_version > 2:
         raise CloseConnection(f"Produce version {header.api_version} is answered by the workers")
     if request.acks == 0:
-        raise CloseConnection("Produce 0-2 with acks=0: message formats 0 and 1 are not stored, and there is no answer to say so in")
+        raise CloseConnection(
+            "Produce 0-2 with acks=0: message formats 0 and 1 are not stored, and there is no answer to say so in"
+        )
     error = int(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
     return ProduceResponse(
         responses=[
             ProduceResponse.TopicResponse(
                 name=topic.name,
-                partition_responses=[ProduceResponse.PartitionResponse(index=partition.index, error_code=error, base_offset=-1) for partition in topic.partition_data],
+                partition_responses=[
+                    ProduceResponse.PartitionResponse(index=partition.index, error_code=error, base_offset=-1)
+                    for partition in topic.partition_data
+                ],
             )
             for topic in request.topic_data
         ]

@@ -1,4 +1,6 @@
-"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): there is no authorizer, and each is told so, as by a Kafka broker without one."""
+"""DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): there is no authorizer, and each is
+told so, as by a Kafka broker without one.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.protocol.errors import ErrorCode

@@ -1,6 +1,10 @@
-"""What a client may do, as bits by Kafka's AclOperation (KIP-430): everything, while no authorizer keeps anyone from anything."""
+"""What a client may do, as bits by Kafka's AclOperation (KIP-430): everything, while no authorizer
+keeps anyone from anything.
+"""
 
-READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = range(3, 13)
+READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = range(
+    3, 13
+)
 
 
 def _bits(*operations: int) -> int:

@@ -1,8 +1,10 @@
 """CreatePartitions 0-3 (KIP-195, KIP-599).
 
-With a tagged field of our own (9100, of a topic): the other way. The partitions from `count` on are retired (RETIRE; RETIRE_MOVING_KEYS: also where that moves keys of those that stay), or
-their producers need not wait any longer for consumers (RELEASE). STATUS changes nothing. The answer to all of them has the topic's retirement as this broker knows it, in the tagged field
-of the same number. docs/decisions/2026-11-21-retired-partitions.md.
+With a tagged field of our own (9100, of a topic): the other way. The partitions from `count` on are
+retired (RETIRE; RETIRE_MOVING_KEYS: also where that moves keys of those that stay), or their
+producers need not wait any longer for consumers (RELEASE). STATUS changes nothing. The answer to
+all of them has the topic's retirement as this broker knows it, in the tagged field of the same
+number. docs/decisions/2026-11-21-retired-partitions.md.
 """
 
 import asyncio
@@ -22,17 +24,31 @@ Result = CreatePartitionsResponse.TopicResult
 async def handle(context: Context, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     counts = Counter(topic.name for topic in request.topics)
     by_name = {topic.name: topic for topic in request.topics}
-    results = await asyncio.gather(*(_extend(context, header, by_name[name], count, request) for name, count in counts.items()))
+    results = await asyncio.gather(
+        *(_extend(context, header, by_name[name], count, request) for name, count in counts.items())
+    )
     return CreatePartitionsResponse(results=list(results))
 
 
-async def _extend(context: Context, header: RequestHeader, topic: CreatePartitionsRequest.Topic, count: int, request: CreatePartitionsRequest) -> Result:
+async def _extend(
+    context: Context,
+    header: RequestHeader,
+    topic: CreatePartitionsRequest.Topic,
+    count: int,
+    request: CreatePartitionsRequest,
+) -> Result:
     broker = context.broker
     if count > 1:
-        return Result(name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request.")
+        return Result(
+            name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request."
+        )
     if topic.retire == STATUS:
         image = broker.metadata.topics.get(topic.name)
-        return _told(context, topic, 0, None) if image is not None else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
+        return (
+            _told(context, topic, 0, None)
+            if image is not None
+            else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
+        )
     change = _change(context, topic)
     refused = None
     if isinstance(change, messages.RetirePartitions):
@@ -48,7 +64,12 @@ async def _extend(context: Context, header: RequestHeader, topic: CreatePartitio
 def _told(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
     """With the topic's retirement for who knows that there is such a thing."""
     image = context.broker.metadata.topics.get(topic.name)
-    return Result(name=topic.name, error_code=error, error_message=message, retirement=retiring.described(context.broker, image) if topic.retire and image is not None else None)
+    return Result(
+        name=topic.name,
+        error_code=error,
+        error_message=message,
+        retirement=retiring.described(context.broker, image) if topic.retire and image is not None else None,
+    )
 
 
 def _change(context: Context, topic: CreatePartitionsRequest.Topic) -> messages.Change:
@@ -58,4 +79,9 @@ def _change(context: Context, topic: CreatePartitionsRequest.Topic) -> messages.
         return messages.ReleaseRetired(topic.name)
     image = context.broker.metadata.topics.get(topic.name)
     known = image.first_leader_epoch if image is not None else 0
-    return messages.AddPartitions(topic.name, topic.count, None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments], known)
+    return messages.AddPartitions(
+        topic.name,
+        topic.count,
+        None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments],
+        known,
+    )

@@ -20,11 +20,17 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
     return CreateTopicsResponse(topics=list(results))
 
 
-async def _create(broker: Broker, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest) -> CreateTopicsResponse.TopicResult:
+async def _create(
+    broker: Broker, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest
+) -> CreateTopicsResponse.TopicResult:
     if count > 1:
         return _refused(topic.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     if topic.name in INTERNAL_TOPICS and topic.name not in broker.metadata.topics:
-        return _refused(topic.name, ErrorCode.INVALID_TOPIC_EXCEPTION, "An internal topic is made by the broker, when the first client needs it.")
+        return _refused(
+            topic.name,
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            "An internal topic is made by the broker, when the first client needs it.",
+        )
     indexes = [assignment.partition_index for assignment in topic.assignments]
     if len(set(indexes)) != len(indexes):
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")
@@ -49,7 +55,13 @@ async def _create(broker: Broker, topic: CreateTopicsRequest.Topic, count: int, 
         num_partitions=len(created.partitions),
         replication_factor=len(created.partitions[0].replicas),
         configs=[
-            CreateTopicsResponse.Config(name=entry.name, value=entry.value, read_only=False, config_source=entry.source, is_sensitive=entry.sensitive)
+            CreateTopicsResponse.Config(
+                name=entry.name,
+                value=entry.value,
+                read_only=False,
+                config_source=entry.source,
+                is_sensitive=entry.sensitive,
+            )
             for entry in config_entries.of_topic(broker, created.config, len(created.partitions[0].replicas))
         ],
     )

@@ -18,13 +18,22 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     else:
         asked = [(name, NO_ID) for name in request.topic_names]
     counts = Counter(asked)
-    results = await asyncio.gather(*(_delete(context.broker, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms) for name, topic_id in counts))
+    results = await asyncio.gather(
+        *(
+            _delete(context.broker, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms)
+            for name, topic_id in counts
+        )
+    )
     return DeleteTopicsResponse(responses=list(results))
 
 
-async def _delete(broker: Broker, version: int, name: str | None, topic_id: bytes, count: int, timeout_ms: int) -> DeleteTopicsResponse.TopicResult:
+async def _delete(
+    broker: Broker, version: int, name: str | None, topic_id: bytes, count: int, timeout_ms: int
+) -> DeleteTopicsResponse.TopicResult:
     def result(error: int, message: str | None = None) -> DeleteTopicsResponse.TopicResult:
-        return DeleteTopicsResponse.TopicResult(name=name, topic_id=topic_id, error_code=int(error), error_message=message)
+        return DeleteTopicsResponse.TopicResult(
+            name=name, topic_id=topic_id, error_code=int(error), error_message=message
+        )
 
     if count > 1:
         return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")

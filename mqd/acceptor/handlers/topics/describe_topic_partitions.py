@@ -12,9 +12,13 @@ PARTITION_COUNT_MAX = 2000  # of one answer, whatever the client allows
 NO_ID = b"\0" * 16
 
 
-async def handle(context: Context, header: RequestHeader, request: DescribeTopicPartitionsRequest) -> DescribeTopicPartitionsResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
     broker = context.broker
-    start_name, start_index = (request.cursor.topic_name, max(request.cursor.partition_index, 0)) if request.cursor is not None else ("", 0)
+    start_name, start_index = (
+        (request.cursor.topic_name, max(request.cursor.partition_index, 0)) if request.cursor is not None else ("", 0)
+    )
     if request.topics:
         names = sorted(name for name in {topic.name for topic in request.topics} if name >= start_name)
     else:
@@ -24,10 +28,17 @@ async def handle(context: Context, header: RequestHeader, request: DescribeTopic
     for name in names:
         first = start_index if name == start_name else 0
         if room == 0:
-            return DescribeTopicPartitionsResponse(topics=topics, next_cursor=DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first))
+            return DescribeTopicPartitionsResponse(
+                topics=topics,
+                next_cursor=DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first),
+            )
         topic = broker.metadata.topics.get(name)
         if topic is None:
-            topics.append(DescribeTopicPartitionsResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name, topic_id=NO_ID))
+            topics.append(
+                DescribeTopicPartitionsResponse.Topic(
+                    error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name, topic_id=NO_ID
+                )
+            )
             continue
         shown = broker.metadata.shown(topic)
         page = shown[first : first + room]

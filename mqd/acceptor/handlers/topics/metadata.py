@@ -1,8 +1,11 @@
-"""Metadata 0-13 (KIP-4, KIP-204, KIP-516, KIP-700, KIP-1102): brokers, topics, leaders; creates topics that are asked for when the broker may.
+"""Metadata 0-13 (KIP-4, KIP-204, KIP-516, KIP-700, KIP-1102): brokers, topics, leaders; creates
+topics that are asked for when the broker may.
 
-The address of this broker is the one the client can reach: advertised.listeners, else the one it connected to. An answer that knows all topics and has no
-error may be given again by the workers to everyone who asks the same from the same place, until the metadata version moves; they do not while this host is
-without its lease. What it leads has an error then: no such answer is given again when the lease is back.
+The address of this broker is the one the client can reach: advertised.listeners, else the one it
+connected to. An answer that knows all topics and has no error may be given again by the workers to
+everyone who asks the same from the same place, until the metadata version moves; they do not while
+this host is without its lease. What it leads has an error then: no such answer is given again when
+the lease is back.
 """
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
@@ -31,7 +34,10 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         for topic in topics:
             topic.topic_authorized_operations = TOPIC_OPERATIONS
     response = MetadataResponse(
-        brokers=[MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack) for node_id, host, port, rack in broker.brokers(context.address)],
+        brokers=[
+            MetadataResponse.Broker(node_id=node_id, host=host, port=port, rack=rack)
+            for node_id, host, port, rack in broker.brokers(context.address)
+        ],
         cluster_id=broker.metadata.cluster_id,
         controller_id=broker.node_id,
         topics=topics,
@@ -53,10 +59,18 @@ async def _topics(broker: Broker, version: int, request: MetadataRequest) -> lis
             continue
         seen.add(key)
         if version < _VERSION_NULL_NAMES and (by_id or asked.name is None):
-            found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), name=asked.name or "", topic_id=asked.topic_id))
+            found.append(
+                MetadataResponse.Topic(
+                    error_code=int(ErrorCode.INVALID_REQUEST), name=asked.name or "", topic_id=asked.topic_id
+                )
+            )
         elif by_id:
             topic = broker.metadata.by_id(asked.topic_id)
-            found.append(_topic(broker, topic) if topic is not None else MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id))
+            found.append(
+                _topic(broker, topic)
+                if topic is not None
+                else MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id)
+            )
         elif asked.name is None:
             found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), topic_id=NO_ID))
         else:
@@ -68,7 +82,11 @@ async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataRespo
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)
-    error = await _create(broker, name) if may_create and broker.broker_value("auto.create.topics.enable") else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    error = (
+        await _create(broker, name)
+        if may_create and broker.broker_value("auto.create.topics.enable")
+        else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
     topic = broker.metadata.topics.get(name)
     if topic is not None:
         return _topic(broker, topic)
@@ -76,7 +94,9 @@ async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataRespo
 
 
 async def _create(broker: Broker, name: str) -> int:
-    """The error to tell while the topic is not there. Two clients that ask at once: the second one's creation is refused, and finds the first one's topic."""
+    """The error to tell while the topic is not there. Two clients that ask at once: the second
+    one's creation is refused, and finds the first one's topic.
+    """
     if name in INTERNAL_TOPICS:
         coordinator = broker.coordinators.of_topic(name) if broker.coordinators is not None else None
         if coordinator is None:
@@ -98,7 +118,9 @@ def _topic(broker: Broker, topic: messages.TopicImage) -> MetadataResponse.Topic
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=[_partition(broker, partition, partition.index < visible) for partition in broker.metadata.shown(topic)],
+        partitions=[
+            _partition(broker, partition, partition.index < visible) for partition in broker.metadata.shown(topic)
+        ],
     )
 
 
@@ -123,6 +145,8 @@ def is_served(broker: Broker, partition: messages.PartitionImage) -> bool:
 
 
 def offline_replicas(broker: Broker, partition: messages.PartitionImage) -> list[int]:
-    """On hosts that are fenced, or, as far as this one knows, in log directories that cannot be used."""
+    """On hosts that are fenced, or, as far as this one knows, in log directories that cannot be
+    used.
+    """
     here = [broker.node_id] if partition.owner == OWNER_NONE and broker.node_id in partition.replicas else []
     return here + [node for node in partition.replicas if node != broker.node_id and not broker.metadata.is_alive(node)]

@@ -1,4 +1,6 @@
-"""AddOffsetsToTxn 0-4 (KIP-98): the group whose offsets are to be committed with the transaction; what is added is the group's partition of __consumer_offsets."""
+"""AddOffsetsToTxn 0-4 (KIP-98): the group whose offsets are to be committed with the transaction;
+what is added is the group's partition of __consumer_offsets.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.coordinator.runtime import CoordinatorError
@@ -19,7 +21,10 @@ async def handle(context: Context, header: RequestHeader, request: AddOffsetsToT
         if not await service.groups.ensure_topic():
             return AddOffsetsToTxnResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         partition = (GROUPS, service.groups.partition_for(request.group_id))
-        error = await service.request(request.transactional_id, lambda number: AddPartitions(number, request.producer_id, request.producer_epoch, (partition,)))
+        error = await service.request(
+            request.transactional_id,
+            lambda number: AddPartitions(number, request.producer_id, request.producer_epoch, (partition,)),
+        )
     except CoordinatorError as failure:
         error = failure.error_code
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:

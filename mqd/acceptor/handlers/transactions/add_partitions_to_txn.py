@@ -1,6 +1,8 @@
-"""AddPartitionsToTxn 0-5 (KIP-98, KIP-890): partitions of the ongoing transaction, before their first record. Clients of transactions of version 2 do not send it.
+"""AddPartitionsToTxn 0-5 (KIP-98, KIP-890): partitions of the ongoing transaction, before their
+first record. Clients of transactions of version 2 do not send it.
 
-Versions 4 and 5 are batches of several transactions, added or only verified; brokers send them to each other.
+Versions 4 and 5 are batches of several transactions, added or only verified; brokers send them to
+each other.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -20,20 +22,39 @@ VERSION_2_SINCE = 5
 Errors = dict[Partition, int]
 
 
-async def handle(context: Context, header: RequestHeader, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+async def handle(
+    context: Context, header: RequestHeader, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
     version = header.api_version
     if version < BATCHED_SINCE:
         asked = _partitions(request.v3_and_below_topics)
         errors = await _add(
-            context.broker, request.v3_and_below_transactional_id, request.v3_and_below_producer_id, request.v3_and_below_producer_epoch, asked, version
-        )  # fmt: skip
+            context.broker,
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            asked,
+            version,
+        )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topics(request.v3_and_below_topics, errors))
     results = []
     for one in request.transactions:
         asked = _partitions(one.topics)
         work = _verify if one.verify_only else _add
-        errors = await work(context.broker, one.transactional_id, one.producer_id, one.producer_epoch, asked, version, context.address.peer_node >= 0)
-        results.append(AddPartitionsToTxnResponse.Result(transactional_id=one.transactional_id, topic_results=_topics(one.topics, errors)))
+        errors = await work(
+            context.broker,
+            one.transactional_id,
+            one.producer_id,
+            one.producer_epoch,
+            asked,
+            version,
+            context.address.peer_node >= 0,
+        )
+        results.append(
+            AddPartitionsToTxnResponse.Result(
+                transactional_id=one.transactional_id, topic_results=_topics(one.topics, errors)
+            )
+        )
     return AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
@@ -45,7 +66,12 @@ def _topics(topics: list, errors: Errors) -> list:
     return [
         AddPartitionsToTxnResponse.TopicResult(
             name=topic.name,
-            results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index, partition_error_code=errors[topic.name, index]) for index in topic.partitions],
+            results_by_partition=[
+                AddPartitionsToTxnResponse.PartitionResult(
+                    partition_index=index, partition_error_code=errors[topic.name, index]
+                )
+                for index in topic.partitions
+            ],
         )
         for topic in topics
     ]
@@ -56,26 +82,40 @@ def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
     refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
-    return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked} if refused else None
+    return (
+        {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked}
+        if refused
+        else None
+    )
 
 
 def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
-    """No client writes into internal topics (as in Kafka): the marker of such a transaction would stand among the records of its own coordinator. Another host's group
-    coordinator adds its group's partition."""
+    """No client writes into internal topics (as in Kafka): the marker of such a transaction would
+    stand among the records of its own coordinator. Another host's group coordinator adds its
+    group's partition.
+    """
     if topic in INTERNAL_TOPICS and not (is_peer and topic == GROUPS):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     return 0 if broker.partition_of(topic, index) is not None else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 async def _add(
-    broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int, is_peer: bool = False
-) -> Errors:  # fmt: skip
+    broker: Broker,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    asked: tuple[Partition, ...],
+    version: int,
+    is_peer: bool = False,
+) -> Errors:
     refused = _unusable(broker, transactional_id, asked, is_peer)
     if refused is not None:
         return refused
     client_version = VERSION_2 if version >= VERSION_2_SINCE else 0
     try:
-        error = await broker.transactions.request(transactional_id, lambda number: AddPartitions(number, producer_id, epoch, asked, client_version))
+        error = await broker.transactions.request(
+            transactional_id, lambda number: AddPartitions(number, producer_id, epoch, asked, client_version)
+        )
     except CoordinatorError as failure:
         error = failure.error_code
     if error == ErrorCode.PRODUCER_FENCED and version < KNOWS_PRODUCER_FENCED:
@@ -83,7 +123,15 @@ async def _add(
     return dict.fromkeys(asked, error)
 
 
-async def _verify(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int, is_peer: bool) -> Errors:
+async def _verify(
+    broker: Broker,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    asked: tuple[Partition, ...],
+    version: int,
+    is_peer: bool,
+) -> Errors:
     """Another host is told what the coordinator says; it translates for its client."""
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
@@ -91,4 +139,7 @@ async def _verify(broker: Broker, transactional_id: str, producer_id: int, epoch
     if is_peer:
         return dict(zip(asked, found, strict=True))
     abortable = int(ErrorCode.TRANSACTION_ABORTABLE if version >= VERSION_2_SINCE else ErrorCode.INVALID_TXN_STATE)
-    return {partition: abortable if error == ErrorCode.INVALID_TXN_STATE else error for partition, error in zip(asked, found, strict=True)}
+    return {
+        partition: abortable if error == ErrorCode.INVALID_TXN_STATE else error
+        for partition, error in zip(asked, found, strict=True)
+    }

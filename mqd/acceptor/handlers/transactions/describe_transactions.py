@@ -8,8 +8,12 @@ from mqd.protocol.messages import DescribeTransactionsRequest, DescribeTransacti
 from mqd.coordinator.transaction.events import Describe, Description
 
 
-async def handle(context: Context, header: RequestHeader, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(transaction_states=[await _describe(context, name) for name in request.transactional_ids])
+async def handle(
+    context: Context, header: RequestHeader, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        transaction_states=[await _describe(context, name) for name in request.transactional_ids]
+    )
 
 
 async def _describe(context: Context, name: str) -> DescribeTransactionsResponse.TransactionState:
@@ -35,9 +39,14 @@ async def _describe(context: Context, name: str) -> DescribeTransactionsResponse
         transaction_start_time_ms=found.start_ms,
         producer_id=found.producer_id,
         producer_epoch=found.producer_epoch,
-        topics=[DescribeTransactionsResponse.Topic(topic=topic, partitions=sorted(indexes)) for topic, indexes in sorted(topics.items())],
+        topics=[
+            DescribeTransactionsResponse.Topic(topic=topic, partitions=sorted(indexes))
+            for topic, indexes in sorted(topics.items())
+        ],
     )
 
 
 def _refused(name: str, error: int) -> DescribeTransactionsResponse.TransactionState:
-    return DescribeTransactionsResponse.TransactionState(error_code=int(error), transactional_id=name, producer_id=-1, producer_epoch=-1, transaction_start_time_ms=-1)
+    return DescribeTransactionsResponse.TransactionState(
+        error_code=int(error), transactional_id=name, producer_id=-1, producer_epoch=-1, transaction_start_time_ms=-1
+    )

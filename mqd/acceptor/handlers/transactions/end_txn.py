@@ -1,8 +1,11 @@
-"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the answer holds the epoch, or the producer id, of the next transaction.
+"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the
+answer holds the epoch, or the producer id, of the next transaction.
 
-Over the listener between hosts it is an administrator's wish that came to another host: the ongoing transaction of this producer is aborted, if its epoch is not above the one that is named.
+Over the listener between hosts it is an administrator's wish that came to another host: the ongoing
+transaction of this producer is aborted, if its epoch is not above the one that is named.
 
-With a tagged field of our own (9100) it ends a joint transaction, and says which children win; with an empty run id an administrator aborts what is under way there
+With a tagged field of our own (9100) it ends a joint transaction, and says which children win; with
+an empty run id an administrator aborts what is under way there
 (mqd/coordinator/transaction/joint.py).
 """
 
@@ -30,7 +33,9 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
     client_version = events.VERSION_2 if header.api_version >= VERSION_2_SINCE else 0
 
     def make(number: int, spare: int) -> events.EndTransaction:
-        return events.EndTransaction(number, request.producer_id, request.producer_epoch, request.committed, client_version, spare)
+        return events.EndTransaction(
+            number, request.producer_id, request.producer_epoch, request.committed, client_version, spare
+        )
 
     answer = await service.identify(request.transactional_id, make)
     error = answer.error
@@ -43,16 +48,27 @@ async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnR
     if request.committed:
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     try:
-        return EndTxnResponse(error_code=await abort_ongoing(service, request.transactional_id, request.producer_id, request.producer_epoch))
+        return EndTxnResponse(
+            error_code=await abort_ongoing(
+                service, request.transactional_id, request.producer_id, request.producer_epoch
+            )
+        )
     except CoordinatorError as error:
         return EndTxnResponse(error_code=error.error_code)
 
 
 async def _end_joint(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:
     asked = request.joint
-    is_administrator = asked.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
+    is_administrator = (
+        asked.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
+    )
     if not is_administrator and not joint.is_valid(request.transactional_id, asked.batch_id, asked.run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     winners = tuple((winner.producer_id, winner.producer_epoch) for winner in asked.winners)
-    answer = await service.joint(request.transactional_id, lambda number, _: events.EndJoint(number, asked.batch_id, asked.run_id, request.committed, winners))
-    return EndTxnResponse(error_code=answer.error, joint=EndTxnResponse.JointResult(committed_batch_id=answer.committed_batch_id))
+    answer = await service.joint(
+        request.transactional_id,
+        lambda number, _: events.EndJoint(number, asked.batch_id, asked.run_id, request.committed, winners),
+    )
+    return EndTxnResponse(
+        error_code=answer.error, joint=EndTxnResponse.JointResult(committed_batch_id=answer.committed_batch_id)
+    )

@@ -1,9 +1,11 @@
-"""InitProducerId 0-5 (KIP-98, KIP-360, KIP-890): a producer id and epoch, for idempotent producers without a transactional id and for transactional ones with it.
+"""InitProducerId 0-5 (KIP-98, KIP-360, KIP-890): a producer id and epoch, for idempotent producers
+without a transactional id and for transactional ones with it.
 
-With a tagged field of our own (9100) a child of a joint transaction is enlisted, or says that it lives (mqd/coordinator/transaction/joint.py).
+With a tagged field of our own (9100) a child of a joint transaction is enlisted, or says that it
+lives (mqd/coordinator/transaction/joint.py).
 
-A transactional id that nobody coordinates here (there is no link to write by) is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one code that every client takes as
-final at once.
+A transactional id that nobody coordinates here (there is no link to write by) is refused with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one code that every client takes as final at once.
 """
 
 from mqd.acceptor.broker import Context
@@ -26,19 +28,25 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
         return InitProducerIdResponse(error_code=error, producer_id=producer_id, producer_epoch=0 if error == 0 else -1)
     service = context.broker.transactions
     if service is None:
-        return InitProducerIdResponse(error_code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), producer_id=-1, producer_epoch=-1)
+        return InitProducerIdResponse(
+            error_code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), producer_id=-1, producer_epoch=-1
+        )
 
     if request.joint is not None:
         return await _enlist(service, request)
 
     def make(number: int, spare: int) -> events.InitProducerId:
-        return events.InitProducerId(number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare)
+        return events.InitProducerId(
+            number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare
+        )
 
     answer = await service.identify(name, make)
     error = answer.error
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
-    return InitProducerIdResponse(error_code=error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+    return InitProducerIdResponse(
+        error_code=error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch
+    )
 
 
 async def _enlist(service: TransactionService, request: InitProducerIdRequest) -> InitProducerIdResponse:
@@ -47,8 +55,18 @@ async def _enlist(service: TransactionService, request: InitProducerIdRequest) -
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST), producer_id=-1, producer_epoch=-1)
 
     def make(number: int, spare: int) -> events.Enlist:
-        return events.Enlist(number, asked.batch_id, asked.run_id, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare)
+        return events.Enlist(
+            number,
+            asked.batch_id,
+            asked.run_id,
+            request.transaction_timeout_ms,
+            request.producer_id,
+            request.producer_epoch,
+            spare,
+        )
 
     answer = await service.joint(request.transactional_id, make)
     found = InitProducerIdResponse.JointResult(committed_batch_id=answer.committed_batch_id)
-    return InitProducerIdResponse(error_code=answer.error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch, joint=found)
+    return InitProducerIdResponse(
+        error_code=answer.error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch, joint=found
+    )

@@ -1,4 +1,6 @@
-"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids coordinated here, by state, producer id, how long they are under way, and pattern."""
+"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids coordinated here, by
+state, producer id, how long they are under way, and pattern.
+"""
 
 from collections.abc import Callable
 
@@ -36,7 +38,13 @@ async def handle(context: Context, header: RequestHeader, request: ListTransacti
         if description is None or not _is_wanted(description, request, matches, now_ms):
             continue
         for producer_id in _producer_ids(core, description, request):
-            found.append(ListTransactionsResponse.TransactionState(transactional_id=description.transactional_id, producer_id=producer_id, transaction_state=description.state))
+            found.append(
+                ListTransactionsResponse.TransactionState(
+                    transactional_id=description.transactional_id,
+                    producer_id=producer_id,
+                    transaction_state=description.state,
+                )
+            )
     return ListTransactionsResponse(unknown_state_filters=_unknown(request), transaction_states=found)
 
 
@@ -44,17 +52,27 @@ def _unknown(request: ListTransactionsRequest) -> list[str]:
     return [name for name in request.state_filters if name not in _NAMES]
 
 
-def _producer_ids(core: Transaction | JointTransaction, description: Description, request: ListTransactionsRequest) -> list[int]:
-    """An entry for each producer that was asked for; without a filter one for each transactional id."""
+def _producer_ids(
+    core: Transaction | JointTransaction, description: Description, request: ListTransactionsRequest
+) -> list[int]:
+    """An entry for each producer that was asked for; without a filter one for each transactional
+    id.
+    """
     if not request.producer_id_filters:
         return [description.producer_id]
     wanted = set(request.producer_id_filters)
-    return [producer_id for producer_id in {description.producer_id: 0, **core.open_producers()} if producer_id in wanted]
+    return [
+        producer_id for producer_id in {description.producer_id: 0, **core.open_producers()} if producer_id in wanted
+    ]
 
 
-def _is_wanted(found: Description, request: ListTransactionsRequest, matches: Callable[[str], object] | None, now_ms: int) -> bool:
+def _is_wanted(
+    found: Description, request: ListTransactionsRequest, matches: Callable[[str], object] | None, now_ms: int
+) -> bool:
     if request.state_filters and found.state not in request.state_filters:
         return False
-    if request.duration_filter >= 0 and (found.state not in _UNDER_WAY or now_ms - found.start_ms <= request.duration_filter):
+    if request.duration_filter >= 0 and (
+        found.state not in _UNDER_WAY or now_ms - found.start_ms <= request.duration_filter
+    ):
         return False
     return matches is None or bool(matches(found.transactional_id))

@@ -1,5 +1,7 @@
-"""TxnOffsetCommit 0-5 (KIP-98, KIP-447, KIP-890): offsets of a group that count when the transaction is committed. Version 5 adds the group to the transaction itself;
-for older ones it must have been added (AddOffsetsToTxn), which is verified: offsets of a transaction that is over would be pending for ever.
+"""TxnOffsetCommit 0-5 (KIP-98, KIP-447, KIP-890): offsets of a group that count when the
+transaction is committed. Version 5 adds the group to the transaction itself; for older ones it must
+have been added (AddOffsetsToTxn), which is verified: offsets of a transaction that is over would be
+pending for ever.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -27,7 +29,9 @@ async def handle(context: Context, header: RequestHeader, request: TxnOffsetComm
     ticket = service.offset_commits.enter(request.producer_id)
     try:
         error = _translate(await _admit(service, header.api_version, request), header.api_version)
-        return _response(request, error) if error else await _commit(context.broker, service, header.api_version, request)
+        return (
+            _response(request, error) if error else await _commit(context.broker, service, header.api_version, request)
+        )
     except CoordinatorError as failure:
         return _response(request, _translate(failure.error_code, header.api_version))
     finally:
@@ -57,7 +61,9 @@ def _translate(error: int, version: int) -> int:
     return error
 
 
-async def _commit(broker: Broker, service: TransactionService, version: int, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+async def _commit(
+    broker: Broker, service: TransactionService, version: int, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
     errors: dict[tuple[str, int], int] = {}
     offsets: list[CommittedOffset] = []
     for topic in request.topics:
@@ -65,19 +71,40 @@ async def _commit(broker: Broker, service: TransactionService, version: int, req
             if broker.partition_of(topic.name, one.partition_index) is None:
                 errors[topic.name, one.partition_index] = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
-                offsets.append(CommittedOffset(topic.name, one.partition_index, one.committed_offset, one.committed_leader_epoch, one.committed_metadata or ""))
+                offsets.append(
+                    CommittedOffset(
+                        topic.name,
+                        one.partition_index,
+                        one.committed_offset,
+                        one.committed_leader_epoch,
+                        one.committed_metadata or "",
+                    )
+                )
     if offsets:
-        answer = await service.groups.request(request.group_id, lambda number: _event(number, version, request, tuple(offsets)), TIMEOUT_S)
+        answer = await service.groups.request(
+            request.group_id, lambda number: _event(number, version, request, tuple(offsets)), TIMEOUT_S
+        )
         assert isinstance(answer, OffsetsCommitted)
         for number, one in enumerate(offsets):
-            errors[one.topic, one.partition] = _translate(answer.error, version) if answer.error else answer.errors[number]
+            errors[one.topic, one.partition] = (
+                _translate(answer.error, version) if answer.error else answer.errors[number]
+            )
     return _response(request, errors)
 
 
-def _event(number: int, version: int, request: TxnOffsetCommitRequest, offsets: tuple[CommittedOffset, ...]) -> CommitOffsets:
+def _event(
+    number: int, version: int, request: TxnOffsetCommitRequest, offsets: tuple[CommittedOffset, ...]
+) -> CommitOffsets:
     return CommitOffsets(
-        number, version, request.member_id, request.group_instance_id, request.generation_id, offsets, producer_id=request.producer_id, producer_epoch=request.producer_epoch
-    )  # fmt: skip
+        number,
+        version,
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        offsets,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+    )
 
 
 def _response(request: TxnOffsetCommitRequest, errors: int | dict[tuple[str, int], int]) -> TxnOffsetCommitResponse:
@@ -89,7 +116,10 @@ def _response(request: TxnOffsetCommitRequest, errors: int | dict[tuple[str, int
             TxnOffsetCommitResponse.TopicResponse(
                 name=topic.name,
                 partitions=[
-                    TxnOffsetCommitResponse.PartitionResponse(partition_index=one.partition_index, error_code=error_of(topic.name, one.partition_index)) for one in topic.partitions
+                    TxnOffsetCommitResponse.PartitionResponse(
+                        partition_index=one.partition_index, error_code=error_of(topic.name, one.partition_index)
+                    )
+                    for one in topic.partitions
                 ],
             )
             for topic in request.topics

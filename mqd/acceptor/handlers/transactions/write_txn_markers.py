@@ -1,9 +1,15 @@
-"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over connections on which the sender has proven to be one, this ends transactions; from a client (Admin.abortTransaction) it ends one that hangs: only an abort is
-taken, of a transaction that is open in that partition's eyes. The owner is asked first: where nothing is open nothing is written, and no marker moves a producer's epoch
-further than by one, or the epoch of its coordinator at all, for that would lock the producer, or the coordinator, out of the partition.
+"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over connections on which the
+sender has proven to be one, this ends transactions; from a client (Admin.abortTransaction) it ends
+one that hangs: only an abort is taken, of a transaction that is open in that partition's eyes. The
+owner is asked first: where nothing is open nothing is written, and no marker moves a producer's
+epoch further than by one, or the epoch of its coordinator at all, for that would lock the producer,
+or the coordinator, out of the partition.
 
-If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator aborts it everywhere, and fences the producer: a marker behind its back
-would tear the transaction in two. (Coordinators on other hosts are asked; the one that knows it does so.) A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
+If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator
+aborts it everywhere, and fences the producer: a marker behind its back would tear the transaction
+in two. (Coordinators on other hosts are asked; the one that knows it does so.) A marker of
+transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction
+that has it.
 """
 
 import asyncio
@@ -39,7 +45,10 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
             WriteTxnMarkersResponse.TopicResult(
                 name=topic.name,
                 partitions=[
-                    WriteTxnMarkersResponse.PartitionResult(partition_index=index, error_code=int(errors[topic.name, index])) for index in topic.partition_indexes
+                    WriteTxnMarkersResponse.PartitionResult(
+                        partition_index=index, error_code=int(errors[topic.name, index])
+                    )
+                    for index in topic.partition_indexes
                 ],
             )
             for topic in marker.topics
@@ -49,8 +58,15 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
 
 
 async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """From the host whose coordinator ends these transactions: written, side by side, and answered when they are below the high watermarks."""
-    asked = [(marker, (topic.name, index)) for marker in request.markers for topic in marker.topics for index in topic.partition_indexes]
+    """From the host whose coordinator ends these transactions: written, side by side, and answered
+    when they are below the high watermarks.
+    """
+    asked = [
+        (marker, (topic.name, index))
+        for marker in request.markers
+        for topic in marker.topics
+        for index in topic.partition_indexes
+    ]
     errors = iter(await asyncio.gather(*(_write_here(service, marker, partition) for marker, partition in asked)))
     return WriteTxnMarkersResponse(
         markers=[
@@ -58,7 +74,11 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
                 producer_id=marker.producer_id,
                 topics=[
                     WriteTxnMarkersResponse.TopicResult(
-                        name=topic.name, partitions=[WriteTxnMarkersResponse.PartitionResult(partition_index=index, error_code=next(errors)) for index in topic.partition_indexes]
+                        name=topic.name,
+                        partitions=[
+                            WriteTxnMarkersResponse.PartitionResult(partition_index=index, error_code=next(errors))
+                            for index in topic.partition_indexes
+                        ],
                     )
                     for topic in marker.topics
                 ],
@@ -69,14 +89,22 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
 
 
 async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
-    if partition[0] == GROUPS:  # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified before are written or refused first
+    # M2 of mqd/coordinator/transaction/markers.py: offsets that were verified before are written or
+    # refused first
+    if partition[0] == GROUPS:
         verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         service.offset_commits.when_done(marker.producer_id, lambda: verified.done() or verified.set_result(None))
         await verified
     try:
         await service.append_marker_here(
-            *partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.transaction_result, _is_bumped(marker), marker.leader_epoch
-        )  # fmt: skip
+            *partition,
+            marker.producer_id,
+            marker.producer_epoch,
+            marker.coordinator_epoch,
+            marker.transaction_result,
+            _is_bumped(marker),
+            marker.leader_epoch,
+        )
     except AppendError as failure:
         return failure.error
     except CoordinatorError as failure:
@@ -96,9 +124,15 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         service.coordinator.check_loaded()
         if known is not None:
             return await _abort_known(service, known, marker, asked)
-        elsewhere = Elsewhere(0) if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
+        elsewhere = (
+            Elsewhere(0)
+            if service.peers is None or broker.metadata.is_alone
+            else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
+        )
         if elsewhere.node_id >= 0 and service.peers is not None:
-            return dict.fromkeys(asked, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker)))
+            return dict.fromkeys(
+                asked, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker))
+            )
         if elsewhere.error:
             return dict.fromkeys(asked, elsewhere.error)
     except CoordinatorError as error:
@@ -111,19 +145,26 @@ def _refusal(service: TransactionService | None, marker: Marker) -> int:
         return int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if marker.producer_id < 0 or marker.producer_epoch < 0:
         return int(ErrorCode.INVALID_REQUEST)
-    # A coordinator of the future would fence the present one for this producer: nobody could end its transactions any more.
-    return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED) if marker.coordinator_epoch > service.coordinator_epoch_max() else 0
+    # A coordinator of the future would fence the present one for this producer: nobody could end
+    # its transactions any more.
+    return (
+        int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        if marker.coordinator_epoch > service.coordinator_epoch_max()
+        else 0
+    )
 
 
 def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, str]:
-    """The transactional ids that have transactions of these producers under way. O(transactional ids)."""
+    """The transactional ids that have transactions of these producers under way. O(transactional
+    ids).
+    """
     return {
         producer_id: name
         for name, core in service.coordinator.items()
         if isinstance(core, Transaction | JointTransaction)
         for producer_id in core.open_producers()
         if producer_id in producer_ids
-    }  # fmt: skip
+    }
 
 
 async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
@@ -131,7 +172,9 @@ async def _abort_known(service: TransactionService, name: str, marker: Marker, a
 
 
 async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
-    """By the coordinator, which is here: the ongoing transaction of this producer ends everywhere. Raises CoordinatorError."""
+    """By the coordinator, which is here: the ongoing transaction of this producer ends everywhere.
+    Raises CoordinatorError.
+    """
     core = service.coordinator.core(name)
     epoch = core.open_producers().get(producer_id) if isinstance(core, Transaction | JointTransaction) else None
     if epoch is None:
@@ -144,7 +187,9 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
 
 
 def _epoch_max(marker: Marker) -> int:
-    """The highest epoch of a transaction that the marker may end: one of transactions v2 names an epoch above it, another may be one behind."""
+    """The highest epoch of a transaction that the marker may end: one of transactions v2 names an
+    epoch above it, another may be one behind.
+    """
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 
 
@@ -182,7 +227,14 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
     if _ongoing(service, {_own_id(marker)}):
         return int(ErrorCode.CONCURRENT_TRANSACTIONS)  # it has begun since the coordinator was asked
     try:
-        await service.append_marker_here(*partition, marker.producer_id, marker.producer_epoch, max(producer.coordinator_epoch, 0), False, _is_bumped(marker))
+        await service.append_marker_here(
+            *partition,
+            marker.producer_id,
+            marker.producer_epoch,
+            max(producer.coordinator_epoch, 0),
+            False,
+            _is_bumped(marker),
+        )
     except AppendError as failure:
         return failure.error
     except CoordinatorError as failure:

@@ -1,10 +1,15 @@
-"""A broker's life as records: registration, fencing, return, controlled shutdown, unregistration (rules R8, R9, R10, R15).
+"""A broker's life as records: registration, fencing, return, controlled shutdown, unregistration
+(rules R8, R9, R10, R15).
 
-Pure functions of a View; Refusal carries Kafka's error code. What they return goes into one batch: a broker is never fenced while it still leads (P7).
+Pure functions of a View; Refusal carries Kafka's error code. What they return goes into one batch:
+a broker is never fenced while it still leads (P7).
 
-R9 in short: one session at a time for a node id. A new incarnation over the same metadata directory proves that the old one is dead (the directory is locked by a living keeper), so it is fenced and
-replaced in one batch; over another directory it must wait until the old one is fenced. A start that was not clean takes the broker's partitions from the eligible sets: it may have forgotten.
-Not so where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
+R9 in short: one session at a time for a node id. A new incarnation over the same metadata directory
+proves that the old one is dead (the directory is locked by a living keeper), so it is fenced and
+replaced in one batch; over another directory it must wait until the old one is fenced. A start that
+was not clean takes the broker's partitions from the eligible sets: it may have forgotten. Not so
+where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be
+forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +19,17 @@ import msgspec
 from mqd.cluster.broker.messages import RegisterBroker
 from mqd.cluster.metadata.view import Unable, View, nobody_unable
 from mqd.cluster.metadata.features import unsupported
-from mqd.cluster.metadata.records import BrokerChanged, BrokerRegistered, BrokerState, BrokerUnregistered, PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
+from mqd.cluster.metadata.records import (
+    BrokerChanged,
+    BrokerRegistered,
+    BrokerState,
+    BrokerUnregistered,
+    PartitionChange,
+    PartitionsChanged,
+    PartitionState,
+    Record,
+    TopicState,
+)
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.rules.partitions import Target, effective_min_in_sync, without
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
@@ -23,11 +38,13 @@ from mqd.protocol.errors import ErrorCode
 
 FLUSH_ON_ACK = "flush.on.ack"
 
-# -- leaving -------------------------------------------------------------------------------------------------------------------
+# -- leaving ---------------------------------------------------------------------------------------
 
 
 def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
-    """Did the broker, as it was registered until now, count only what it had flushed of this topic? (As mqd.worker.assignments.settings_of has it there.)"""
+    """Did the broker, as it was registered until now, count only what it had flushed of this topic?
+    (As mqd.worker.assignments.settings_of has it there.)
+    """
     if topic.name in INTERNAL_TOPICS:
         return True
     value = topic.config.get(FLUSH_ON_ACK) or state.broker_config(node).get("log." + FLUSH_ON_ACK)
@@ -36,38 +53,68 @@ def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
 
 
 def _targets_without(
-    state: MetadataState, nodes: frozenset[int], lost: int = -1, keeps_disk: bool = False, node: int = -1, fresh: frozenset[str] = frozenset()
+    state: MetadataState,
+    nodes: frozenset[int],
+    lost: int = -1,
+    keeps_disk: bool = False,
+    node: int = -1,
+    fresh: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[TopicState, Target]]:
-    """`lost`: a broker whose memory is gone, with its disks unless it `keeps_disk`. `fresh`: directories of `node` that were begun anew."""
+    """`lost`: a broker whose memory is gone, with its disks unless it `keeps_disk`. `fresh`:
+    directories of `node` that were begun anew.
+    """
     for topic in state.topics.values():
-        forget = frozenset((lost,)) if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost)) else frozenset()
+        forget = (
+            frozenset((lost,))
+            if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost))
+            else frozenset()
+        )
         for partition in topic.partitions:
-            emptied = bool(fresh) and len(partition.replicas) > 1 and any(replica == node and name in fresh for replica, name in zip(partition.replicas, partition.directories))
+            emptied = (
+                bool(fresh)
+                and len(partition.replicas) > 1
+                and any(
+                    replica == node and name in fresh
+                    for replica, name in zip(partition.replicas, partition.directories)
+                )
+            )
             gone = frozenset((node,)) if emptied else forget
-            if not nodes.isdisjoint(partition.in_sync_replicas) or (gone and not gone.isdisjoint(partition.eligible_leader_replicas)):
+            if not nodes.isdisjoint(partition.in_sync_replicas) or (
+                gone and not gone.isdisjoint(partition.eligible_leader_replicas)
+            ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
-                only = keeps_disk and partition.replicas == (lost,)  # what it has is all there is: nobody could say more
+                # what it has is all there is: nobody could say more
+                only = keeps_disk and partition.replicas == (lost,)
                 target.forget = frozenset() if only else gone
                 yield topic, target
 
 
-def fence(state: MetadataState, nodes: Iterable[int], mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
+def fence(
+    state: MetadataState, nodes: Iterable[int], mutants: frozenset[str], unable: Unable = nobody_unable
+) -> list[Record]:
     """All of them at once: out of every in-sync set, another leader for what they led (R8)."""
     unfenced = [node for node in nodes if node in state.brokers and not state.brokers[node].fenced]
     if not unfenced:
         return []
     gone = frozenset(unfenced)
     view = View(state, mutants, gone=gone, unable=unable)
-    records: list[Record] = [BrokerChanged(node, state.brokers[node].epoch, fenced=True, in_controlled_shutdown=False) for node in sorted(gone)]
+    records: list[Record] = [
+        BrokerChanged(node, state.brokers[node].epoch, fenced=True, in_controlled_shutdown=False)
+        for node in sorted(gone)
+    ]
     return records + view.changes(_targets_without(state, gone))
 
 
-# -- coming --------------------------------------------------------------------------------------------------------------------
+# -- coming ----------------------------------------------------------------------------------------
 
 
-def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
-    """Raises Refusal. No record: it is registered already. The broker's epoch is the offset of its BrokerRegistered record, always the first one."""
+def register(
+    state: MetadataState, message: RegisterBroker, mutants: frozenset[str], unable: Unable = nobody_unable
+) -> list[Record]:
+    """Raises Refusal. No record: it is registered already. The broker's epoch is the offset of its
+    BrokerRegistered record, always the first one.
+    """
     old = state.brokers.get(message.node_id)
     _check_features(state, message)
     same_place = old is not None and old.directory_id in ("", message.directory_id)
@@ -75,15 +122,26 @@ def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[s
         again = _registered(message, old.epoch, old)
         return [] if again == old else [BrokerRegistered(again)]
     if old is not None and same_place and old.incarnation > message.incarnation:
-        raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"A newer incarnation of broker {message.node_id} is registered.")
+        raise Refusal(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"A newer incarnation of broker {message.node_id} is registered."
+        )
     if old is not None and not same_place and not old.fenced:
-        raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"Another broker is registered as node {message.node_id} and alive; give this host a node.id of its own.")
+        raise Refusal(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            f"Another broker is registered as node {message.node_id} and alive; give this host a node.id of its own.",
+        )
     view = View(state, mutants, gone=frozenset((message.node_id,)), unable=unable)
     new = _registered(message, state.version, old)
     clean = old is not None and same_place and message.clean_epoch == old.epoch
     lost = -1 if clean or "R9" in mutants else message.node_id
-    fresh = frozenset(entry.directory_id for entry in message.directories if entry.fresh) if "R9" not in mutants else frozenset()
-    changes = view.changes(_targets_without(state, frozenset((message.node_id,)), lost, same_place, message.node_id, fresh))
+    fresh = (
+        frozenset(entry.directory_id for entry in message.directories if entry.fresh)
+        if "R9" not in mutants
+        else frozenset()
+    )
+    changes = view.changes(
+        _targets_without(state, frozenset((message.node_id,)), lost, same_place, message.node_id, fresh)
+    )
     if old is not None and not same_place:
         changes += _placed_anew(state, message)
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
@@ -118,12 +176,20 @@ def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) ->
 def _check_features(state: MetadataState, message: RegisterBroker) -> None:
     lacking = unsupported(state.features, message.features)
     if message.features and lacking:
-        raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Node {message.node_id} runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the other hosts run.")
+        raise Refusal(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"Node {message.node_id} runs a version of mqd that this cluster has left behind: {lacking}. Install the"
+            " version that the other hosts run.",
+        )
 
 
 def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
     """The host lost its disks: its replicas begin empty in the directories it has now."""
-    found = [Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in message.directories if entry.directory_id]
+    found = [
+        Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable)
+        for entry in message.directories
+        if entry.directory_id
+    ]
     counts = {entry.directory_id: 0 for entry in found if entry.usable}
     if not counts:
         return []
@@ -150,13 +216,26 @@ def unfence(state: MetadataState, node: int, mutants: frozenset[str], unable: Un
     """The broker knows of its own registration: it may lead what nobody leads."""
     broker = state.brokers[node]
     view = View(state, mutants, back=frozenset((node,)), unable=unable)
-    wanted = ((topic, Target(partition)) for topic in state.topics.values() for partition in topic.partitions if partition.leader < 0 and node in partition.replicas)
+    wanted = (
+        (topic, Target(partition))
+        for topic in state.topics.values()
+        for partition in topic.partitions
+        if partition.leader < 0 and node in partition.replicas
+    )
     return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
 
 
-def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
-    """The broker lives and cannot serve these. Whoever else may lead does. Where nobody else can, it is in sync as before, for what it has is all there is; but it leads no more, so that everybody sees
-    that nobody does (election_rules.found_again, when it can again)."""
+def failed(
+    state: MetadataState,
+    node: int,
+    partitions: Iterable[tuple[bytes, int]],
+    mutants: frozenset[str],
+    unable: Unable = nobody_unable,
+) -> list[Record]:
+    """The broker lives and cannot serve these. Whoever else may lead does. Where nobody else can,
+    it is in sync as before, for what it has is all there is; but it leads no more, so that
+    everybody sees that nobody does (election_rules.found_again, when it can again).
+    """
     view = View(state, mutants, unable=unable)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
@@ -177,9 +256,18 @@ def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, in
     return view.changes(wanted(), leaving=node)
 
 
-def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
-    """The broker has these and can write nothing more to them at present. It leaves where enough are in sync without it: elsewhere acks=all is refused either way, and nothing would be won.
-    It has forgotten nothing: once there is space it fetches, and is taken in again. Not before: in a new leader epoch nobody is known to have the log who has not fetched in it."""
+def full(
+    state: MetadataState,
+    node: int,
+    partitions: Iterable[tuple[bytes, int]],
+    mutants: frozenset[str],
+    unable: Unable = nobody_unable,
+) -> list[Record]:
+    """The broker has these and can write nothing more to them at present. It leaves where enough
+    are in sync without it: elsewhere acks=all is refused either way, and nothing would be won. It
+    has forgotten nothing: once there is space it fetches, and is taken in again. Not before: in a
+    new leader epoch nobody is known to have the log who has not fetched in it.
+    """
     view = View(state, mutants, unable=unable)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
@@ -189,7 +277,9 @@ def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]
                 continue
             topic, partition = found
             others = without(partition.in_sync_replicas, (node,))
-            if len(others) >= state.min_in_sync(topic, partition) and any(view.may_take_over(topic, partition, other) for other in others):
+            if len(others) >= state.min_in_sync(topic, partition) and any(
+                view.may_take_over(topic, partition, other) for other in others
+            ):
                 target = Target(partition)
                 target.in_sync, target.new_epoch = others, True
                 yield topic, target
@@ -197,7 +287,7 @@ def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]
     return view.changes(wanted(), leaving=node)
 
 
-# -- controlled shutdown -------------------------------------------------------------------------------------------------------
+# -- controlled shutdown ---------------------------------------------------------------------------
 
 
 def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
@@ -205,22 +295,36 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
 
 
 def _would_refuse(topic: TopicState, partition: PartitionState, view: View, coming: frozenset[int]) -> bool:
-    """Without the broker acks=all would be refused from now on, and somebody who is not in sync may soon be."""
+    """Without the broker acks=all would be refused from now on, and somebody who is not in sync may
+    soon be.
+    """
     minimum = effective_min_in_sync(view.wanted_min(topic), len(partition.replicas), len(partition.adding_replicas))
-    return len(partition.in_sync_replicas) == minimum and any(other in coming for other in partition.replicas if other not in partition.in_sync_replicas)
+    return len(partition.in_sync_replicas) == minimum and any(
+        other in coming for other in partition.replicas if other not in partition.in_sync_replicas
+    )
 
 
 def move_away(
-    state: MetadataState, node: int, moves_max: int, mutants: frozenset[str], coming: frozenset[int] = frozenset(), unable: Unable = nobody_unable
+    state: MetadataState,
+    node: int,
+    moves_max: int,
+    mutants: frozenset[str],
+    coming: frozenset[int] = frozenset(),
+    unable: Unable = nobody_unable,
 ) -> tuple[list[Record], bool]:
-    """(changes of at most `moves_max` partitions, whether all are done). The broker leaves their in-sync sets with its leaderships, so that nobody waits for it when it ends.
-    Partitions that nobody else can lead stay as they are. Those that have just enough in sync while another replica is `coming` (its broker was heard of lately) count as not done."""
+    """(changes of at most `moves_max` partitions, whether all are done). The broker leaves their
+    in-sync sets with its leaderships, so that nobody waits for it when it ends. Partitions that
+    nobody else can lead stay as they are. Those that have just enough in sync while another replica
+    is `coming` (its broker was heard of lately) count as not done.
+    """
     view = View(state, mutants, unable=unable)
     wanted: list[tuple[TopicState, Target]] = []
     done = True
     for topic in state.topics.values():
         for partition in topic.partitions:
-            if node not in partition.in_sync_replicas or not any(other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas):
+            if node not in partition.in_sync_replicas or not any(
+                other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas
+            ):
                 continue
             if _would_refuse(topic, partition, view, coming) or len(wanted) == moves_max:
                 done = False
@@ -231,7 +335,7 @@ def move_away(
     return view.changes(iter(wanted), leaving=node), done
 
 
-# -- leaving for good ----------------------------------------------------------------------------------------------------------
+# -- leaving for good ------------------------------------------------------------------------------
 
 
 def unregister(state: MetadataState, node: int) -> list[Record]:
@@ -244,7 +348,8 @@ def unregister(state: MetadataState, node: int) -> list[Record]:
     if held:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"Broker {node} still holds {held} replica(s) according to the metadata: drain it (mqd cluster drain {node}), or wait until they are replicated elsewhere, or reassign them.",
+            f"Broker {node} still holds {held} replica(s) according to the metadata: drain it (mqd cluster drain"
+            f" {node}), or wait until they are replicated elsewhere, or reassign them.",
         )
     return [BrokerUnregistered(node)]
 

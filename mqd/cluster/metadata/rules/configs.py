@@ -1,4 +1,6 @@
-"""What may be configured while the broker runs: mqd.base.config's tables as the metadata core needs them."""
+"""What may be configured while the broker runs: mqd.base.config's tables as the metadata core needs
+them.
+"""
 
 from collections.abc import Mapping
 
@@ -26,8 +28,9 @@ class ConfigRules:
         return resource_type != RESOURCE_BROKER or BROKER[name].dynamic
 
     def check(self, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
-        """The whole configuration of one resource in canonical text. Raises ConfigError, which names the property. What an older version stored and this
-        one does not know stays as it is."""
+        """The whole configuration of one resource in canonical text. Raises ConfigError, which
+        names the property. What an older version stored and this one does not know stays as it is.
+        """
         known = {name: value for name, value in config.items() if self.known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
@@ -45,7 +48,9 @@ class ConfigRules:
         return ""
 
     def default(self, resource_type: int, name: str, dynamic: Mapping[str, str]) -> str | None:
-        """What is in force when the resource does not set the property; `dynamic`: the configuration below it that was set at run time."""
+        """What is in force when the resource does not set the property; `dynamic`: the
+        configuration below it that was set at run time.
+        """
         broker = tables.broker_effective(self._static, dynamic)
         if resource_type == RESOURCE_TOPIC:
             return tables.topic_effective(broker, {})[name]

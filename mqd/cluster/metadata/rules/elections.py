@@ -1,4 +1,6 @@
-"""Who leads: elections that a client asks for (KIP-460), and leaderships that go back to the preferred replica (rules R13, R16)."""
+"""Who leads: elections that a client asks for (KIP-460), and leaderships that go back to the
+preferred replica (rules R13, R16).
+"""
 
 from collections.abc import Mapping
 
@@ -23,7 +25,10 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
     if partition.leader == preferred:
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, "The preferred replica leads already.")
     if preferred not in partition.in_sync_replicas or not view.may_lead(preferred):
-        raise Refusal(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"The preferred replica {preferred} is not in sync, or not available.")
+        raise Refusal(
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            f"The preferred replica {preferred} is not in sync, or not available.",
+        )
     target = Target(partition)
     target.elect = PREFERRED
     change = view.settled(topic, target)
@@ -33,15 +38,20 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
 
 
 def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange:
-    """An operator's decision to lose records rather than the partition; it may be asked for again where the one chosen turns out to be unable to serve it.
-    Raises Refusal: ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE."""
+    """An operator's decision to lose records rather than the partition; it may be asked for again
+    where the one chosen turns out to be unable to serve it. Raises Refusal: ELECTION_NOT_NEEDED,
+    ELIGIBLE_LEADERS_NOT_AVAILABLE.
+    """
     if not _unserved(view, topic, partition):
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
     target = Target(partition)
     target.elect = UNCLEAN
     change = view.settled(topic, target, leaving=partition.leader)
     if change is None or change.leader is None or change.leader < 0:
-        raise Refusal(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "No replica of the partition is on a broker that is alive and can serve it.")
+        raise Refusal(
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+            "No replica of the partition is on a broker that is alive and can serve it.",
+        )
     return change
 
 
@@ -59,24 +69,34 @@ def elected(view: View, kind: int, topic: TopicState, partition: PartitionState)
 
 def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
     """Whether an election of all partitions concerns this one."""
-    return _unserved(view, topic, partition) if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
+    return (
+        _unserved(view, topic, partition) if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
+    )
 
 
 def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions that had none because nobody who has all their records could serve them: one can again. Thousands whose hosts are all lost are passed over quickly: this is asked every
-    second."""
+    """Leaders for partitions that had none because nobody who has all their records could serve
+    them: one can again. Thousands whose hosts are all lost are passed over quickly: this is asked
+    every second.
+    """
     found = []
     for topic in view.state.topics.values():
         for partition in topic.partitions:
-            if partition.leader >= 0 or not any(map(view.unfenced, partition.in_sync_replicas + partition.eligible_leader_replicas)):
+            if partition.leader >= 0 or not any(
+                map(view.unfenced, partition.in_sync_replicas + partition.eligible_leader_replicas)
+            ):
                 continue
             if (change := view.settled(topic, Target(partition))) is not None and change.leader is not None:
                 found.append((topic, change))
     return found
 
 
-def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
-    """For brokers of whose preferred partitions more than `percent` are led by others; `stable`: brokers that have been unfenced for long enough."""
+def back_to_preferred(
+    view: View, stable: Mapping[int, bool], percent: int, moves_max: int
+) -> list[tuple[TopicState, PartitionChange]]:
+    """For brokers of whose preferred partitions more than `percent` are led by others; `stable`:
+    brokers that have been unfenced for long enough.
+    """
     preferred: dict[int, int] = {}
     elsewhere: dict[int, int] = {}
     for topic in view.state.topics.values():
@@ -87,7 +107,9 @@ def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, move
             preferred[node] = preferred.get(node, 0) + 1
             if partition.leader != node:
                 elsewhere[node] = elsewhere.get(node, 0) + 1
-    wanting = {node for node, count in elsewhere.items() if count * 100 > preferred[node] * percent and stable.get(node, False)}
+    wanting = {
+        node for node, count in elsewhere.items() if count * 100 > preferred[node] * percent and stable.get(node, False)
+    }
     found: list[tuple[TopicState, PartitionChange]] = []
     if not wanting:
         return found
@@ -96,7 +118,12 @@ def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, move
             if len(found) >= moves_max:
                 return found
             preferred_one = preferred_replica(partition)
-            if partition.redirect < 0 and preferred_one in wanting and partition.leader != preferred_one and not parts(topic, partition, preferred_one):
+            if (
+                partition.redirect < 0
+                and preferred_one in wanting
+                and partition.leader != preferred_one
+                and not parts(topic, partition, preferred_one)
+            ):
                 try:
                     found.append((topic, elect_preferred(view, topic, partition)))
                 except Refusal:

@@ -1,9 +1,13 @@
-"""AlterPartition (KIP-497, KIP-903): a leader asks for another in-sync set; at most once and in order (rules R6, R6b, R7).
+"""AlterPartition (KIP-497, KIP-903): a leader asks for another in-sync set; at most once and in
+order (rules R6, R6b, R7).
 
-A proposal rests on what its leader knew: its own epochs, the partition's, and the registration epochs with which the members fetched. If any of them is not what the metadata says, the
-proposal is refused and changes nothing, now or later: a copy that arrives after a refusal, or after a newer proposal, has a sequence that was handled, and gets the old answer or none.
+A proposal rests on what its leader knew: its own epochs, the partition's, and the registration
+epochs with which the members fetched. If any of them is not what the metadata says, the proposal is
+refused and changes nothing, now or later: a copy that arrives after a refusal, or after a newer
+proposal, has a sequence that was handled, and gets the old answer or none.
 
-What was handled is remembered for the time of one controller epoch only: proposals are addressed to one, another one refuses them.
+What was handled is remembered for the time of one controller epoch only: proposals are addressed to
+one, another one refuses them.
 """
 
 from typing import NamedTuple
@@ -35,18 +39,34 @@ class Proposals:
         self._mutants = mutants
         self._handled: dict[tuple[bytes, int], Handled] = {}
 
-    def judge(self, view: View, node_id: int, broker_epoch: int, proposal: InSyncProposal) -> tuple[InSyncResult, tuple[TopicState, PartitionChange] | None]:
+    def judge(
+        self, view: View, node_id: int, broker_epoch: int, proposal: InSyncProposal
+    ) -> tuple[InSyncResult, tuple[TopicState, PartitionChange] | None]:
         """The result to give when the change is committed (or what it rests on), and the change."""
         key = (proposal.topic_id, proposal.index)
         handled = self._handled.get(key)
-        if handled is not None and (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch) and "R6b" not in self._mutants:
+        if (
+            handled is not None
+            and (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
+            and "R6b" not in self._mutants
+        ):
             if proposal.sequence < handled.sequence:
                 return _result(proposal, ErrorCode.OPERATION_NOT_ATTEMPTED), None
             if proposal.sequence == handled.sequence:
                 return handled.result, None
         found = view.partition(proposal.topic_id, proposal.index)
         if found is None:
-            return _result(proposal, ErrorCode.UNKNOWN_TOPIC_ID if proposal.topic_id not in view.state.topics_by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None
+            return (
+                _result(
+                    proposal,
+                    (
+                        ErrorCode.UNKNOWN_TOPIC_ID
+                        if proposal.topic_id not in view.state.topics_by_id
+                        else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    ),
+                ),
+                None,
+            )
         topic, partition = found
         error = _refusal(view, node_id, broker_epoch, partition, proposal)
         change = None
@@ -59,8 +79,11 @@ class Proposals:
             if change is None:
                 error = ErrorCode.OPERATION_NOT_ATTEMPTED  # it is so already; nobody will hear of a newer state
         result = _after(proposal, error, partition, change)
-        if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):  # the next leader may have registered earlier
-            self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version)
+        # the next leader may have registered earlier
+        if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):
+            self._handled[key] = Handled(
+                broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version
+            )
         return result, None if change is None else (topic, change)
 
     def prune(self, state: MetadataState) -> None:
@@ -69,24 +92,40 @@ class Proposals:
             self._handled = {key: handled for key, handled in self._handled.items() if key[0] in state.topics_by_id}
 
     def on_persist_failed(self, version: int) -> None:
-        """Judged by a state of which a part never came to be: its change is in no log and never will be, so a repetition is refused for good."""
+        """Judged by a state of which a part never came to be: its change is in no log and never
+        will be, so a repetition is refused for good.
+        """
         for key, handled in list(self._handled.items()):
             if handled.version >= version:
-                result = msgspec.structs.replace(handled.result, error=int(ErrorCode.OPERATION_NOT_ATTEMPTED), leader=-1, leader_epoch=-1, partition_epoch=-1, in_sync_replicas=[])
+                result = msgspec.structs.replace(
+                    handled.result,
+                    error=int(ErrorCode.OPERATION_NOT_ATTEMPTED),
+                    leader=-1,
+                    leader_epoch=-1,
+                    partition_epoch=-1,
+                    in_sync_replicas=[],
+                )
                 self._handled[key] = handled._replace(result=result)
 
 
 def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal) -> int:
     broker = view.state.brokers.get(node_id)
     members = [node for node, _ in proposal.in_sync]
-    if not members or len(set(members)) != len(members) or not set(members) <= set(partition.replicas) or node_id not in members:
+    if (
+        not members
+        or len(set(members)) != len(members)
+        or not set(members) <= set(partition.replicas)
+        or node_id not in members
+    ):
         return ErrorCode.INVALID_REQUEST
     if "R6" not in view.mutants:
         if broker is None or broker.epoch != broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH
         if proposal.leader_epoch < partition.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
-        if proposal.leader_epoch > partition.leader_epoch:  # it knows more than this controller has decided: one of us is stale, and it is not the leader
+        # it knows more than this controller has decided: one of us is stale, and it is not the
+        # leader
+        if proposal.leader_epoch > partition.leader_epoch:
             return ErrorCode.NOT_CONTROLLER
         if partition.leader != node_id:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -96,7 +135,11 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     for node, epoch in proposal.in_sync:
         member = view.state.brokers.get(node)
-        if member is None or not view.unfenced(node) or (node not in partition.in_sync_replicas and not view.may_lead(node)):
+        if (
+            member is None
+            or not view.unfenced(node)
+            or (node not in partition.in_sync_replicas and not view.may_lead(node))
+        ):
             return ErrorCode.INELIGIBLE_REPLICA
         if member.epoch != epoch and "KIP903" not in view.mutants:
             return ErrorCode.INELIGIBLE_REPLICA
@@ -104,10 +147,14 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
 
 
 def _result(proposal: InSyncProposal, error: int) -> InSyncResult:
-    return InSyncResult(proposal.topic_id, proposal.index, proposal.sequence, int(error), proposed_in=proposal.leader_epoch)
+    return InSyncResult(
+        proposal.topic_id, proposal.index, proposal.sequence, int(error), proposed_in=proposal.leader_epoch
+    )
 
 
-def _after(proposal: InSyncProposal, error: int, partition: PartitionState, change: PartitionChange | None) -> InSyncResult:
+def _after(
+    proposal: InSyncProposal, error: int, partition: PartitionState, change: PartitionChange | None
+) -> InSyncResult:
     def kept(new, before):
         return before if new is None else new
 
@@ -119,6 +166,8 @@ def _after(proposal: InSyncProposal, error: int, partition: PartitionState, chan
         leader=partition.leader if change is None else kept(change.leader, partition.leader),
         leader_epoch=partition.leader_epoch + (change is not None and change.new_epoch),
         partition_epoch=partition.partition_epoch + (change is not None),
-        in_sync_replicas=list(partition.in_sync_replicas if change is None else kept(change.in_sync_replicas, partition.in_sync_replicas)),
+        in_sync_replicas=list(
+            partition.in_sync_replicas if change is None else kept(change.in_sync_replicas, partition.in_sync_replicas)
+        ),
         proposed_in=proposal.leader_epoch,
     )

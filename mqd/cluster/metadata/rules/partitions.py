@@ -1,14 +1,19 @@
-"""What becomes of one partition: in-sync set, eligible leaders, leader, reassignment, decided together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
+"""What becomes of one partition: in-sync set, eligible leaders, leader, reassignment, decided
+together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
 
-settle() is the only place that composes a PartitionChange. Callers say what they want (a smaller in-sync set, other replicas, another leader) and settle() makes of it what may be,
-so that after every change (P7, checked by MetadataState.check()):
+settle() is the only place that composes a PartitionChange. Callers say what they want (a smaller
+in-sync set, other replicas, another leader) and settle() makes of it what may be, so that after
+every change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
     * in-sync and eligible replicas are disjoint, and replicas
-    * nobody is eligible while min.insync.replicas are in sync; when the set falls below, whoever leaves it becomes eligible, unless its memory is gone (P8)
-and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a reassignment ends.
+    * nobody is eligible while min.insync.replicas are in sync; when the set falls below, whoever
+      leaves it becomes eligible, unless its memory is gone (P8)
+and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a
+reassignment ends.
 
-Pure functions. min.insync.replicas is a function of the metadata log alone (topic, then all-brokers default, then min(2, replicas)): what one host's file says must not decide which
-replicas are eligible, because the next controller's file may say something else.
+Pure functions. min.insync.replicas is a function of the metadata log alone (topic, then all-brokers
+default, then min(2, replicas)): what one host's file says must not decide which replicas are
+eligible, because the next controller's file may say something else.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,12 +31,16 @@ def default_replication_factor(host_count: int) -> int:
 
 
 def wanted_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
-    """As configured: for the topic, else for all brokers in the metadata log; DEFAULT when neither says."""
+    """As configured: for the topic, else for all brokers in the metadata log; DEFAULT when neither
+    says.
+    """
     return int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
 
 
 def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0) -> int:
-    """In force for one partition: never more than its replicas without those that a reassignment is only bringing, so a partition that grows takes records meanwhile."""
+    """In force for one partition: never more than its replicas without those that a reassignment is
+    only bringing, so a partition that grows takes records meanwhile.
+    """
     count = max(1, replica_count - adding_count)
     return min(2, count) if wanted == DEFAULT else min(max(1, wanted), count)
 
@@ -39,14 +48,38 @@ def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0
 class Target:
     """What a partition is to become; starts as what it is."""
 
-    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "astray", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known", "held")
+    __slots__ = (
+        "old",
+        "replicas",
+        "directories",
+        "in_sync",
+        "adding",
+        "removing",
+        "recovering",
+        "retiring",
+        "redirect",
+        "replacing",
+        "astray",
+        "forget",
+        "new_epoch",
+        "elect",
+        "stays",
+        "wanted_leader",
+        "last_known",
+        "held",
+    )
 
     def __init__(self, old: PartitionState) -> None:
         self.old = old
         self.replicas, self.directories = old.replicas, old.directories
         self.in_sync = old.in_sync_replicas
         self.adding, self.removing, self.astray = old.adding_replicas, old.removing_replicas, old.astray_replicas
-        self.recovering, self.retiring, self.redirect, self.replacing = old.recovering, old.retiring, old.redirect, old.replacing
+        self.recovering, self.retiring, self.redirect, self.replacing = (
+            old.recovering,
+            old.retiring,
+            old.redirect,
+            old.replacing,
+        )
         self.forget: frozenset[int] = frozenset()  # replicas whose memory is gone (R9)
         self.new_epoch = False
         self.elect = ONLINE
@@ -61,12 +94,18 @@ def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
 
 
 def there_before(partition: PartitionState) -> tuple[int, ...]:
-    """Its replicas when the reassignment under way began, whatever goals that has had since: what a cancel goes back to."""
+    """Its replicas when the reassignment under way began, whatever goals that has had since: what a
+    cancel goes back to.
+    """
     return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
 
-def settle(target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()) -> PartitionChange | None:
-    """The change that makes it so; None when nothing changes. `wanted_min`: wanted_min_in_sync(); `live`: unfenced and not shutting down: may lead."""
+def settle(
+    target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()
+) -> PartitionChange | None:
+    """The change that makes it so; None when nothing changes. `wanted_min`: wanted_min_in_sync();
+    `live`: unfenced and not shutting down: may lead.
+    """
     old = target.old
     if "UNCLEAN" in mutants and target.elect == ONLINE:
         target.elect = UNCLEAN
@@ -88,7 +127,14 @@ def settle(target: Target, wanted_min: int, live: Callable[[int], bool], mutants
 
 
 def _difference(
-    old: PartitionState, target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], last_known: tuple[int, ...], leader: int, recovering: bool, new_epoch: bool
+    old: PartitionState,
+    target: Target,
+    in_sync: tuple[int, ...],
+    eligible: tuple[int, ...],
+    last_known: tuple[int, ...],
+    leader: int,
+    recovering: bool,
+    new_epoch: bool,
 ) -> PartitionChange | None:
     def news(new, before):
         return None if new == before else new
@@ -114,7 +160,9 @@ def _difference(
     return None if change == PartitionChange(old.index) else change
 
 
-def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int, mutants: frozenset[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _eligible(
+    target: Target, in_sync: tuple[int, ...], minimum: int, mutants: frozenset[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(eligible, last known eligible) for this in-sync set."""
     if len(in_sync) >= minimum or "R8_ELR" in mutants:
         return (), ()
@@ -123,16 +171,30 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int, mutants: f
     candidates = [node for node in dict.fromkeys(were) if node in target.replicas and node not in in_sync]
     eligible = tuple(node for node in candidates if node not in target.forget)
     known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.forget)))
-    return eligible, tuple(node for node in known if node in target.replicas and node not in in_sync and node not in eligible)
+    return eligible, tuple(
+        node for node in known if node in target.replicas and node not in in_sync and node not in eligible
+    )
 
 
-def _elected(target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]) -> tuple[int, bool]:
-    """(leader or -1, chosen uncleanly). R8: in sync, else eligible and only when nobody is in sync, else nobody; the leader stays when it may."""
+def _elected(
+    target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]
+) -> tuple[int, bool]:
+    """(leader or -1, chosen uncleanly). R8: in sync, else eligible and only when nobody is in sync,
+    else nobody; the leader stays when it may.
+    """
     order, leader = target.replicas, target.old.leader
-    if target.elect != PREFERRED and target.wanted_leader < 0 and leader in in_sync and leader in order and live(leader):
+    if (
+        target.elect != PREFERRED
+        and target.wanted_leader < 0
+        and leader in in_sync
+        and leader in order
+        and live(leader)
+    ):
         return leader, False
     candidates = in_sync or eligible
-    may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [node for node in order if node in candidates and live(node)]
+    may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [
+        node for node in order if node in candidates and live(node)
+    ]
     if target.wanted_leader in order and target.wanted_leader in candidates and live(target.wanted_leader):
         return target.wanted_leader, False
     preferred = without(order, target.removing or ())[:1]

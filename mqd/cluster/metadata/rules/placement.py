@@ -1,7 +1,9 @@
-"""Where replicas go: never two on one host, not to a host whose disks are full while there is another, over the racks first, then where there are fewest; leaders by themselves. And within a host
+"""Where replicas go: never two on one host, not to a host whose disks are full while there is
+another, over the racks first, then where there are fewest; leaders by themselves. And within a host
 into the directory that holds the fewest.
 
-Deterministic: the same state and the same answer, whichever controller decides. Counts are of the whole cluster, so many small topics are spread like one large one.
+Deterministic: the same state and the same answer, whichever controller decides. Counts are of the
+whole cluster, so many small topics are spread like one large one.
 """
 
 from collections import Counter
@@ -12,11 +14,14 @@ from mqd import native
 from mqd.base.config import broker_value
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
-
-FULL_SHARE = 100  # a log directory with less than one part in so many of the largest free space of any host's counts as full
+# a log directory with less than one part in so many of the largest free space of any host's counts
+# as full
+FULL_SHARE = 100
 ROOMY_SHARE = 10  # a log directory with less than one part in so many of the largest free space is avoided
 BALANCE_MOVES_MAX = 2_000
-INTERNAL_SLOTS = 256  # of each host, for internal topics only: without them a host that is full of partitions could serve no group and no transaction
+# of each host, for internal topics only: without them a host that is full of partitions could serve
+# no group and no transaction
+INTERNAL_SLOTS = 256
 PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # of other topics, of one host
 
 
@@ -30,20 +35,39 @@ class Directory(NamedTuple):
     fresh: bool = False  # held partitions, and holds none any more: somebody began it anew
 
 
-def limits(state: MetadataState, nodes: Sequence[int], internal: bool, partitions_max: int = PARTITIONS_MAX) -> dict[int, int]:
-    """How many replicas each host may hold in all, so that internal topics always have INTERNAL_SLOTS. `internal`: for one of these topics."""
+def limits(
+    state: MetadataState, nodes: Sequence[int], internal: bool, partitions_max: int = PARTITIONS_MAX
+) -> dict[int, int]:
+    """How many replicas each host may hold in all, so that internal topics always have
+    INTERNAL_SLOTS. `internal`: for one of these topics.
+    """
     if internal:
         return dict.fromkeys(nodes, partitions_max + INTERNAL_SLOTS)
-    held = Counter(node for name in INTERNAL_TOPICS if name in state.topics for partition in state.topics[name].partitions for node in partition.replicas)
+    held = Counter(
+        node
+        for name in INTERNAL_TOPICS
+        if name in state.topics
+        for partition in state.topics[name].partitions
+        for node in partition.replicas
+    )
     return {node: partitions_max + min(held[node], INTERNAL_SLOTS) for node in nodes}
 
 
 class Loads:
     """How much each host holds, counted on while one plan is made."""
 
-    def __init__(self, state: MetadataState, nodes: Sequence[int], full: Collection[int] = (), internal: bool = False, away: Collection[int] = ()) -> None:
-        """`full`: hosts without space (Directories.full_hosts), `away`: hosts that are fenced. Both get replicas only where no other host can, the latter last.
-        `internal`: the plan is for an internal topic."""
+    def __init__(
+        self,
+        state: MetadataState,
+        nodes: Sequence[int],
+        full: Collection[int] = (),
+        internal: bool = False,
+        away: Collection[int] = (),
+    ) -> None:
+        """`full`: hosts without space (Directories.full_hosts), `away`: hosts that are fenced. Both
+        get replicas only where no other host can, the latter last. `internal`: the plan is for an
+        internal topic.
+        """
         self.limits = limits(state, nodes, internal)
         self.nodes = list(nodes)
         self.full = frozenset(full)
@@ -64,9 +88,15 @@ class Loads:
 
 
 def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
-    """Replicas of one new partition, the leader first. The loads count it. None = fewer than `factor` hosts have room."""
+    """Replicas of one new partition, the leader first. The loads count it. None = fewer than
+    `factor` hosts have room.
+    """
     free = [node for node in loads.nodes if loads.replicas[node] < loads.limits[node]]
-    first = min(free, key=lambda node: (node in loads.away, node in loads.full, loads.leaders[node], loads.replicas[node], node), default=-1)
+    first = min(
+        free,
+        key=lambda node: (node in loads.away, node in loads.full, loads.leaders[node], loads.replicas[node], node),
+        default=-1,
+    )
     replicas = [first]
     while len(replicas) < factor:
         replicas.append(choose_one(loads, replicas))
@@ -77,7 +107,10 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
 
 
 def choose_one(loads: Loads, others: Sequence[int]) -> int:
-    """One more replica for a partition that `others` hold: a host with space, another rack than theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 = no host has room."""
+    """One more replica for a partition that `others` hold: a host with space, another rack than
+    theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 =
+    no host has room.
+    """
     used: dict[str | None, int] = {}
     for node in others:
         rack = loads.racks.get(node)
@@ -85,38 +118,65 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
     free = [node for node in loads.nodes if node not in others and loads.replicas[node] < loads.limits[node]]
     if not free:
         return -1
-    return min(free, key=lambda node: (node in loads.away, node in loads.full, used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))
+    return min(
+        free,
+        key=lambda node: (
+            node in loads.away,
+            node in loads.full,
+            used.get(loads.racks[node], 0),
+            loads.replicas[node],
+            loads.leaders[node],
+            node,
+        ),
+    )
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
-    """The one that holds the fewest, as in Kafka; between equals the one with more free bytes. None when no one is usable. One with less than a tenth of the largest free space would fill first,
-    whatever it holds: only when no other is left (docs/decisions/2026-11-21-log-directories.md)."""
+    """The one that holds the fewest, as in Kafka; between equals the one with more free bytes. None
+    when no one is usable. One with less than a tenth of the largest free space would fill first,
+    whatever it holds: only when no other is left (docs/decisions/2026-11-21-log-directories.md).
+    """
     usable = [directory for directory in directories if directory.usable]
     if not usable:
         return None
     largest = max(directory.free_bytes for directory in usable)
     roomy = [directory for directory in usable if directory.free_bytes * ROOMY_SHARE >= largest]
-    return min(roomy, key=lambda directory: (counts.get(directory.directory_id, 0), -directory.free_bytes, directory.path)).directory_id
+    return min(
+        roomy, key=lambda directory: (counts.get(directory.directory_id, 0), -directory.free_bytes, directory.path)
+    ).directory_id
 
 
 class Directories:
-    """Directories of every host, as last reported; for one that has not reported yet, as registered, and as if there were space. Counts go on while one plan is made."""
+    """Directories of every host, as last reported; for one that has not reported yet, as
+    registered, and as if there were space. Counts go on while one plan is made.
+    """
 
     def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
         self._state, self._reported = state, reported
         self._counts: dict[int, dict[str, int]] = {}
-        alive = [node for node in reported if (broker := state.brokers.get(node)) is not None and not (broker.fenced or broker.draining or broker.in_controlled_shutdown)]
+        alive = [
+            node
+            for node in reported
+            if (broker := state.brokers.get(node)) is not None
+            and not (broker.fenced or broker.draining or broker.in_controlled_shutdown)
+        ]
         self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
 
     def full(self, node: int, directory_id: str) -> bool:
-        """Nothing can be copied there at present: it has failed, or has no space; "" = no directory of the host has any."""
+        """Nothing can be copied there at present: it has failed, or has no space; "" = no directory
+        of the host has any.
+        """
         reported = self._reported.get(node, ())
         floor = self._floor(node)
-        return bool(reported) and not any(entry.usable and entry.free_bytes >= floor for entry in reported if directory_id in ("", entry.directory_id))
+        return bool(reported) and not any(
+            entry.usable and entry.free_bytes >= floor for entry in reported if directory_id in ("", entry.directory_id)
+        )
 
     def failed(self, node: int, directory_id: str) -> bool:
         reported = self._reported.get(node, ())
-        return bool(reported) and not any(entry.usable for entry in reported if directory_id in ("", entry.directory_id))
+        return bool(reported) and not any(
+            entry.usable for entry in reported if directory_id in ("", entry.directory_id)
+        )
 
     def usable_hosts(self, nodes: Sequence[int]) -> int:
         """How many of them have a directory that a replica could be placed in."""
@@ -126,7 +186,9 @@ class Directories:
         return frozenset(node for node in nodes if self.full(node, ""))
 
     def _floor(self, node: int) -> int:
-        """Below so many free bytes it refuses what it is sent, or soon will. The reserve is the one in the metadata log: what the host's own file says is not known here."""
+        """Below so many free bytes it refuses what it is sent, or soon will. The reserve is the one
+        in the metadata log: what the host's own file says is not known here.
+        """
         reserve = int(broker_value(self._state.broker_config(node), "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
         kept = reserve + reserve // 4  # it takes records again when so much is free (mqd.log.space)
         return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))
@@ -136,23 +198,32 @@ class Directories:
         if known:
             return known
         broker = self._state.brokers.get(node)
-        return [] if broker is None else [Directory(directory_id, path, 0, True) for directory_id, path in sorted(broker.directories.items())]
+        return (
+            []
+            if broker is None
+            else [Directory(directory_id, path, 0, True) for directory_id, path in sorted(broker.directories.items())]
+        )
 
     def place(self, node: int) -> str | None:
-        """A directory for one new replica there; "" = the host will choose (it has told of none); None = none can be written to."""
+        """A directory for one new replica there; "" = the host will choose (it has told of none);
+        None = none can be written to.
+        """
         directories = self.of(node)
         if not directories:
             return ""
         counts = self._counts.get(node)
         if counts is None:
-            counts = self._counts[node] = {entry.directory_id: self._state.partition_counts.get((node, entry.directory_id), 0) for entry in directories}
+            counts = self._counts[node] = {
+                entry.directory_id: self._state.partition_counts.get((node, entry.directory_id), 0)
+                for entry in directories
+            }
         chosen = choose_directory(directories, counts)
         if chosen is not None:
             counts[chosen] += 1
         return chosen
 
 
-# -- balance -------------------------------------------------------------------------------------------------------------------
+# -- balance ---------------------------------------------------------------------------------------
 
 
 class Move(NamedTuple):
@@ -167,14 +238,30 @@ def _retires(topic: TopicState) -> bool:
     return any(partition.redirect >= 0 for partition in topic.partitions)
 
 
-def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool], moves_max: int = BALANCE_MOVES_MAX, full: Collection[int] = ()) -> list[Move]:
-    """From the hosts with the most replicas to the ones with the fewest, until they differ by one at most; racks are never made worse, and `full` hosts only give. Then preferred leaderships by the order of the
-    replicas, which copies nothing. At most `moves_max` of each at a time: a plan for hundreds of thousands of partitions would hold its controller up; the next one goes on from there."""
+def balance(
+    state: MetadataState,
+    nodes: Sequence[int],
+    topics: Callable[[str], bool],
+    moves_max: int = BALANCE_MOVES_MAX,
+    full: Collection[int] = (),
+) -> list[Move]:
+    """From the hosts with the most replicas to the ones with the fewest, until they differ by one
+    at most; racks are never made worse, and `full` hosts only give. Then preferred leaderships by
+    the order of the replicas, which copies nothing. At most `moves_max` of each at a time: a plan
+    for hundreds of thousands of partitions would hold its controller up; the next one goes on from
+    there.
+    """
     if len(nodes) < 2:
         return []
     loads = Loads(state, nodes, full)
-    # Of a topic that is being retired one partition is followed by others: what moves it moves several replicas, and the next plan would take that back.
-    wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) and not _retires(topic) for partition in topic.partitions}
+    # Of a topic that is being retired one partition is followed by others: what moves it moves
+    # several replicas, and the next plan would take that back.
+    wanted = {
+        (topic.name, partition.index): partition.replicas
+        for topic in state.topics.values()
+        if topics(topic.name) and not _retires(topic)
+        for partition in topic.partitions
+    }
     original = dict(wanted)
     held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
     for key, replicas in wanted.items():
@@ -183,7 +270,11 @@ def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], 
                 held[node].append(key)
     if _even_out(loads, wanted, held, moves_max) < moves_max:
         _even_out_leaders(loads, wanted, moves_max)
-    return [Move(name, index, wanted[(name, index)]) for name, index in wanted if wanted[(name, index)] != original[(name, index)]]
+    return [
+        Move(name, index, wanted[(name, index)])
+        for name, index in wanted
+        if wanted[(name, index)] != original[(name, index)]
+    ]
 
 
 def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
@@ -191,8 +282,12 @@ def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
     return len(racks) - len(set(racks))
 
 
-def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]], moves_max: int) -> int:
-    """How many were moved. Each host gives away what it holds above the others, one look at each of its partitions; again, until nothing moves any more. About moves times hosts steps."""
+def _even_out(
+    loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]], moves_max: int
+) -> int:
+    """How many were moved. Each host gives away what it holds above the others, one look at each of
+    its partitions; again, until nothing moves any more. About moves times hosts steps.
+    """
     count, before = 0, -1
     takers = [node for node in loads.nodes if node not in loads.full]
     if not takers:
@@ -220,11 +315,17 @@ def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held
 
 def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
     """The least loaded host that may take it and gains by it; -1 = none."""
-    fit = [node for node in takers if loads.replicas[high] - loads.replicas[node] >= 2 and _may_move(loads, replicas, high, node)]
+    fit = [
+        node
+        for node in takers
+        if loads.replicas[high] - loads.replicas[node] >= 2 and _may_move(loads, replicas, high, node)
+    ]
     return min(fit, key=lambda node: (loads.replicas[node], node), default=-1)
 
 
-def _give(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int) -> None:
+def _give(
+    loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int
+) -> None:
     before = wanted[key]
     wanted[key] = tuple(low if node == high else node for node in before)
     loads.replicas[high] -= 1
@@ -248,8 +349,17 @@ def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...
         if count >= moves_max:
             return
         first = replicas[0]
-        best = min((node for node in replicas if node in loads.leaders), key=lambda node: (loads.leaders[node], node), default=first)
-        if first in loads.leaders and loads.leaders[first] >= average + 1 and loads.leaders[best] < average and best != first:
+        best = min(
+            (node for node in replicas if node in loads.leaders),
+            key=lambda node: (loads.leaders[node], node),
+            default=first,
+        )
+        if (
+            first in loads.leaders
+            and loads.leaders[first] >= average + 1
+            and loads.leaders[best] < average
+            and best != first
+        ):
             count += 1
             wanted[key] = (best, *(node for node in replicas if node != best))
             loads.leaders[first] -= 1

@@ -1,8 +1,12 @@
-"""Other replicas for a partition (KIP-455; rule R14): what a client asks for, and what mqd does by itself: a lost host's replicas, a drained host, internal topics that grow.
+"""Other replicas for a partition (KIP-455; rule R14): what a client asks for, and what mqd does by
+itself: a lost host's replicas, a drained host, internal topics that grow.
 
-While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and `removing_replicas` say which is which; settle() ends it. When it gets another goal, what it has brought
-and is still needed leaves at the end, and is `astray_replicas` until then: a cancel goes back to what was there before all of it. A reassignment of mqd's own carries `replacing`,
-the node whose replica it takes away, so that it can be told from a client's and taken back when that node returns; one that only adds (an internal topic grows) carries none and is never taken back.
+While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and
+`removing_replicas` say which is which; settle() ends it. When it gets another goal, what it has
+brought and is still needed leaves at the end, and is `astray_replicas` until then: a cancel goes
+back to what was there before all of it. A reassignment of mqd's own carries `replacing`, the node
+whose replica it takes away, so that it can be told from a client's and taken back when that node
+returns; one that only adds (an internal topic grows) carries none and is never taken back.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +15,24 @@ from mqd.cluster.metadata.view import View
 from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
-from mqd.cluster.metadata.rules.partitions import Target, default_replication_factor, effective_min_in_sync, there_before, without
+from mqd.cluster.metadata.rules.partitions import (
+    Target,
+    default_replication_factor,
+    effective_min_in_sync,
+    there_before,
+    without,
+)
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose_one
 from mqd.cluster.metadata.rules.redirects import in_progress
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
-GROW_ELSEWHERE_MS = 600_000  # an internal topic that grows towards a disk without space waits for so long before it grows towards another that has some
+# an internal topic that grows towards a disk without space waits for so long before it grows
+# towards another that has some
+GROW_ELSEWHERE_MS = 600_000
 
 
-# -- one partition -------------------------------------------------------------------------------------------------------------
+# -- one partition ---------------------------------------------------------------------------------
 
 
 def check_target(view: View, partition: PartitionState, replicas: Sequence[int], allow_factor_change: bool) -> None:
@@ -38,20 +50,36 @@ def check_target(view: View, partition: PartitionState, replicas: Sequence[int],
         if unknown:
             reason = f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
         elif not allow_factor_change and len(replicas) != len(base):
-            raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"The replication factor is changed from {len(base)} to {len(replicas)}")
+            raise Refusal(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"The replication factor is changed from {len(base)} to {len(replicas)}",
+            )
     if reason is not None:
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     if partition.redirect >= 0:
         raise Refusal(ErrorCode.INVALID_REQUEST, "The partition is being retired.")
 
 
-def reassign(view: View, topic: TopicState, partition: PartitionState, replicas: tuple[int, ...], directories: Directories, replacing: int = -1) -> PartitionChange | None:
-    """Towards these replicas, whatever was under way. Raises Refusal: a host has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way (INVALID_REPLICA_ASSIGNMENT)."""
-    # What an earlier reassignment was bringing and this one does not want is let go at once; but not those on whom the in-sync set rests, nor those who have what too few are in sync with. They go when it ends.
+def reassign(
+    view: View,
+    topic: TopicState,
+    partition: PartitionState,
+    replicas: tuple[int, ...],
+    directories: Directories,
+    replacing: int = -1,
+) -> PartitionChange | None:
+    """Towards these replicas, whatever was under way. Raises Refusal: a host has no directory for
+    it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way (INVALID_REPLICA_ASSIGNMENT).
+    """
+    # What an earlier reassignment was bringing and this one does not want is let go at once; but
+    # not those on whom the in-sync set rests, nor those who have what too few are in sync with.
+    # They go when it ends.
     unwanted = [node for node in partition.adding_replicas if node not in replicas and node not in _needed(partition)]
     in_sync = without(partition.in_sync_replicas, unwanted)
     base_count = len(partition.replicas) - len(partition.adding_replicas)
-    if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(view.wanted_min(topic), base_count):
+    if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(
+        view.wanted_min(topic), base_count
+    ):
         unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
         in_sync = without(partition.in_sync_replicas, unwanted)
     current = without(partition.replicas, unwanted)
@@ -59,7 +87,10 @@ def reassign(view: View, topic: TopicState, partition: PartitionState, replicas:
     target = Target(partition)
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
-    on_the_way = f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it in steps),"
+    on_the_way = (
+        f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it"
+        " in steps),"
+    )
     check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, on_the_way)
     target.directories = _directories(partition, target.replicas, directories)
     target.adding = tuple(node for node in replicas if node not in base)
@@ -73,7 +104,10 @@ def reassign(view: View, topic: TopicState, partition: PartitionState, replicas:
 
 
 def _needed(partition: PartitionState) -> tuple[int, ...]:
-    """Who is not in sync and has acknowledged records all the same, while fewer than min.insync.replicas are in sync; when nobody is known to have all of them, who was the last that did."""
+    """Who is not in sync and has acknowledged records all the same, while fewer than
+    min.insync.replicas are in sync; when nobody is known to have all of them, who was the last that
+    did.
+    """
     return partition.eligible_leader_replicas or (() if partition.in_sync_replicas else partition.last_known_eligible)
 
 
@@ -91,46 +125,76 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
 
 
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Back to what was before, whatever goals it has had since (KIP-455). None: it goes back already. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or all that is known to be left of the records."""
+    """Back to what was before, whatever goals it has had since (KIP-455). None: it goes back
+    already. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or
+    all that is known to be left of the records.
+    """
     if not in_progress(partition):
-        raise Refusal(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"No partition reassignment of {topic.name}-{partition.index} is under way.")
+        raise Refusal(
+            ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+            f"No partition reassignment of {topic.name}-{partition.index} is under way.",
+        )
     base, astray = there_before(partition), partition.astray_replicas
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
     lost = len(in_sync) < len(partition.in_sync_replicas)
     if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.wanted_min(topic), len(base))):
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others are.",
+            f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of"
+            f" {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others"
+            " are.",
         )
     if any(node in partition.adding_replicas for node in _needed(partition)) and not in_sync:
-        text = f"Nobody else but the added replicas of {topic.name}-{partition.index} is known to have all of its records; wait until another is back, or elect a leader uncleanly."
+        text = (
+            f"Nobody else but the added replicas of {topic.name}-{partition.index} is known to have all of its records;"
+            " wait until another is back, or elect a leader uncleanly."
+        )
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     target = Target(partition)
     by_node = dict(zip(partition.replicas, partition.directories))
-    # The removing ones stood behind the target's order: the first in-sync one of them led before, most likely.
+    # The removing ones stood behind the target's order: the first in-sync one of them led before,
+    # most likely.
     target.replicas = base + astray
     target.directories = tuple(by_node[node] for node in target.replicas)
     target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
     return view.settled(topic, target)
 
 
-# -- what mqd does by itself ------------------------------------------------------------------------------------------------------
+# -- what mqd does by itself -----------------------------------------------------------------------
 
 
 def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
     """The added ones that cannot take it: their directory has failed, or is full."""
     places = zip(partition.replicas, partition.directories)
-    return tuple(node for node, name in places if node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.full(node, name)) if partition.adding_replicas else ()
+    return (
+        tuple(
+            node
+            for node, name in places
+            if node in partition.adding_replicas
+            and node not in partition.in_sync_replicas
+            and directories.full(node, name)
+        )
+        if partition.adding_replicas
+        else ()
+    )
 
 
 def _failed(partition: PartitionState, directories: Directories) -> bool:
     places = zip(partition.replicas, partition.directories)
-    return any(node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.failed(node, name) for node, name in places)
+    return any(
+        node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.failed(node, name)
+        for node, name in places
+    )
 
 
-def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool) -> tuple[int, tuple[int, ...]] | None:
-    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host, or to a failed directory, gets another goal; one that lets an internal topic
-    grow begins anew. One that has filled a disk waits there: the next goal might be filled in its turn, and the first one, which has space again when its copy is gone, be chosen after it."""
+def _leaves(
+    topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool
+) -> tuple[int, tuple[int, ...]] | None:
+    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes
+    to a leaving host, or to a failed directory, gets another goal; one that lets an internal topic
+    grow begins anew. One that has filled a disk waits there: the next goal might be filled in its
+    turn, and the first one, which has space again when its copy is gone, be chosen after it.
+    """
     if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
         return None
     base = there_before(partition)
@@ -145,13 +209,22 @@ def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], fai
     return None if node < 0 else (node, base)
 
 
-def replacements(view: View, nodes: Sequence[int], directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
-    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone, unless it goes to
-    one of them, or to a directory that has failed. What cannot be copied does not wait in the place of what can: a partition without a leader, and what only hosts without space are
-    left for, of which at most as many are begun by themselves."""
+def replacements(
+    view: View, nodes: Sequence[int], directories: Directories, moves_max: int
+) -> list[tuple[TopicState, PartitionChange]]:
+    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at
+    a time in the whole cluster. What is under way already is left alone, unless it goes to one of
+    them, or to a directory that has failed. What cannot be copied does not wait in the place of
+    what can: a partition without a leader, and what only hosts without space are left for, of which
+    at most as many are begun by themselves.
+    """
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []
-    if not leaving or not any(view.state.partition_counts.get((node, directory)) for node, directory in view.state.partition_counts if node in leaving):
+    if not leaving or not any(
+        view.state.partition_counts.get((node, directory))
+        for node, directory in view.state.partition_counts
+        if node in leaving
+    ):
         return found
     under_way = {False: 0, True: 0}  # whether it goes where there is no space
     for topic in view.state.topics.values():
@@ -174,7 +247,11 @@ def replacements(view: View, nodes: Sequence[int], directories: Directories, mov
             if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):
                 continue
             replicas = tuple(other if replica == node else replica for replica in base)
-            change = _tried(lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(view, topic, partition, replicas, directories, replacing=node))
+            change = _tried(
+                lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(
+                    view, topic, partition, replicas, directories, replacing=node
+                )
+            )
             if change is not None:
                 loads.add((-1, other))
                 under_way[no_space] += 1
@@ -183,7 +260,9 @@ def replacements(view: View, nodes: Sequence[int], directories: Directories, mov
 
 
 def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
-    """The host is back (or is not drained any more): its replicas stay where they are, unless their successors are in sync already and needed."""
+    """The host is back (or is not drained any more): its replicas stay where they are, unless their
+    successors are in sync already and needed.
+    """
     found = []
     for topic in view.state.topics.values():
         for partition in topic.partitions:
@@ -201,9 +280,12 @@ def _never(_topic: TopicState, _partition: PartitionState) -> bool:
 def grown_internal(
     view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts; as far as hosts have space: none is brought to a full one. Those that grow
-    towards a disk that has failed, or has had no space for so long that they have `waited`, grow to another host that has some. Without the wait a disk that the copy itself has filled, and that
-    has space again when the copy is gone, would be the next goal again and again."""
+    """Internal topics have as many replicas as a new topic would get by default, also when they are
+    older than most hosts; as far as hosts have space: none is brought to a full one. Those that
+    grow towards a disk that has failed, or has had no space for so long that they have `waited`,
+    grow to another host that has some. Without the wait a disk that the copy itself has filled, and
+    that has space again when the copy is gone, would be the next goal again and again.
+    """
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
     factor = default_replication_factor(len(nodes))
@@ -216,17 +298,30 @@ def grown_internal(
             if in_progress(partition):
                 stuck = _stuck(partition, directories)
                 others = [node for node in nodes if node not in replicas and node not in full]
-                if stuck and others and not partition.removing_replicas and (_failed(partition, directories) or waited(topic, partition)):
+                if (
+                    stuck
+                    and others
+                    and not partition.removing_replicas
+                    and (_failed(partition, directories) or waited(topic, partition))
+                ):
                     replicas = without(replicas, stuck)
             if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):
                 continue
             if len(found) >= moves_max:
                 return found
             loads = loads or Loads(view.state, nodes, full, internal=True)
-            while len(replicas) < factor and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0 and other not in full:
+            while (
+                len(replicas) < factor
+                and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0
+                and other not in full
+            ):
                 loads.add((-1, other))
                 replicas = (*replicas, other)
-            change = _tried(lambda topic=topic, partition=partition, replicas=replicas: reassign(view, topic, partition, replicas, directories))
+            change = _tried(
+                lambda topic=topic, partition=partition, replicas=replicas: reassign(
+                    view, topic, partition, replicas, directories
+                )
+            )
             if change is not None:
                 found.append((topic, change))
     return found

@@ -1,11 +1,15 @@
-"""A retired partition (a follower, here) and the one that takes its records (its goal) are led by one host, from the seal on: what keeps them together while replicas move (docs/decisions/2026-11-21-retired-partitions.md).
+"""A retired partition (a follower, here) and the one that takes its records (its goal) are led by
+one host, from the seal on: what keeps them together while replicas move
+(docs/decisions/2026-11-21-retired-partitions.md).
 
     * no reassignment of either ends that would leave no host in sync with both (held())
-    * among the in-sync replicas of a goal the best leader is the one that most of its followers have in sync too (better_leader()); a leadership does not go back to the preferred replica
+    * among the in-sync replicas of a goal the best leader is the one that most of its followers
+      have in sync too (better_leader()); a leadership does not go back to the preferred replica
       where fewer of them have it
 Whoever has no leader holds nothing up: there is nothing to hand on to it, or by it.
 
-Pure functions of one topic. The goal of retired partition p of a topic that keeps M partitions is p mod M.
+Pure functions of one topic. The goal of retired partition p of a topic that keeps M partitions is p
+mod M.
 """
 
 from bisect import bisect_left
@@ -25,7 +29,9 @@ def staying(partition: PartitionState) -> tuple[int, ...]:
 
 
 def retiring_from(topic: TopicState) -> int:
-    """Index of the first partition that is to go; the number of partitions when none is. All from there on go."""
+    """Index of the first partition that is to go; the number of partitions when none is. All from
+    there on go.
+    """
     return bisect_left(topic.partitions, True, key=lambda partition: partition.redirect >= 0)
 
 
@@ -35,14 +41,18 @@ def followers(topic: TopicState, goal: int) -> Sequence[PartitionState]:
 
 
 def held(topic: TopicState, target: Target) -> bool:
-    """Whether the end of the partition's reassignment would part it from what has to be led where it is."""
+    """Whether the end of the partition's reassignment would part it from what has to be led where
+    it is.
+    """
     if not (target.adding or target.removing) or topic.partitions[-1].redirect < 0:
         return False
     old = target.old
     others = followers(topic, old.index) if old.redirect < 0 else (topic.partitions[old.redirect],)
     stay = without(target.in_sync, target.removing)
     handed_on = old.retiring if old.redirect >= 0 else topic.partitions[-1].retiring
-    return handed_on != RETIRE_NOT and any(other.leader >= 0 and set(other.in_sync_replicas).isdisjoint(stay) for other in others)
+    return handed_on != RETIRE_NOT and any(
+        other.leader >= 0 and set(other.in_sync_replicas).isdisjoint(stay) for other in others
+    )
 
 
 def _count(tied: Sequence[PartitionState], node: int) -> int:
@@ -51,11 +61,17 @@ def _count(tied: Sequence[PartitionState], node: int) -> int:
 
 def _tied(topic: TopicState, goal: PartitionState) -> list[PartitionState]:
     """Its followers, but for those that are only being drawn near."""
-    return [one for one in followers(topic, goal.index) if one.leader >= 0 and (one.retiring != RETIRE_NOT or not in_progress(one))]
+    return [
+        one
+        for one in followers(topic, goal.index)
+        if one.leader >= 0 and (one.retiring != RETIRE_NOT or not in_progress(one))
+    ]
 
 
 def better_leader(topic: TopicState, goal: PartitionState, may_lead: Callable[[int], bool]) -> int:
-    """An in-sync replica of the goal that more of its followers have in sync than have its leader; -1 = there is none. Between equals one that stays, the preferred one first."""
+    """An in-sync replica of the goal that more of its followers have in sync than have its leader;
+    -1 = there is none. Between equals one that stays, the preferred one first.
+    """
     tied = _tied(topic, goal) if goal.leader >= 0 else []
     best, most = -1, _count(tied, goal.leader)
     if most == len(tied):

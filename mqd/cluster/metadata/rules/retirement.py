@@ -1,18 +1,28 @@
-"""A topic gets fewer partitions: docs/decisions/2026-11-21-retired-partitions.md says why it goes like this.
+"""A topic gets fewer partitions: docs/decisions/2026-11-21-retired-partitions.md says why it goes
+like this.
 
-    RETIRE_NOT -> (drawn near) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone (PartitionsVanished)
+    RETIRE_NOT -> (drawn near) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
+    (PartitionsVanished)
 
-    drawn near  has a `redirect` and is not sealed yet: its replicas go to where those of the partition are that will take its records, and it is led where that one is
-    sealed      refuses new records with a retriable error, for as long as consumers get to read what is there (retire_barrier_ms at most)
-    redirected  what producers send for partition p is appended to p mod M; p is readable until retention has emptied it
-    hidden      empty: Metadata shows M partitions; producers that still think of more are served as before for retire_grace_ms
-All of them take every step together: between N and M no other count is ever seen, so a key has two homes in its life, never three. Each step raises the leader epoch: whoever led in the
-step before is fenced out of it.
+    drawn near  has a `redirect` and is not sealed yet: its replicas go to where those of the
+                partition are that will take its records, and it is led where that one is
+    sealed      refuses new records with a retriable error, for as long as consumers get to read
+                what is there (retire_barrier_ms at most)
+    redirected  what producers send for partition p is appended to p mod M; p is readable until
+                retention has emptied it
+    hidden      empty: Metadata shows M partitions; producers that still think of more are served as
+                before for retire_grace_ms
+All of them take every step together: between N and M no other count is ever seen, so a key has two
+homes in its life, never three. Each step raises the leader epoch: whoever led in the step before is
+fenced out of it.
 
-From the first step to the last a retired partition follows the one that takes its records, replicas and leader: whoever leads it can hand a record on without leaving the host. Where that is not so for a
-moment (the leader of one of them has changed), clients are told to try again. Replicas move for longer than a moment: redirects.py says what keeps the two together meanwhile.
+From the first step to the last a retired partition follows the one that takes its records, replicas
+and leader: whoever leads it can hand a record on without leaving the host. Where that is not so for
+a moment (the leader of one of them has changed), clients are told to try again. Replicas move for
+longer than a moment: redirects.py says what keeps the two together meanwhile.
 
-M must divide N: then p mod M is where every producer that knows of M partitions sends the keys of p, and no key of a remaining partition moves.
+M must divide N: then p mod M is where every producer that knows of M partitions sends the keys of
+p, and no key of a remaining partition moves.
 """
 
 from collections.abc import Iterator
@@ -20,7 +30,17 @@ from collections.abc import Iterator
 import msgspec
 
 from mqd.cluster.metadata.view import View
-from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_REDIRECTED, RETIRE_SEALED, PartitionChange, PartitionState, PartitionsVanished, Record, TopicState
+from mqd.cluster.metadata.records import (
+    RETIRE_HIDDEN,
+    RETIRE_NOT,
+    RETIRE_REDIRECTED,
+    RETIRE_SEALED,
+    PartitionChange,
+    PartitionState,
+    PartitionsVanished,
+    Record,
+    TopicState,
+)
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, changed
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.rules.placement import Directories
@@ -40,26 +60,45 @@ def phase(topic: TopicState) -> int:
 
 
 def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) -> list[Record]:
-    """Says which partitions go, and where their records will. The active controller does the rest (draw_near, seal). Raises Refusal. Open transactions on the partitions are the caller's to look for: only their leaders know of them (they refuse to seal, see the decision note)."""
+    """Says which partitions go, and where their records will. The active controller does the rest
+    (draw_near, seal). Raises Refusal. Open transactions on the partitions are the caller's to look
+    for: only their leaders know of them (they refuse to seal, see the decision note).
+    """
     topic = view.state.topics.get(name)
     if topic is None:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     if name in INTERNAL_TOPICS:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"The internal topic {name} cannot get fewer partitions: committed offsets and transactions of all clients are in it.")
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"The internal topic {name} cannot get fewer partitions: committed offsets and transactions of all clients"
+            " are in it.",
+        )
     current = len(topic.partitions)
     if not 0 < partition_count < current:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.")
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.",
+        )
     if going(topic):
         if retiring_from(topic) == partition_count:
             return []
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions {retiring_from(topic)} to {current - 1} of {name} are being retired; wait until they are gone.")
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Partitions {retiring_from(topic)} to {current - 1} of {name} are being retired; wait until they are"
+            " gone.",
+        )
     if current % partition_count and not allow_moved_keys:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"{partition_count} does not divide {current}: keys of the partitions that remain would move to others, and their order would be lost. Choose a divisor of {current}, or allow it for a topic without keys.",
+            f"{partition_count} does not divide {current}: keys of the partitions that remain would move to others, and"
+            f" their order would be lost. Choose a divisor of {current}, or allow it for a topic without keys.",
         )
     if "cleanup.policy" in topic.config and "delete" not in topic.config["cleanup.policy"]:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"The topic {name} is compacted and never deleted from: its retired partitions would not become empty. Add delete to cleanup.policy.")
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"The topic {name} is compacted and never deleted from: its retired partitions would not become empty. Add"
+            " delete to cleanup.policy.",
+        )
     return _step(view, topic, partition_count, RETIRE_NOT)
 
 
@@ -74,8 +113,10 @@ def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
 
 
 def draw_near(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
-    """What brings retired partitions to where the ones are that take their records, or are on their way to: replicas, and the leader whether replicas are under way or not. Changes of one partition
-    are in their order, each made for what the one before it leaves."""
+    """What brings retired partitions to where the ones are that take their records, or are on their
+    way to: replicas, and the leader whether replicas are under way or not. Changes of one partition
+    are in their order, each made for what the one before it leaves.
+    """
     found: list[tuple[TopicState, PartitionChange]] = []
     first = retiring_from(topic)
 
@@ -89,7 +130,9 @@ def draw_near(view: View, topic: TopicState, directories: Directories) -> list[t
         goal = after(topic.partitions[index], _ended(view, topic, topic.partitions[index]))
         goal = after(goal, _better_led(view, topic, goal))
         if goal is not topic.partitions[index]:
-            topic = msgspec.structs.replace(topic, partitions=(*topic.partitions[:index], goal, *topic.partitions[index + 1 :]))
+            topic = msgspec.structs.replace(
+                topic, partitions=(*topic.partitions[:index], goal, *topic.partitions[index + 1 :])
+            )
         for partition in followers(topic, index):
             moved = after(partition, _moved(view, topic, partition, directories))
             after(moved, _led_alike(view, topic, moved))
@@ -106,7 +149,9 @@ def _better_led(view: View, topic: TopicState, goal: PartitionState) -> Partitio
     return _led(view, topic, goal, better_leader(topic, goal, view.may_lead))
 
 
-def _moved(view: View, topic: TopicState, partition: PartitionState, directories: Directories) -> PartitionChange | None:
+def _moved(
+    view: View, topic: TopicState, partition: PartitionState, directories: Directories
+) -> PartitionChange | None:
     wanted = staying(topic.partitions[partition.redirect])
     if set(staying(partition)) == set(wanted):
         return None
@@ -117,7 +162,9 @@ def _moved(view: View, topic: TopicState, partition: PartitionState, directories
 
 
 def _led_alike(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Its leader is the one of where its records go. Or a reassignment ends that waited for the other."""
+    """Its leader is the one of where its records go. Or a reassignment ends that waited for the
+    other.
+    """
     leader = topic.partitions[partition.redirect].leader
     if leader not in (-1, partition.leader) and leader in partition.in_sync_replicas and view.may_lead(leader):
         return _led(view, topic, partition, leader)
@@ -143,7 +190,9 @@ def seal(view: View, topic: TopicState) -> list[Record]:
 
 
 def release(view: View, topic: TopicState) -> list[Record]:
-    """Sealed long enough: what comes is appended elsewhere from here on. Nothing when it is not sealed."""
+    """Sealed long enough: what comes is appended elsewhere from here on. Nothing when it is not
+    sealed.
+    """
     return _step(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
 
 
@@ -153,9 +202,14 @@ def hide(view: View, topic: TopicState) -> list[Record]:
 
 
 def vanish(view: View, topic: TopicState) -> list[Record]:
-    """Nobody looks after the topic any more: reassignments that waited for those that go end with them."""
+    """Nobody looks after the topic any more: reassignments that waited for those that go end with
+    them.
+    """
     if phase(topic) != RETIRE_HIDDEN:
         return []
     first = retiring_from(topic)
     left = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
-    return [PartitionsVanished(topic.topic_id, first), *view.changes((left, Target(partition)) for partition in left.partitions if in_progress(partition))]
+    return [
+        PartitionsVanished(topic.topic_id, first),
+        *view.changes((left, Target(partition)) for partition in left.partitions if in_progress(partition)),
+    ]

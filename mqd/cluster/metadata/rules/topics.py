@@ -1,7 +1,9 @@
-"""Kafka's rules for changes of the metadata: what a change becomes in records, or why it is refused.
+"""Kafka's rules for changes of the metadata: what a change becomes in records, or why it is
+refused.
 
-Pure functions of the state and the change; Refusal carries the Kafka error code and a message that names the topic or property concerned.
-Sources: the public protocol guide, KIP-107 (DeleteRecords), KIP-195 (CreatePartitions), KIP-339 (IncrementalAlterConfigs), KIP-516 (topic ids).
+Pure functions of the state and the change; Refusal carries the Kafka error code and a message that
+names the topic or property concerned. Sources: the public protocol guide, KIP-107 (DeleteRecords),
+KIP-195 (CreatePartitions), KIP-339 (IncrementalAlterConfigs), KIP-516 (topic ids).
 """
 
 import re
@@ -26,7 +28,14 @@ from mqd.cluster.metadata.records import (
     TopicState,
 )
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
-from mqd.cluster.metadata.rules.partitions import DEFAULT, MIN_IN_SYNC, default_replication_factor, effective_min_in_sync, there_before, wanted_min_in_sync
+from mqd.cluster.metadata.rules.partitions import (
+    DEFAULT,
+    MIN_IN_SYNC,
+    default_replication_factor,
+    effective_min_in_sync,
+    there_before,
+    wanted_min_in_sync,
+)
 from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
@@ -48,7 +57,7 @@ class Placement(NamedTuple):
     partition_count_max: int  # of a host, internal topics aside
 
 
-# -- names ---------------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 def check_topic_name(name: str) -> None:
@@ -76,21 +85,36 @@ def existing(state: MetadataState, name: str) -> TopicState:
 
 
 def _check_not_internal(name: str, verb: str) -> None:
-    """Names of groups and transactional ids are spread over the partitions of these topics: without them, or with another number of them, nothing would be found again."""
+    """Names of groups and transactional ids are spread over the partitions of these topics: without
+    them, or with another number of them, nothing would be found again.
+    """
     if name in INTERNAL_TOPICS:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"The internal topic {name} cannot be {verb}: committed offsets and transactions of all clients are in it.")
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"The internal topic {name} cannot be {verb}: committed offsets and transactions of all clients are in it.",
+        )
 
 
-# -- create, extend, delete ------------------------------------------------------------------------------------------------------
+# -- create, extend, delete ------------------------------------------------------------------------
 
 
-def create_topic(state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules, new_id: Callable[[], bytes]) -> list[Record]:
+def create_topic(
+    state: MetadataState,
+    change: messages.CreateTopic,
+    place: Placement,
+    rules: ConfigRules,
+    new_id: Callable[[], bytes],
+) -> list[Record]:
     check_topic_name(change.name)
     if change.name in state.topics:
         raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{change.name}' already exists.")
     collision = state.collisions.get(collision_key(change.name))
     if collision is not None:
-        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{change.name}' collides with existing topic: {collision} ('.' and '_' are the same in metric names)")
+        raise Refusal(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{change.name}' collides with existing topic: {collision} ('.' and '_' are the same in metric"
+            " names)",
+        )
     config = _new_topic_config(change.config, rules)
     if change.assignments:
         assignments = _manual_assignments(state, change)
@@ -111,11 +135,15 @@ def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> d
     return _check_config(rules, RESOURCE_TOPIC, {name: value for name, value in config.items() if value is not None})
 
 
-def _keep_min_in_sync(state: MetadataState, name: str, config: dict[str, str], replica_count: int, rules: ConfigRules) -> None:
-    """What this controller's file says goes into the log with the topic: the next controller's file may say something else (partition_rules).
+def _keep_min_in_sync(
+    state: MetadataState, name: str, config: dict[str, str], replica_count: int, rules: ConfigRules
+) -> None:
+    """What this controller's file says goes into the log with the topic: the next controller's file
+    may say something else (partition_rules).
 
-    Where nothing is said, a new topic of two replicas goes on with one of them: 1 is written out, so that topics from before keep the 2 that the rule gives them. Internal
-    topics follow the rule: they grow with the cluster.
+    Where nothing is said, a new topic of two replicas goes on with one of them: 1 is written out,
+    so that topics from before keep the 2 that the rule gives them. Internal topics follow the rule:
+    they grow with the cluster.
     """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
@@ -128,29 +156,51 @@ def _keep_min_in_sync(state: MetadataState, name: str, config: dict[str, str], r
 
 def _manual_assignments(state: MetadataState, change: messages.CreateTopic) -> list[tuple[int, ...]]:
     if change.partition_count != -1:
-        raise Refusal(ErrorCode.INVALID_REQUEST, "A manual partition assignment was specified, but numPartitions was not set to -1.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
     if change.replication_factor != -1:
-        raise Refusal(ErrorCode.INVALID_REQUEST, "A manual partition assignment was specified, but replication factor was not set to -1.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set to -1.",
+        )
     if sorted(change.assignments) != list(range(len(change.assignments))):
-        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Partitions should be a consecutive 0-based integer sequence.")
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Partitions should be a consecutive 0-based integer sequence."
+        )
     ordered = [change.assignments[index] for index in range(len(change.assignments))]
     return _check_assignments(state, ordered, len(ordered[0]))
 
 
-def _check_assignments(state: MetadataState, assignments: Sequence[Sequence[int]], replication_factor: int) -> list[tuple[int, ...]]:
+def _check_assignments(
+    state: MetadataState, assignments: Sequence[Sequence[int]], replication_factor: int
+) -> list[tuple[int, ...]]:
     for index, replicas in enumerate(assignments):
-        check_replicas(len(replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} of the manual partition assignment")
+        check_replicas(
+            len(replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} of the manual partition assignment"
+        )
         if not replicas:
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {index} includes an empty replica list.")
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment {index} includes an empty replica list.",
+            )
         if len(set(replicas)) != len(replicas):
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes the broker {_repeated(replicas)} more than once.")
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes the broker {_repeated(replicas)} more than once.",
+            )
         unknown = [node for node in replicas if node not in state.brokers]
         if unknown:
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered.")
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered.",
+            )
         if len(replicas) != replication_factor:
             raise Refusal(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is not consistent with {replication_factor} replica(s) elsewhere.",
+                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is not"
+                f" consistent with {replication_factor} replica(s) elsewhere.",
             )
     return [tuple(replicas) for replicas in assignments]
 
@@ -159,13 +209,18 @@ def _repeated(replicas: Sequence[int]) -> int:
     return next(node for node in replicas if replicas.count(node) > 1)
 
 
-def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules) -> list[tuple[int, ...]]:
+def _automatic_assignments(
+    state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules
+) -> list[tuple[int, ...]]:
     config = state.broker_config(place.node_id)
     count, factor = change.partition_count, change.replication_factor
     if count == 0 or count < -1:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     if factor == 0 or factor < -1:
-        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0, or -1 to use the default value.")
+        raise Refusal(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
     if count == -1:
         count = int(rules.broker_value("num.partitions", config))  # type: ignore[arg-type]
     if factor == -1:
@@ -177,23 +232,32 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
 
 
 def _spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
-    """As Kafka: every registered broker counts; one that is fenced gets a replica only where the live ones do not suffice, and leads nothing."""
+    """As Kafka: every registered broker counts; one that is fenced gets a replica only where the
+    live ones do not suffice, and leads nothing.
+    """
     live = place.view.nodes()
     away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
     if factor > len(live) + len(away):
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {len(live) + len(away)} broker(s) are registered.",
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be"
+            f" reached because only {len(live) + len(away)} broker(s) are registered.",
         )
     if not live:
-        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.")
+        raise Refusal(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.",
+        )
     nodes = live if factor <= len(live) else live + away
     _check_room(state, count * factor, nodes, place, internal)
     check_image(state, count, count * factor)
     loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, away)
     chosen = [choose(loads, factor) for _ in range(count)]
     if None in chosen:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.")
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.",
+        )
     return chosen  # type: ignore[return-value]
 
 
@@ -202,7 +266,12 @@ def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: P
     most = limits(state, nodes, internal, place.partition_count_max)
     room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
     if count > room:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room("This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count))
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            _no_room(
+                "This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count
+            ),
+        )
 
 
 def _no_room(who: str, room: int, limit: int, wanted: int) -> str:
@@ -217,8 +286,17 @@ def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
     return held
 
 
-def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement, leader_epoch: int, internal: bool = False) -> tuple[PartitionState, ...]:
-    """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced are not in sync; somebody has to be."""
+def _place(
+    state: MetadataState,
+    assignments: Sequence[tuple[int, ...]],
+    first_index: int,
+    place: Placement,
+    leader_epoch: int,
+    internal: bool = False,
+) -> tuple[PartitionState, ...]:
+    """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced
+    are not in sync; somebody has to be.
+    """
     check_image(state, len(assignments), sum(map(len, assignments)))
     added: dict[int, int] = {}
     for replicas in assignments:
@@ -228,19 +306,36 @@ def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_i
     for node, held in _held(state, list(added)).items():
         if held + added[node] > most[node]:
             who = "This host has" if node == place.node_id else f"Broker {node} has"
-            raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room(who, max(0, most[node] - held), place.partition_count_max, added[node]))
+            raise Refusal(
+                ErrorCode.INVALID_PARTITIONS,
+                _no_room(who, max(0, most[node] - held), place.partition_count_max, added[node]),
+            )
     partitions = []
     for number, replicas in enumerate(assignments):
         in_sync = tuple(node for node in replicas if place.view.may_lead(node))
         if not in_sync:
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"All brokers specified in the manual partition assignment for partition {first_index + number} are fenced or in controlled shutdown.")
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"All brokers specified in the manual partition assignment for partition {first_index + number} are"
+                " fenced or in controlled shutdown.",
+            )
         directories = tuple(place.directories.place(node) for node in replicas)
         for node, directory in zip(replicas, directories):
             if directory is None:
                 where = "this host" if node == place.node_id else f"broker {node}"
-                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of {where} can be written to; see the broker's log for the reason.")
+                raise Refusal(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"No log directory of {where} can be written to; see the broker's log for the reason.",
+                )
         partitions.append(
-            PartitionState(index=first_index + number, replicas=replicas, directories=directories, in_sync_replicas=in_sync, leader=in_sync[0], leader_epoch=leader_epoch)  # type: ignore[arg-type]
+            PartitionState(
+                index=first_index + number,
+                replicas=replicas,
+                directories=directories,
+                in_sync_replicas=in_sync,
+                leader=in_sync[0],
+                leader_epoch=leader_epoch,
+            )  # type: ignore[arg-type]
         )
     return tuple(partitions)
 
@@ -252,11 +347,21 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
     if change.partition_count == current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
     if change.partition_count < current:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {change.name} currently has {current} partition(s); {change.partition_count} would not be an increase.")
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {change.name} currently has {current} partition(s); {change.partition_count} would not be an"
+            " increase.",
+        )
     if topic.partitions[-1].redirect >= 0:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone.")
-    if topic.first_leader_epoch not in (0, change.first_leader_epoch):  # whoever asks looked for open transactions on partitions that are gone, of others than these
-        text = f"Partitions of {change.name} are gone of which the broker that was asked had not heard yet, so it did not look whether a transaction is open that wrote to them; try again."
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone."
+        )
+    # whoever asks looked for open transactions on partitions that are gone, of others than these
+    if topic.first_leader_epoch not in (0, change.first_leader_epoch):
+        text = (
+            f"Partitions of {change.name} are gone of which the broker that was asked had not heard yet, so it did not"
+            " look whether a transaction is open that wrote to them; try again."
+        )
         raise Refusal(ErrorCode.LEADER_NOT_AVAILABLE, text)
     added = change.partition_count - current
     factor = len(there_before(topic.partitions[0]))
@@ -264,12 +369,18 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         assignments = _spread(state, added, factor, place, internal=False)
     else:
         if len(change.assignments) != added:
-            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were specified.")
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were"
+                " specified.",
+            )
         assignments = _check_assignments(state, change.assignments, factor)
     return [PartitionsAdded(topic.topic_id, _place(state, assignments, current, place, topic.first_leader_epoch))]
 
 
-def delete_topic(state: MetadataState, change: messages.DeleteTopic, place: Placement, rules: ConfigRules) -> list[Record]:
+def delete_topic(
+    state: MetadataState, change: messages.DeleteTopic, place: Placement, rules: ConfigRules
+) -> list[Record]:
     if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
         raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
     if change.name is not None:
@@ -284,13 +395,16 @@ def delete_topic(state: MetadataState, change: messages.DeleteTopic, place: Plac
 
 def allocate_producer_ids(state: MetadataState, change: messages.AllocateProducerIds) -> list[Record]:
     if not 0 < change.count <= PRODUCER_ID_BLOCK_MAX:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"A block of producer ids has 1 to {PRODUCER_ID_BLOCK_MAX} ids, not {change.count}.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"A block of producer ids has 1 to {PRODUCER_ID_BLOCK_MAX} ids, not {change.count}.",
+        )
     if state.next_producer_id > PRODUCER_ID_MAX - change.count:
         raise Refusal(ErrorCode.POLICY_VIOLATION, "All producer ids are used up.")
     return [ProducerIdsAllocated(state.next_producer_id + change.count)]
 
 
-# -- configuration ---------------------------------------------------------------------------------------------------------------
+# -- configuration ---------------------------------------------------------------------------------
 
 
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
@@ -305,7 +419,9 @@ def _check_config(rules: ConfigRules, resource_type: int, config: Mapping[str, s
         raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from None
 
 
-def alter_config(state: MetadataState, change: messages.AlterConfig, place: Placement, rules: ConfigRules) -> list[Record]:
+def alter_config(
+    state: MetadataState, change: messages.AlterConfig, place: Placement, rules: ConfigRules
+) -> list[Record]:
     names = [operation.name for operation in change.operations]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -319,8 +435,14 @@ def alter_config(state: MetadataState, change: messages.AlterConfig, place: Plac
     if change.resource_type == RESOURCE_BROKER:
         _check_broker_name(state, change.resource_name)
         current = state.broker_configs.get(change.resource_name, {})
-        if change.resource_name and any(operation.name == MIN_IN_SYNC and operation.operation == "set" for operation in change.operations):
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"{MIN_IN_SYNC} cannot be set for one broker: a partition moves between them. Set it for a topic, or for all brokers.")
+        if change.resource_name and any(
+            operation.name == MIN_IN_SYNC and operation.operation == "set" for operation in change.operations
+        ):
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST,
+                f"{MIN_IN_SYNC} cannot be set for one broker: a partition moves between them. Set it for a topic, or"
+                " for all brokers.",
+            )
         config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         if not change.resource_name and config.get(MIN_IN_SYNC) != current.get(MIN_IN_SYNC):
             for topic in state.topics.values():
@@ -331,31 +453,47 @@ def alter_config(state: MetadataState, change: messages.AlterConfig, place: Plac
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
         current = state.group_configs.get(change.resource_name, {})
         if not current and len(state.group_configs) >= GROUP_CONFIGS_MAX:
-            raise Refusal(ErrorCode.POLICY_VIOLATION, f"{GROUP_CONFIGS_MAX} groups have a configuration of their own already; delete some.")
+            raise Refusal(
+                ErrorCode.POLICY_VIOLATION,
+                f"{GROUP_CONFIGS_MAX} groups have a configuration of their own already; delete some.",
+            )
         config = _altered(current, change, rules, broker_config)
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
-    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected resource type {change.resource_type}; topics (2), brokers (4) and groups (32) have configurations.")
+    raise Refusal(
+        ErrorCode.INVALID_REQUEST,
+        f"Unexpected resource type {change.resource_type}; topics (2), brokers (4) and groups (32) have"
+        " configurations.",
+    )
 
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
-    """R13: with a smaller number those who are in sync would be enough, and the eligible ones, who have every record too, would be forgotten."""
+    """R13: with a smaller number those who are in sync would be enough, and the eligible ones, who
+    have every record too, would be forgotten.
+    """
     wanted = wanted_min_in_sync(config, broker_default)
     for partition in topic.partitions:
         minimum = effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
         if partition.eligible_leader_replicas and minimum <= len(partition.in_sync_replicas):
             raise Refusal(
                 ErrorCode.POLICY_VIOLATION,
-                f"{MIN_IN_SYNC} cannot become {minimum} while {topic.name}-{partition.index} has eligible leader replicas {list(partition.eligible_leader_replicas)}: wait until they are in sync again.",
+                f"{MIN_IN_SYNC} cannot become {minimum} while {topic.name}-{partition.index} has eligible leader"
+                f" replicas {list(partition.eligible_leader_replicas)}: wait until they are in sync again.",
             )
 
 
 def _check_broker_name(state: MetadataState, name: str) -> None:
-    """"" is the default of all brokers; otherwise a registered node id in decimal."""
+    """ "" is the default of all brokers; otherwise a registered node id in decimal."""
     if name and (not name.isascii() or not name.isdigit() or int(name) not in state.brokers or str(int(name)) != name):
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected broker id '{name}', expected one of {sorted(state.brokers)}, or the empty string for the default of all.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id '{name}', expected one of {sorted(state.brokers)}, or the empty string for the"
+            " default of all.",
+        )
 
 
-def _altered(current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]) -> dict[str, str]:
+def _altered(
+    current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]
+) -> dict[str, str]:
     """The whole new configuration of the resource."""
     config = {} if change.replace else dict(current)
     for operation in change.operations:
@@ -368,10 +506,20 @@ def _altered(current: Mapping[str, str], change: messages.AlterConfig, rules: Co
 
 def _check_dynamic(rules: ConfigRules, resource_type: int, name: str) -> None:
     if rules.known(resource_type, name) and not rules.is_dynamic(resource_type, name):
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {name}; set it in the configuration file and restart the broker.")
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"Cannot update these configs dynamically: {name}; set it in the configuration file and restart the"
+            " broker.",
+        )
 
 
-def _alter_one(config: dict[str, str], operation: messages.ConfigOperation, resource_type: int, rules: ConfigRules, broker_config: Mapping[str, str]) -> None:
+def _alter_one(
+    config: dict[str, str],
+    operation: messages.ConfigOperation,
+    resource_type: int,
+    rules: ConfigRules,
+    broker_config: Mapping[str, str],
+) -> None:
     name, value, verb = operation.name, operation.value, operation.operation
     if verb == "delete":  # an unknown name too, as in Kafka: tools delete throttles whether they were set or not
         _check_dynamic(rules, resource_type, name)

@@ -1,24 +1,37 @@
-"""A consumer group of the classic protocol: JoinGroup 0-9, SyncGroup 0-5, Heartbeat 0-4, LeaveGroup 0-5. Sans-I/O.
+"""A consumer group of the classic protocol: JoinGroup 0-9, SyncGroup 0-5, Heartbeat 0-4, LeaveGroup
+0-5. Sans-I/O.
 
-    Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance ──leader's SyncGroup──▶ Stable
+    Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance
+    ──leader's SyncGroup──▶ Stable
       ▲                     │          ▲                                          │                                      │
       └──nobody is left─────┘          └──a member joins, leaves, dies, never syncs, or the leader joins again───────────┘
 
-A join phase that ends makes a new generation: the members that joined, one of them the leader, one protocol that all of them support. The leader's SyncGroup brings the
-assignment; it is persisted (one GroupMetadata record) before anybody is told of it. A group whose members have all left is persisted as an empty generation.
+A join phase that ends makes a new generation: the members that joined, one of them the leader, one
+protocol that all of them support. The leader's SyncGroup brings the assignment; it is persisted
+(one GroupMetadata record) before anybody is told of it. A group whose members have all left is
+persisted as an empty generation.
 
 Invariants (check(), beside those of members.py and classic/records.py)
-    G1  Empty: no members, no leader, no protocol. CompletingRebalance and Stable: members, one of them the leader, all of them supporting the protocol
-    G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; whoever is overtaken by another state is answered at once
+    G1  Empty: no members, no leader, no protocol. CompletingRebalance and Stable: members, one of
+        them the leader, all of them supporting the protocol
+    G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance;
+        whoever is overtaken by another state is answered at once
     G3  the generation never falls, and rises by one with each join phase that ends
-    G4  a member that waits for nothing has a deadline, and so has a new member's first JoinGroup and every pending member: nobody stays for ever without a sign of life
-    G5  the join timer is armed exactly in PreparingRebalance, the sync timer while members of this generation have not synced: no phase lasts for ever
-    G6  who has not synced is a member, and the group is CompletingRebalance or Stable; it is CompletingRebalance until the leader has
-    G7  CompletingRebalance and Stable: at most group.max.size members, absent static ones not counted
-    G8  an assignment is told to nobody before its Persist; each request is answered once (tests/property/classic_histories.py holds every history against these)
-Bounds: members by group.max.size, pending ones by PENDING_MAX, a request that waits by its member. Work: a heartbeat O(1); a join O(1) and, once in a rebalance, O(members).
+    G4  a member that waits for nothing has a deadline, and so has a new member's first JoinGroup
+        and every pending member: nobody stays for ever without a sign of life
+    G5  the join timer is armed exactly in PreparingRebalance, the sync timer while members of this
+        generation have not synced: no phase lasts for ever
+    G6  who has not synced is a member, and the group is CompletingRebalance or Stable; it is
+        CompletingRebalance until the leader has
+    G7  CompletingRebalance and Stable: at most group.max.size members, absent static ones not
+        counted
+    G8  an assignment is told to nobody before its Persist; each request is answered once
+        (tests/property/classic_histories.py holds every history against these)
+Bounds: members by group.max.size, pending ones by PENDING_MAX, a request that waits by its member.
+Work: a heartbeat O(1); a join O(1) and, once in a rebalance, O(members).
 
-Where this differs from Kafka: docs/decisions/2026-11-21-classic-groups.md. Sources: KIP-62, 134, 345, 394, 559, 800, 814 and Kafka's own behaviour.
+Where this differs from Kafka: docs/decisions/2026-11-21-classic-groups.md. Sources: KIP-62, 134,
+345, 394, 559, 800, 814 and Kafka's own behaviour.
 """
 
 from __future__ import annotations
@@ -27,14 +40,33 @@ from mqd.coordinator.actions import Action, Reply, Timer, TimerFired
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.members import NEVER, Member, Pending
 from mqd.coordinator.group.classic.state import (
-    COMPLETING, EMPTY, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, NONE, PREPARING, REBALANCE_IN_PROGRESS, STABLE, UNKNOWN_MEMBER_ID, ClassicState, State,
-)  # fmt: skip
+    COMPLETING,
+    EMPTY,
+    FENCED_INSTANCE_ID,
+    ILLEGAL_GENERATION,
+    NONE,
+    PREPARING,
+    REBALANCE_IN_PROGRESS,
+    STABLE,
+    UNKNOWN_MEMBER_ID,
+    ClassicState,
+    State,
+)
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, SyncGroupResponse
+from mqd.protocol.messages import (
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupResponse,
+)
 
 JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
-NOBODY_JOINED_MS = 1_000  # a join phase that found nobody looks again not sooner than this, whatever timeout its absent members asked for
+# a join phase that found nobody looks again not sooner than this, whatever timeout its absent
+# members asked for
+NOBODY_JOINED_MS = 1_000
 VERSION_MEMBER_ID_REQUIRED = 4  # KIP-394
 VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
 
@@ -46,9 +78,15 @@ class ClassicGroup(ClassicState):
 
     def __init__(self, group_id: str, settings: ClassicSettings) -> None:
         super().__init__(group_id, settings)
-        self._handlers = {Heartbeat: self._on_heartbeat, JoinGroup: self._on_join, SyncGroup: self._on_sync, LeaveGroup: self._on_leave, TimerFired: self._on_timer}
+        self._handlers = {
+            Heartbeat: self._on_heartbeat,
+            JoinGroup: self._on_join,
+            SyncGroup: self._on_sync,
+            LeaveGroup: self._on_leave,
+            TimerFired: self._on_timer,
+        }
 
-    # -- events --------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -81,7 +119,9 @@ class ClassicGroup(ClassicState):
             self._on_sync_timer(now_ms, actions)
 
     def take_over(self, value: bytes, now_ms: int) -> list[Action]:
-        """A consumer group becomes this one (KIP-848): its members keep what they have until they join again, at once. `value`: the GroupMetadata, persisted by the caller."""
+        """A consumer group becomes this one (KIP-848): its members keep what they have until they
+        join again, at once. `value`: the GroupMetadata, persisted by the caller.
+        """
         self.replay(value)
         actions = self.on_loaded(now_ms)
         if self.state is STABLE:
@@ -89,18 +129,24 @@ class ClassicGroup(ClassicState):
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """Members get a whole session: nobody could reach this coordinator before. A group larger than is allowed now has to join again."""
+        """Members get a whole session: nobody could reach this coordinator before. A group larger
+        than is allowed now has to join again.
+        """
         actions: list[Action] = []
         for member in self.members.by_id.values():
             self._touch(member, now_ms)
         if len(self.members) > self.settings.max_size:
-            self._prepare_rebalance(f"the group has {len(self.members)} members, group.max.size allows {self.settings.max_size}", now_ms, actions)
+            self._prepare_rebalance(
+                f"the group has {len(self.members)} members, group.max.size allows {self.settings.max_size}",
+                now_ms,
+                actions,
+            )
         self._session_armed_ms = self.members.deadlines.next_ms
         if self._session_armed_ms is not None:
             actions.append(Timer(SESSION_TIMER, self._session_armed_ms))
         return actions
 
-    # -- sessions ------------------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
     def _touch(self, member: Member, now_ms: int) -> None:
         member.seen_ms = now_ms
@@ -119,9 +165,13 @@ class ClassicGroup(ClassicState):
                 self._maybe_complete_join(now_ms, actions)
             elif (member := self.members.by_id.get(member_id)) is not None and (member.is_new or not member.is_waiting):
                 self._remove_member(member, actions)
-                self._rebalance_after_loss(f"member {member_id} was not heard of for its session timeout of {member.session_timeout_ms} ms", now_ms, actions)
+                self._rebalance_after_loss(
+                    f"member {member_id} was not heard of for its session timeout of {member.session_timeout_ms} ms",
+                    now_ms,
+                    actions,
+                )
 
-    # -- joining -------------------------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
 
     def _on_join(self, event: JoinGroup, now_ms: int, actions: list[Action]) -> None:
         message = event.message
@@ -149,15 +199,21 @@ class ClassicGroup(ClassicState):
         self._join_known(event, self.members.by_id[member_id], protocols, now_ms, actions)
 
     def _refuse_join(self, event: JoinGroup, member_id: str, error: int, actions: list[Action]) -> None:
-        actions.append(Reply(event.request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
+        actions.append(
+            Reply(event.request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None))
+        )
 
     def _has_room_for(self, member_id: str) -> bool:
-        """In a join phase those count that have joined, so that a group grown too large loses whoever comes last."""
+        """In a join phase those count that have joined, so that a group grown too large loses
+        whoever comes last.
+        """
         member = self.members.by_id.get(member_id)
         if self.state is EMPTY:
             return True
         if self.state is PREPARING:
-            return (member is not None and member.join_request is not None) or self.members.awaiting_join_count < self.settings.max_size
+            return (
+                member is not None and member.join_request is not None
+            ) or self.members.awaiting_join_count < self.settings.max_size
         return member is not None or len(self.members) < self.settings.max_size
 
     def _drop_refused(self, member_id: str, now_ms: int, actions: list[Action]) -> None:
@@ -183,17 +239,28 @@ class ClassicGroup(ClassicState):
                 return self._replace_static(event, self.members.by_id[known], protocols, now_ms, actions)
         elif event.version >= VERSION_MEMBER_ID_REQUIRED:
             pending = Pending(event.new_member_id, event.client_id, event.client_host, now_ms)
-            self.members.add_pending(pending, now_ms + min(message.session_timeout_ms, self.settings.pending_timeout_ms))
+            self.members.add_pending(
+                pending, now_ms + min(message.session_timeout_ms, self.settings.pending_timeout_ms)
+            )
             return self._refuse_join(event, event.new_member_id, int(ErrorCode.MEMBER_ID_REQUIRED), actions)
         self._add_member(event, event.new_member_id, protocols, now_ms, actions)
 
-    def _add_member(self, event: JoinGroup, member_id: str, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+    def _add_member(
+        self, event: JoinGroup, member_id: str, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
+    ) -> None:
         message = event.message
         if not self.members.by_id:
             self.protocol_type = message.protocol_type
         rebalance_timeout_ms = _rebalance_timeout_ms(message)
         member = Member(
-            member_id, message.group_instance_id, event.client_id, event.client_host, rebalance_timeout_ms, message.session_timeout_ms, protocols, is_new=True
+            member_id,
+            message.group_instance_id,
+            event.client_id,
+            event.client_host,
+            rebalance_timeout_ms,
+            message.session_timeout_ms,
+            protocols,
+            is_new=True,
         )
         member.join_request, member.seen_ms = event.request, now_ms
         self.members.add(member)
@@ -204,8 +271,12 @@ class ClassicGroup(ClassicState):
             self._initial_wait_ms = min(now_ms + self.settings.initial_rebalance_delay_ms, self._initial_until_ms)
         self._rebalance_or_complete(f"member {member_id} joined{_said(message.reason)}", now_ms, actions)
 
-    def _join_known(self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """With unchanged metadata and no wish for a rebalance a member hears of the generation it is in: it may have missed the first answer."""
+    def _join_known(
+        self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
+    ) -> None:
+        """With unchanged metadata and no wish for a rebalance a member hears of the generation it
+        is in: it may have missed the first answer.
+        """
         unchanged = self.state is not PREPARING and member.matches(protocols)
         is_leader = member.member_id == self.leader
         if unchanged and (self.state is COMPLETING or not is_leader):
@@ -213,35 +284,63 @@ class ClassicGroup(ClassicState):
             actions.append(Reply(event.request, self._join_response(member)))
             return
         said = _said(event.message.reason)
-        reason = f"member {member.member_id} joined again{said}" if not unchanged else f"the leader {member.member_id} asked for it{said}"
+        reason = (
+            f"member {member.member_id} joined again{said}"
+            if not unchanged
+            else f"the leader {member.member_id} asked for it{said}"
+        )
         self._update_member(event, member, protocols, now_ms, actions)
         self._rebalance_or_complete(reason, now_ms, actions)
 
-    def _update_member(self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+    def _update_member(
+        self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
+    ) -> None:
         message = event.message
         self.members.set_protocols(member, protocols)
-        member.rebalance_timeout_ms, member.session_timeout_ms = _rebalance_timeout_ms(message), message.session_timeout_ms
+        member.rebalance_timeout_ms, member.session_timeout_ms = (
+            _rebalance_timeout_ms(message),
+            message.session_timeout_ms,
+        )
         member.seen_ms = now_ms
         superseded = self.members.await_join(member, event.request)
         if superseded is not None:
-            actions.append(Reply(superseded, JoinGroupResponse(error_code=REBALANCE_IN_PROGRESS, member_id=member.member_id, protocol_name=None)))
+            actions.append(
+                Reply(
+                    superseded,
+                    JoinGroupResponse(error_code=REBALANCE_IN_PROGRESS, member_id=member.member_id, protocol_name=None),
+                )
+            )
 
-    def _join_response(self, member: Member, leader: str | None = None, skip_assignment: bool = False) -> JoinGroupResponse:
+    def _join_response(
+        self, member: Member, leader: str | None = None, skip_assignment: bool = False
+    ) -> JoinGroupResponse:
         told_leader = leader if leader is not None else self.leader
         return JoinGroupResponse(
-            generation_id=self.generation, protocol_type=self.protocol_type, protocol_name=self.protocol, leader=told_leader, member_id=member.member_id,
-            skip_assignment=skip_assignment, members=self._joined() if told_leader == member.member_id else [],
-        )  # fmt: skip
+            generation_id=self.generation,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol,
+            leader=told_leader,
+            member_id=member.member_id,
+            skip_assignment=skip_assignment,
+            members=self._joined() if told_leader == member.member_id else [],
+        )
 
     def _joined(self) -> list:
         """What the leader assigns partitions from."""
         make, protocol = JoinGroupResponse.Member, self.protocol
-        return [make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol]) for one in self.members.by_id.values()]
+        return [
+            make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
+            for one in self.members.by_id.values()
+        ]
 
-    # -- static members (KIP-345) ----------------------------------------------------------------------------------------------
+    # -- static members (KIP-345) ------------------------------------------------------------------
 
-    def _replace_static(self, event: JoinGroup, old: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """A static member came back without its member id: it gets a new one, the old id is fenced. In a stable group nobody else notices."""
+    def _replace_static(
+        self, event: JoinGroup, old: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]
+    ) -> None:
+        """A static member came back without its member id: it gets a new one, the old id is fenced.
+        In a stable group nobody else notices.
+        """
         told_leader = self.leader
         same = old.matches(protocols)
         member = self._rename(old, event, actions)
@@ -249,7 +348,11 @@ class ClassicGroup(ClassicState):
         self._touch(member, now_ms)
         if self.state is STABLE and (same or self.members.elect_protocol() == self.protocol):
             if not self._persist(actions):
-                self._prepare_rebalance(f"static member {member.instance_id} came back with more metadata than a record holds", now_ms, actions)
+                self._prepare_rebalance(
+                    f"static member {member.instance_id} came back with more metadata than a record holds",
+                    now_ms,
+                    actions,
+                )
                 return
             request = self.members.take_join(member)
             assert request is not None
@@ -257,11 +360,14 @@ class ClassicGroup(ClassicState):
             if event.version >= VERSION_SKIP_ASSIGNMENT:
                 response = self._join_response(member, skip_assignment=is_leader)
             else:
-                response = self._join_response(member, leader=told_leader)  # the old id, so that it does not believe it must assign
+                # the old id, so that it does not believe it must assign
+                response = self._join_response(member, leader=told_leader)
             actions.append(Reply(request, response))
             return
         said = _said(event.message.reason)
-        self._rebalance_or_complete(f"static member {member.instance_id} came back as {member.member_id}{said}", now_ms, actions)
+        self._rebalance_or_complete(
+            f"static member {member.instance_id} came back as {member.member_id}{said}", now_ms, actions
+        )
 
     def _rename(self, old: Member, event: JoinGroup, actions: list[Action]) -> Member:
         self._answer_waiting(old, FENCED_INSTANCE_ID, actions, old.member_id)
@@ -269,7 +375,14 @@ class ClassicGroup(ClassicState):
         synced = old.member_id not in self.pending_sync
         self.members.remove(old.member_id)
         member = Member(
-            event.new_member_id, old.instance_id, event.client_id, event.client_host, old.rebalance_timeout_ms, old.session_timeout_ms, old.protocols, old.assignment
+            event.new_member_id,
+            old.instance_id,
+            event.client_id,
+            event.client_host,
+            old.rebalance_timeout_ms,
+            old.session_timeout_ms,
+            old.protocols,
+            old.assignment,
         )
         self.members.add(member)
         if position_matters:
@@ -279,7 +392,7 @@ class ClassicGroup(ClassicState):
             self.pending_sync.add(member.member_id)
         return member
 
-    # -- rebalancing ---------------------------------------------------------------------------------------------------------
+    # -- rebalancing -------------------------------------------------------------------------------
 
     def _enter(self, state: State, now_ms: int) -> None:
         self.state, self.state_since_ms = state, now_ms
@@ -295,15 +408,19 @@ class ClassicGroup(ClassicState):
             self._prepare_rebalance(reason, now_ms, actions)
 
     def _rebalance_after_loss(self, reason: str, now_ms: int, actions: list[Action]) -> None:
-        """Somebody has left or died. The first rebalance of a group waits its time; it may end with fewer, or with nobody."""
+        """Somebody has left or died. The first rebalance of a group waits its time; it may end with
+        fewer, or with nobody.
+        """
         if self.state is PREPARING:
             self._maybe_complete_join(now_ms, actions)
         elif self.state is not EMPTY:
             self._prepare_rebalance(reason, now_ms, actions)
 
     def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
-        """Those who wait for an assignment are sent back to join; the join phase lasts until all have, at most the longest rebalance timeout. The first one after Empty waits for
-        more members to come: group.initial.rebalance.delay.ms after the last of them."""
+        """Those who wait for an assignment are sent back to join; the join phase lasts until all
+        have, at most the longest rebalance timeout. The first one after Empty waits for more
+        members to come: group.initial.rebalance.delay.ms after the last of them.
+        """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():
                 member.assignment = b""
@@ -339,9 +456,15 @@ class ClassicGroup(ClassicState):
             self._complete_join(now_ms, actions)
 
     def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
-        """The next generation. Dynamic members that have not joined are out; static ones stay and keep what they had until their session ends. When none but absent static ones are
-        left there is no generation to make: those who stay away lose their sessions, whoever comes back joins."""
-        for member in [member for member in self.members.by_id.values() if member.join_request is None and member.instance_id is None]:
+        """The next generation. Dynamic members that have not joined are out; static ones stay and
+        keep what they had until their session ends. When none but absent static ones are left there
+        is no generation to make: those who stay away lose their sessions, whoever comes back joins.
+        """
+        for member in [
+            member
+            for member in self.members.by_id.values()
+            if member.join_request is None and member.instance_id is None
+        ]:
             self._remove_member(member, actions)
         self._initial_wait_ms = self._initial_until_ms = NEVER
         if self.members.by_id and not self._elect_leader():
@@ -377,7 +500,7 @@ class ClassicGroup(ClassicState):
             self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
         actions.append(Timer(SYNC_TIMER, now_ms + self.members.rebalance_timeout_ms))
 
-    # -- syncing -------------------------------------------------------------------------------------------------------------
+    # -- syncing -----------------------------------------------------------------------------------
 
     def _on_sync(self, event: SyncGroup, now_ms: int, actions: list[Action]) -> None:
         message = event.message
@@ -417,7 +540,9 @@ class ClassicGroup(ClassicState):
                 actions.append(Timer(SYNC_TIMER, None))
 
     def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """The leader has decided. Written first (the shell holds the answers back), then told; whoever it forgot gets nothing."""
+        """The leader has decided. Written first (the shell holds the answers back), then told;
+        whoever it forgot gets nothing.
+        """
         for member in self.members.by_id.values():
             member.assignment = assignment.get(member.member_id, b"")
         stable_since_ms, self.state_since_ms = self.state_since_ms, now_ms
@@ -432,20 +557,31 @@ class ClassicGroup(ClassicState):
                 self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
 
     def _refuse_assignment(self, now_ms: int, actions: list[Action]) -> None:
-        """Whoever waits hears what Kafka says when its log refuses a record for its size: final, and true for every try."""
+        """Whoever waits hears what Kafka says when its log refuses a record for its size: final,
+        and true for every try.
+        """
         for member in self.members.by_id.values():
             if member.sync_request is not None:
                 self._answer_sync(member, int(ErrorCode.UNKNOWN_SERVER_ERROR), actions)
                 self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
-        self._prepare_rebalance(f"the generation of {len(self.members)} members does not fit into a record of {self.settings.record_bytes_max} bytes", now_ms, actions)
+        self._prepare_rebalance(
+            f"the generation of {len(self.members)} members does not fit into a record of"
+            f" {self.settings.record_bytes_max} bytes",
+            now_ms,
+            actions,
+        )
 
     def _sync_response(self, member: Member) -> SyncGroupResponse:
-        return SyncGroupResponse(protocol_type=self.protocol_type, protocol_name=self.protocol, assignment=member.assignment)
+        return SyncGroupResponse(
+            protocol_type=self.protocol_type, protocol_name=self.protocol, assignment=member.assignment
+        )
 
     def _answer_sync(self, member: Member, error: int, actions: list[Action]) -> None:
         request, member.sync_request = member.sync_request, None
         assert request is not None
-        actions.append(Reply(request, SyncGroupResponse(error_code=error) if error != NONE else self._sync_response(member)))
+        actions.append(
+            Reply(request, SyncGroupResponse(error_code=error) if error != NONE else self._sync_response(member))
+        )
 
     def _on_sync_timer(self, now_ms: int, actions: list[Action]) -> None:
         """Who has joined and then never synced is out: its partitions would be nobody's."""
@@ -454,21 +590,30 @@ class ClassicGroup(ClassicState):
         late = [self.members.by_id[member_id] for member_id in self.pending_sync]
         for member in late:
             self._remove_member(member, actions)
-        self._prepare_rebalance(f"{len(late)} members joined and did not sync in time, {late[0].member_id} among them", now_ms, actions)
+        self._prepare_rebalance(
+            f"{len(late)} members joined and did not sync in time, {late[0].member_id} among them", now_ms, actions
+        )
 
-    # -- leaving -------------------------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------
 
     def _on_leave(self, event: LeaveGroup, now_ms: int, actions: list[Action]) -> None:
         left: list[str] = []
         answers = [self._leave_one(one, left, actions) for one in event.message.members]
         if left:
-            self._rebalance_after_loss(f"{', '.join(left[:3])}{' and others' if len(left) > 3 else ''} left", now_ms, actions)
+            self._rebalance_after_loss(
+                f"{', '.join(left[:3])}{' and others' if len(left) > 3 else ''} left", now_ms, actions
+            )
         else:
-            self._maybe_complete_join(now_ms, actions)  # a pending member that left may have been the last one waited for
+            # a pending member that left may have been the last one waited for
+            self._maybe_complete_join(now_ms, actions)
         actions.append(Reply(event.request, LeaveGroupResponse(members=answers)))
 
-    def _leave_one(self, one: LeaveGroupRequest.MemberIdentity, left: list[str], actions: list[Action]) -> LeaveGroupResponse.MemberResponse:
-        """Without a member id but with an instance id it is an administrator who removes that member."""
+    def _leave_one(
+        self, one: LeaveGroupRequest.MemberIdentity, left: list[str], actions: list[Action]
+    ) -> LeaveGroupResponse.MemberResponse:
+        """Without a member id but with an instance id it is an administrator who removes that
+        member.
+        """
         member_id, instance_id = one.member_id, one.group_instance_id
         error = NONE
         if not member_id:
@@ -481,10 +626,14 @@ class ClassicGroup(ClassicState):
         if error == NONE:
             self._remove_member(self.members.by_id[member_id], actions)
             left.append(member_id + _said(one.reason))
-        return LeaveGroupResponse.MemberResponse(member_id=one.member_id, group_instance_id=instance_id, error_code=error)
+        return LeaveGroupResponse.MemberResponse(
+            member_id=one.member_id, group_instance_id=instance_id, error_code=error
+        )
 
     def _remove_member(self, member: Member, actions: list[Action]) -> None:
-        """Out of the group, whatever it waited for answered with UNKNOWN_MEMBER_ID: if it lives it joins anew. The caller rebalances."""
+        """Out of the group, whatever it waited for answered with UNKNOWN_MEMBER_ID: if it lives it
+        joins anew. The caller rebalances.
+        """
         self._answer_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
         self.members.remove(member.member_id)
         if member.member_id in self.pending_sync:
@@ -498,6 +647,7 @@ class ClassicGroup(ClassicState):
             actions.append(Reply(request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
         if member.sync_request is not None:
             self._answer_sync(member, error, actions)
+
 
 def _rebalance_timeout_ms(message: JoinGroupRequest) -> int:
     """Version 0 has none: the session's."""

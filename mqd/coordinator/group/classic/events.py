@@ -1,4 +1,5 @@
-"""What happens to a classic group: requests, by the number under which the shell keeps them, and what the cluster asks of every group.
+"""What happens to a classic group: requests, by the number under which the shell keeps them, and
+what the cluster asks of every group.
 
 The handlers check what needs no state (group id, session time-out) before they make one of these.
 """
@@ -11,7 +12,9 @@ from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroup
 
 
 class JoinGroup(msgspec.Struct, frozen=True, gc=False):
-    """`new_member_id`: the id this client gets if it needs one; random, so it comes from outside. `rebalance_timeout_ms` is the session's where the request has none."""
+    """`new_member_id`: the id this client gets if it needs one; random, so it comes from outside.
+    `rebalance_timeout_ms` is the session's where the request has none.
+    """
 
     request: int
     version: int

@@ -1,14 +1,17 @@
-"""The members of a classic group: who they are, what protocols they vote for, who waits for which answer, and until when each is believed alive.
+"""The members of a classic group: who they are, what protocols they vote for, who waits for which
+answer, and until when each is believed alive.
 
 Invariants (check())
     M1  the votes counted for a protocol are the members that support it
     M2  `awaiting_join_count` is the number of members whose JoinGroup waits
     M3  an instance id names exactly the member that carries it, and no two members carry the same
-    M4  nobody is a member and pending (was given a member id, has not joined with it) at once; at most PENDING_MAX are pending
+    M4  nobody is a member and pending (was given a member id, has not joined with it) at once; at
+        most PENDING_MAX are pending
     M5  who has a deadline has an entry in the heap that is not later than it, so none is overlooked
 Bounds: the heap holds at most twice the entries that are in force, plus HEAP_SLACK.
 
-A heartbeat moves a deadline and nothing else: O(1). The heap learns of it when the old deadline comes up, once in a session time-out.
+A heartbeat moves a deadline and nothing else: O(1). The heap learns of it when the old deadline
+comes up, once in a session time-out.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ NEVER = -1
 
 
 class Watched:
-    """Somebody with a deadline. `deadline_ms` NEVER: none. `armed_ms`: of the one heap entry that counts."""
+    """Somebody with a deadline. `deadline_ms` NEVER: none. `armed_ms`: of the one heap entry that
+    counts.
+    """
 
     __slots__ = ("armed_ms", "deadline_ms", "member_id")
 
@@ -43,17 +48,37 @@ class Pending(Watched):
 
 
 class Member(Watched):
-    """`protocols`: name -> metadata, most wanted first. `join_request`, `sync_request`: the numbers of the requests that wait, None otherwise. `is_new`: waits for its
-    first JoinGroup's answer, so that this wait is bounded. `seen_ms`: when it last asked anything."""
+    """`protocols`: name -> metadata, most wanted first. `join_request`, `sync_request`: the numbers
+    of the requests that wait, None otherwise. `is_new`: waits for its first JoinGroup's answer, so
+    that this wait is bounded. `seen_ms`: when it last asked anything.
+    """
 
     __slots__ = (
-        "assignment", "client_host", "client_id", "instance_id", "is_new", "join_request", "protocols", "rebalance_timeout_ms", "seen_ms", "session_timeout_ms", "sync_request",
-    )  # fmt: skip
+        "assignment",
+        "client_host",
+        "client_id",
+        "instance_id",
+        "is_new",
+        "join_request",
+        "protocols",
+        "rebalance_timeout_ms",
+        "seen_ms",
+        "session_timeout_ms",
+        "sync_request",
+    )
 
     def __init__(
-        self, member_id: str, instance_id: str | None, client_id: str, client_host: str, rebalance_timeout_ms: int, session_timeout_ms: int,
-        protocols: dict[str, bytes], assignment: bytes = b"", is_new: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        member_id: str,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: dict[str, bytes],
+        assignment: bytes = b"",
+        is_new: bool = False,
+    ) -> None:
         super().__init__(member_id)
         self.instance_id = instance_id
         self.client_id, self.client_host = client_id, client_host
@@ -123,7 +148,9 @@ class Deadlines:
         return found
 
     def tidy(self, live: int) -> None:
-        """Forgets superseded entries and those of the departed when they are the more; `live`: how many may have a deadline."""
+        """Forgets superseded entries and those of the departed when they are the more; `live`: how
+        many may have a deadline.
+        """
         if len(self._heap) > 2 * live + HEAP_SLACK:
             self._rebuild()
 
@@ -139,16 +166,21 @@ class Deadlines:
         entries = {(entry[0], id(entry[2])) for entry in self._heap}
         for one in watched:
             if one.deadline_ms != NEVER:
-                assert one.armed_ms != NEVER and one.armed_ms <= one.deadline_ms and (one.armed_ms, id(one)) in entries, f"M5: {one.member_id} is not watched"
+                assert (
+                    one.armed_ms != NEVER and one.armed_ms <= one.deadline_ms and (one.armed_ms, id(one)) in entries
+                ), f"M5: {one.member_id} is not watched"
 
 
 class Members:
-    """Mapping of member id to Member in the order of joining, with the counts that make every question about all of them O(1)."""
+    """Mapping of member id to Member in the order of joining, with the counts that make every
+    question about all of them O(1).
+    """
 
     def __init__(self) -> None:
         self.by_id: dict[str, Member] = {}
         self.static: dict[str, str] = {}  # instance id -> member id
-        self.pending: OrderedDict[str, Pending] = OrderedDict()  # a plain one is slow to give up its first again and again
+        # a plain one is slow to give up its first again and again
+        self.pending: OrderedDict[str, Pending] = OrderedDict()
         self.votes: dict[str, int] = {}  # protocol -> members that support it
         self.awaiting_join_count = 0
         self.deadlines = Deadlines()
@@ -208,7 +240,9 @@ class Members:
         return request
 
     def add_pending(self, pending: Pending, deadline_ms: int) -> None:
-        """The oldest gives way when there are PENDING_MAX: it hears UNKNOWN_MEMBER_ID when it comes, and asks again."""
+        """The oldest gives way when there are PENDING_MAX: it hears UNKNOWN_MEMBER_ID when it
+        comes, and asks again.
+        """
         if len(self.pending) >= PENDING_MAX:
             self.remove_pending(next(iter(self.pending)))
         self.pending[pending.member_id] = pending
@@ -227,8 +261,10 @@ class Members:
         return any(self.votes.get(name, 0) == count for name in protocols)
 
     def elect_protocol(self) -> str:
-        """Each member votes for the one it wants most among those that all support; the most votes win, the earliest voter breaks a tie. There is always one: who supports none
-        of them is not let in."""
+        """Each member votes for the one it wants most among those that all support; the most votes
+        win, the earliest voter breaks a tie. There is always one: who supports none of them is not
+        let in.
+        """
         count = len(self.by_id)
         candidates = {name for name, votes in self.votes.items() if votes == count}
         ballots: dict[str, int] = {}
@@ -250,8 +286,12 @@ class Members:
         assert votes == self.votes, f"M1: {votes} != {self.votes}"
         waiting = sum(member.join_request is not None for member in self.by_id.values())
         assert waiting == self.awaiting_join_count, f"M2: {waiting} wait, {self.awaiting_join_count} counted"
-        static = {member.instance_id: member.member_id for member in self.by_id.values() if member.instance_id is not None}
-        assert static == self.static and len(static) == sum(member.instance_id is not None for member in self.by_id.values()), f"M3: {static} != {self.static}"
+        static = {
+            member.instance_id: member.member_id for member in self.by_id.values() if member.instance_id is not None
+        }
+        assert static == self.static and len(static) == sum(
+            member.instance_id is not None for member in self.by_id.values()
+        ), f"M3: {static} != {self.static}"
         assert not self.by_id.keys() & self.pending.keys() and len(self.pending) <= PENDING_MAX, "M4"
         self.deadlines.check(self.by_id.values())
         self.deadlines.check(self.pending.values())

@@ -1,14 +1,18 @@
-"""GroupMetadata of `__consumer_offsets`: one record holds one generation of a classic group, as Kafka writes it (key version 2, value version 3).
+"""GroupMetadata of `__consumer_offsets`: one record holds one generation of a classic group, as
+Kafka writes it (key version 2, value version 3).
 
     key     version int16 = 2, group string
-    value   version int16 = 0..3, protocol_type string, generation int32, protocol nullable string, leader nullable string,
-            current_state_timestamp int64 (2+), members: count int32, then for each
-                member_id string, group_instance_id nullable string (3+), client_id string, client_host string,
-                rebalance_timeout int32 (1+), session_timeout int32, subscription bytes, assignment bytes
+    value   version int16 = 0..3, protocol_type string, generation int32, protocol nullable string,
+            leader nullable string, current_state_timestamp int64 (2+), members: count int32, then
+            for each
+                member_id string, group_instance_id nullable string (3+), client_id string,
+                client_host string, rebalance_timeout int32 (1+), session_timeout int32,
+                subscription bytes, assignment bytes
     string  int16 length (-1: null), UTF-8;   bytes: int32 length
 
-Version 4 is the same with flexible encoding; it is read too. Values come from the disk or from another broker's log: every length is checked before use, and what does
-not fit raises ValueError. Source: GroupMetadataKey and GroupMetadataValue of Kafka's message schemas.
+Version 4 is the same with flexible encoding; it is read too. Values come from the disk or from
+another broker's log: every length is checked before use, and what does not fit raises ValueError.
+Source: GroupMetadataKey and GroupMetadataValue of Kafka's message schemas.
 """
 
 from __future__ import annotations
@@ -66,17 +70,28 @@ def _blob(data: bytes) -> bytes:
 def encode_member(member: MemberRecord) -> bytes:
     return b"".join(
         (
-            _string(member.member_id), _string(member.group_instance_id), _string(member.client_id), _string(member.client_host),
-            _I32.pack(member.rebalance_timeout_ms), _I32.pack(member.session_timeout_ms), _blob(member.subscription), _blob(member.assignment),
+            _string(member.member_id),
+            _string(member.group_instance_id),
+            _string(member.client_id),
+            _string(member.client_host),
+            _I32.pack(member.rebalance_timeout_ms),
+            _I32.pack(member.session_timeout_ms),
+            _blob(member.subscription),
+            _blob(member.assignment),
         )
-    )  # fmt: skip
+    )
 
 
 def encode_value(group: GroupRecord) -> bytes:
     head = (
-        _I16.pack(VALUE_VERSION), _string(group.protocol_type), _I32.pack(group.generation), _string(group.protocol), _string(group.leader),
-        _I64.pack(group.state_since_ms), _I32.pack(len(group.members)),
-    )  # fmt: skip
+        _I16.pack(VALUE_VERSION),
+        _string(group.protocol_type),
+        _I32.pack(group.generation),
+        _string(group.protocol),
+        _string(group.leader),
+        _I64.pack(group.state_since_ms),
+        _I32.pack(len(group.members)),
+    )
     return b"".join((*head, *map(encode_member, group.members)))
 
 
@@ -110,7 +125,10 @@ class _Reader:
         if size == -1:
             return None
         if size < 0 or size > len(self.data) - self.position:
-            raise ValueError(f"GroupMetadata has a length of {size} at byte {self.position}, where {len(self.data) - self.position} remain")
+            raise ValueError(
+                f"GroupMetadata has a length of {size} at byte {self.position}, where {len(self.data) - self.position}"
+                " remain"
+            )
         self.position += size
         return self.data[self.position - size : self.position]
 
@@ -128,7 +146,10 @@ class _Reader:
         """An array's length; `smallest`: bytes that one element takes at least."""
         count = self.varint() - 1 if self.flexible else self.number(_I32)
         if count < 0 or count * smallest > len(self.data) - self.position:
-            raise ValueError(f"GroupMetadata tells of {count} members at byte {self.position}, where {len(self.data) - self.position} bytes remain")
+            raise ValueError(
+                f"GroupMetadata tells of {count} members at byte {self.position}, where"
+                f" {len(self.data) - self.position} bytes remain"
+            )
         return count
 
     def skip_tags(self) -> None:
@@ -159,7 +180,7 @@ def decode_value(data: bytes) -> GroupRecord:
 
 def _decode_member(reader: _Reader, version: int) -> MemberRecord:
     member_id = reader.string()
-    instance_id = (reader.optional_string() if version >= 3 else None)
+    instance_id = reader.optional_string() if version >= 3 else None
     client_id, client_host = reader.string(), reader.string()
     rebalance_timeout_ms = reader.number(_I32) if version >= 1 else -1
     session_timeout_ms = reader.number(_I32)
@@ -167,11 +188,22 @@ def _decode_member(reader: _Reader, version: int) -> MemberRecord:
         rebalance_timeout_ms = session_timeout_ms
     subscription, assignment = reader.blob(), reader.blob()
     reader.skip_tags()
-    return MemberRecord(member_id, instance_id, client_id, client_host, rebalance_timeout_ms, session_timeout_ms, subscription, assignment)
+    return MemberRecord(
+        member_id,
+        instance_id,
+        client_id,
+        client_host,
+        rebalance_timeout_ms,
+        session_timeout_ms,
+        subscription,
+        assignment,
+    )
 
 
 def subscribed_topics(subscription: bytes) -> list[str]:
-    """The topics of a consumer's subscription (version int16, topics: count int32, strings): every version begins so. Raises ValueError."""
+    """The topics of a consumer's subscription (version int16, topics: count int32, strings): every
+    version begins so. Raises ValueError.
+    """
     reader = _Reader(subscription)
     reader.number(_I16)
     return [reader.string() for _ in range(reader.count(2))]

@@ -1,4 +1,5 @@
-"""What a classic group is at one moment: its state, generation and members; what others may ask of it; how it is written into the log and read back.
+"""What a classic group is at one moment: its state, generation and members; what others may ask of
+it; how it is written into the log and read back.
 
 The transitions are in classic.py, and with them the invariants that check() holds.
 """
@@ -18,7 +19,11 @@ CONSUMER_PROTOCOL = "consumer"
 GENERATION_MAX = 2**31 - 2**16  # of a record that can be believed: the next ones must fit into an int32
 
 # Plain integers: on the heartbeat's path an enum's attribute costs as much as the rest.
-NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = int(ErrorCode.NONE), int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.UNKNOWN_MEMBER_ID)
+NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = (
+    int(ErrorCode.NONE),
+    int(ErrorCode.REBALANCE_IN_PROGRESS),
+    int(ErrorCode.UNKNOWN_MEMBER_ID),
+)
 ILLEGAL_GENERATION, FENCED_INSTANCE_ID = int(ErrorCode.ILLEGAL_GENERATION), int(ErrorCode.FENCED_INSTANCE_ID)
 
 
@@ -36,8 +41,10 @@ EMPTY, PREPARING, COMPLETING, STABLE = State.EMPTY, State.PREPARING_REBALANCE, S
 
 
 class Holder(NamedTuple):
-    """Who holds a rebalance up. `waited_for`: "join", "sync", "assignment" (the leader's sync) or "first join" (was given a member id and has not come with it).
-    `seen_ms`: when it last asked anything; -1: not since this coordinator began."""
+    """Who holds a rebalance up. `waited_for`: "join", "sync", "assignment" (the leader's sync) or
+    "first join" (was given a member id and has not come with it). `seen_ms`: when it last asked
+    anything; -1: not since this coordinator began.
+    """
 
     member_id: str
     group_instance_id: str | None
@@ -71,7 +78,7 @@ class ClassicState:
         self._session_armed_ms: int | None = None
         self._subscribed: tuple[int, frozenset[str] | None] | None = None
 
-    # -- what others ask -----------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
@@ -79,20 +86,43 @@ class ClassicState:
         return not self.members.by_id and not self.members.pending and self.state is EMPTY
 
     def held_up_by(self) -> list[Holder]:
-        """Whom a rebalance waits for, the longest silent first. Empty: nobody, or the first rebalance just waits for more members to come."""
-        found = [Holder(one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms) for one in self.members.pending.values()]
+        """Whom a rebalance waits for, the longest silent first. Empty: nobody, or the first
+        rebalance just waits for more members to come.
+        """
+        found = [
+            Holder(one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms)
+            for one in self.members.pending.values()
+        ]
         late: list[tuple[Member, str]] = []
         if self.state is PREPARING:
             late = [(member, "join") for member in self.members.by_id.values() if member.join_request is None]
         elif self.pending_sync:
-            late = [(self.members.by_id[member_id], "assignment" if self.state is COMPLETING and member_id == self.leader else "sync") for member_id in self.pending_sync]
+            late = [
+                (
+                    self.members.by_id[member_id],
+                    "assignment" if self.state is COMPLETING and member_id == self.leader else "sync",
+                )
+                for member_id in self.pending_sync
+            ]
         for member, what in late:
-            found.append(Holder(member.member_id, member.instance_id, member.client_id, member.client_host, what, self.state_since_ms, member.seen_ms))
+            found.append(
+                Holder(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    what,
+                    self.state_since_ms,
+                    member.seen_ms,
+                )
+            )
         found.sort(key=lambda holder: (holder.waited_for != "assignment", holder.seen_ms))
         return found if self.state in (PREPARING, COMPLETING) or self.pending_sync else []
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics that the members of this generation are subscribed to; None when that cannot be known: another protocol type, or metadata that does not parse."""
+        """The topics that the members of this generation are subscribed to; None when that cannot
+        be known: another protocol type, or metadata that does not parse.
+        """
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
         if not self.members.by_id:
@@ -122,7 +152,9 @@ class ClassicState:
                 return FENCED_INSTANCE_ID
         return NONE if member_id in self.members.by_id else UNKNOWN_MEMBER_ID
 
-    def validate_commit(self, member_id: str, instance_id: str | None, generation: int, transactional: bool = False) -> int:
+    def validate_commit(
+        self, member_id: str, instance_id: str | None, generation: int, transactional: bool = False
+    ) -> int:
         """0, or the error for an OffsetCommit (TxnOffsetCommit)."""
         if generation < 0 and self.state is EMPTY:
             return NONE  # an administrator, or a consumer that assigns its partitions itself
@@ -136,19 +168,27 @@ class ClassicState:
             return UNKNOWN_MEMBER_ID
         return REBALANCE_IN_PROGRESS if self.state is COMPLETING and not transactional else NONE
 
-    # -- the log -------------------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
 
     def _persist(self, actions: list[Action]) -> bool:
         """False: the generation is larger than a record may be, nothing was done."""
         protocol = self.protocol
         members = tuple(
             records.MemberRecord(
-                one.member_id, one.instance_id, one.client_id, one.client_host, one.rebalance_timeout_ms, one.session_timeout_ms,
-                one.protocols[protocol] if protocol is not None else b"", one.assignment,
+                one.member_id,
+                one.instance_id,
+                one.client_id,
+                one.client_host,
+                one.rebalance_timeout_ms,
+                one.session_timeout_ms,
+                one.protocols[protocol] if protocol is not None else b"",
+                one.assignment,
             )
             for one in self.members.by_id.values()
-        )  # fmt: skip
-        value = records.GroupRecord(self.protocol_type or "", self.generation, protocol, self.leader, self.state_since_ms, members)
+        )
+        value = records.GroupRecord(
+            self.protocol_type or "", self.generation, protocol, self.leader, self.state_since_ms, members
+        )
         encoded = records.encode_value(value)
         if len(encoded) > self.settings.record_bytes_max:
             return False
@@ -157,47 +197,85 @@ class ClassicState:
         return True
 
     def replay(self, value: bytes | None) -> None:
-        """One GroupMetadata record: the whole group as of then. Raises ValueError, and is then as it was."""
+        """One GroupMetadata record: the whole group as of then. Raises ValueError, and is then as
+        it was.
+        """
         record = records.decode_value(value) if value is not None else None
-        if record is not None and (len(record.members) and (record.protocol is None or record.leader not in {one.member_id for one in record.members})):
-            raise ValueError(f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among them")
+        if record is not None and (
+            len(record.members)
+            and (record.protocol is None or record.leader not in {one.member_id for one in record.members})
+        ):
+            raise ValueError(
+                f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among"
+                " them"
+            )
         if record is not None and not 0 <= record.generation <= GENERATION_MAX:
             raise ValueError(f"GroupMetadata of {self.group_id}: generation {record.generation}")
-        instances = [one.group_instance_id for one in record.members if one.group_instance_id is not None] if record is not None else []
+        instances = (
+            [one.group_instance_id for one in record.members if one.group_instance_id is not None]
+            if record is not None
+            else []
+        )
         if len(set(instances)) != len(instances):
             raise ValueError(f"GroupMetadata of {self.group_id}: an instance id is there twice")
         self._reset()
         if record is None:
             return
         self.is_persisted = True
-        self.generation, self.protocol_type, self.state_since_ms = record.generation, record.protocol_type or None, record.state_since_ms
+        self.generation, self.protocol_type, self.state_since_ms = (
+            record.generation,
+            record.protocol_type or None,
+            record.state_since_ms,
+        )
         if not record.members:
             return
         self.state, self.protocol, self.leader = STABLE, record.protocol, record.leader
         for one in record.members:
             member = Member(
-                one.member_id, one.group_instance_id, one.client_id, one.client_host, one.rebalance_timeout_ms, one.session_timeout_ms,
-                {record.protocol: one.subscription}, one.assignment,
-            )  # fmt: skip
+                one.member_id,
+                one.group_instance_id,
+                one.client_id,
+                one.client_host,
+                one.rebalance_timeout_ms,
+                one.session_timeout_ms,
+                {record.protocol: one.subscription},
+                one.assignment,
+            )
             self.members.add(member)
 
-    # -- invariants ----------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         self.members.check()
         members, state = self.members, self.state
         if state is EMPTY:
-            assert not members.by_id and self.leader is None and self.protocol is None, "G1: an Empty group with members, leader or protocol"
+            assert not members.by_id and self.leader is None and self.protocol is None, (
+                "G1: an Empty group with members, leader or protocol"
+            )
         if state in (COMPLETING, STABLE):
             assert self.leader in members.by_id, "G1: the leader is no member"
             assert members.votes.get(self.protocol, 0) == len(members), f"G1: not all support {self.protocol}"
         for member in members.by_id.values():
-            assert member.join_request is None or state is PREPARING, f"G2: {member.member_id} waits for a join in {state}"
-            assert member.sync_request is None or state is COMPLETING, f"G2: {member.member_id} waits for an assignment in {state}"
-            assert member.deadline_ms != NEVER or (member.is_waiting and not member.is_new), f"G4: {member.member_id} has no deadline"
-        assert all(pending.deadline_ms != NEVER for pending in members.pending.values()), "G4: a pending member has no deadline"
-        assert self.pending_sync <= members.by_id.keys() and (not self.pending_sync or state in (COMPLETING, STABLE)), "G6"
-        assert state is not COMPLETING or self.leader in self.pending_sync, "G6: the leader has synced, yet the group is not Stable"
+            assert member.join_request is None or state is PREPARING, (
+                f"G2: {member.member_id} waits for a join in {state}"
+            )
+            assert member.sync_request is None or state is COMPLETING, (
+                f"G2: {member.member_id} waits for an assignment in {state}"
+            )
+            assert member.deadline_ms != NEVER or (member.is_waiting and not member.is_new), (
+                f"G4: {member.member_id} has no deadline"
+            )
+        assert all(pending.deadline_ms != NEVER for pending in members.pending.values()), (
+            "G4: a pending member has no deadline"
+        )
+        assert self.pending_sync <= members.by_id.keys() and (not self.pending_sync or state in (COMPLETING, STABLE)), (
+            "G6"
+        )
+        assert state is not COMPLETING or self.leader in self.pending_sync, (
+            "G6: the leader has synced, yet the group is not Stable"
+        )
         dynamic_count = len(members) - len(members.static)
-        assert state not in (COMPLETING, STABLE) or dynamic_count <= self.settings.max_size, f"G7: {dynamic_count} members"
+        assert state not in (COMPLETING, STABLE) or dynamic_count <= self.settings.max_size, (
+            f"G7: {dynamic_count} members"
+        )
         assert (self._initial_wait_ms == NEVER) or state is PREPARING, "G5: an initial delay outside of a join phase"

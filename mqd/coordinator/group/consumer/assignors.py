@@ -1,18 +1,25 @@
 """Who gets which partitions: the server-side assignors of KIP-848, as pure functions.
 
-    uniform   every member the same number of partitions (give or take one), as few moved as that allows
-    range     of each topic every subscribed member a run of neighbours; the same member has the same run of topics with the same subscribers and partition count (joins)
+    uniform   every member the same number of partitions (give or take one), as few moved as that
+              allows
+    range     of each topic every subscribed member a run of neighbours; the same member has the
+              same run of topics with the same subscribers and partition count (joins)
 
 What both promise (check_assignment() and the property tests hold them to it)
-    A1  every partition of a topic that somebody subscribes to has exactly one owner, and that is a subscriber
+    A1  every partition of a topic that somebody subscribes to has exactly one owner, and that is a
+        subscriber
     A2  nothing else is assigned
-    A3  uniform, all subscriptions alike: counts differ by at most one, and what moves is the least that can
-    A4  uniform, subscriptions differ: moving any one partition to another of its subscribers would not even the counts out
-    A5  range: of each topic the subscribers' counts differ by at most one, and each has a run of neighbours
+    A3  uniform, all subscriptions alike: counts differ by at most one, and what moves is the least
+        that can
+    A4  uniform, subscriptions differ: moving any one partition to another of its subscribers would
+        not even the counts out
+    A5  range: of each topic the subscribers' counts differ by at most one, and each has a run of
+        neighbours
     A6  the same input gives the same output
 Racks are not looked at: on one host every replica is as near as any other.
 
-Cost: uniform O(partitions + members) for like subscriptions, else O(sum of subscriptions + partitions log members) for each pass, at most PASSES_MAX; range O(sum of subscriptions).
+Cost: uniform O(partitions + members) for like subscriptions, else O(sum of subscriptions +
+partitions log members) for each pass, at most PASSES_MAX; range O(sum of subscriptions).
 """
 
 from __future__ import annotations
@@ -27,7 +34,9 @@ PASSES_MAX = 64
 
 
 class MemberSpec(NamedTuple):
-    """`topics`: ids subscribed to (unknown ones count for nothing). `current`: what the last target gave it."""
+    """`topics`: ids subscribed to (unknown ones count for nothing). `current`: what the last target
+    gave it.
+    """
 
     topics: frozenset[bytes]
     current: Mapping[bytes, tuple[int, ...]]
@@ -48,8 +57,10 @@ def uniform(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 
 class _Draft:
-    """An assignment in the making: everybody begins with what it may keep. Who is not touched ends with the very object it came with, so a large group in which little moves
-    costs little. `taken`: for each topic which partitions have an owner. `sizes`: how many each member has."""
+    """An assignment in the making: everybody begins with what it may keep. Who is not touched ends
+    with the very object it came with, so a large group in which little moves costs little. `taken`:
+    for each topic which partitions have an owner. `sizes`: how many each member has.
+    """
 
     def __init__(self, members: Members, counts: Counts) -> None:
         self.taken = {topic: bytearray(count) for topic, count in counts.items()}
@@ -63,7 +74,12 @@ class _Draft:
         taken, size, whole = self.taken, 0, True
         for topic, indexes in spec.current.items():
             flags = taken.get(topic)
-            if flags is None or topic not in spec.topics or indexes[-1] >= len(flags) or any([flags[index] for index in indexes]):
+            if (
+                flags is None
+                or topic not in spec.topics
+                or indexes[-1] >= len(flags)
+                or any([flags[index] for index in indexes])
+            ):
                 whole = False
                 break
         if whole:
@@ -87,7 +103,9 @@ class _Draft:
         """To be changed; `sizes` is the caller's to keep up."""
         mine = self._own.get(member_id)
         if mine is None:
-            mine = self._own[member_id] = {topic: list(indexes) for topic, indexes in self._whole.pop(member_id).items()}
+            mine = self._own[member_id] = {
+                topic: list(indexes) for topic, indexes in self._whole.pop(member_id).items()
+            }
         return mine
 
     def has(self, member_id: str, topic: bytes) -> bool:
@@ -95,7 +113,13 @@ class _Draft:
         return bool(mine.get(topic) if mine is not None else self._whole[member_id].get(topic))
 
     def free(self) -> list[tuple[bytes, int]]:
-        return [(topic, index) for topic, flags in self.taken.items() if 0 in flags for index, flag in enumerate(flags) if not flag]
+        return [
+            (topic, index)
+            for topic, flags in self.taken.items()
+            if 0 in flags
+            for index, flag in enumerate(flags)
+            if not flag
+        ]
 
     def finished(self) -> dict[str, Partitions]:
         found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]
@@ -141,7 +165,7 @@ def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytear
         heapq.heapreplace(heap, (size + 1, topic))
 
 
-# -- subscriptions that differ -------------------------------------------------------------------------------------------------
+# -- subscriptions that differ ---------------------------------------------------------------------
 
 
 def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
@@ -173,7 +197,9 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 
 def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
-    """Moves partitions of one topic from its subscriber with the most to the one with the fewest while that evens the counts out. Returns how many moved."""
+    """Moves partitions of one topic from its subscriber with the most to the one with the fewest
+    while that evens the counts out. Returns how many moved.
+    """
     sizes = draft.sizes
     rich = [(-sizes[member_id], member_id) for member_id in subscribers if draft.has(member_id, topic)]
     poor = [(sizes[member_id], member_id) for member_id in subscribers]
@@ -205,15 +231,19 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
     return moved
 
 
-# -- range ---------------------------------------------------------------------------------------------------------------------
+# -- range -----------------------------------------------------------------------------------------
 
 
 def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
-    """Members stand in the order of what they have (who has nothing yet stands behind them), so that a run moves as little as neighbourhood allows."""
+    """Members stand in the order of what they have (who has nothing yet stands behind them), so
+    that a run moves as little as neighbourhood allows.
+    """
 
     def place(member_id: str) -> tuple[int, str, str]:
         spec = members[member_id]
-        first = min((indexes[0] for topic, indexes in spec.current.items() if topic in spec.topics and indexes), default=1 << 31)
+        first = min(
+            (indexes[0] for topic, indexes in spec.current.items() if topic in spec.topics and indexes), default=1 << 31
+        )
         return first, spec.instance_id or "\U0010ffff", member_id
 
     subscribers: dict[bytes, list[str]] = {}
@@ -244,7 +274,9 @@ def check_assignment(members: Members, counts: Counts, found: Mapping[str, Parti
     for member_id, partitions in found.items():
         for topic, indexes in partitions.items():
             assert topic in members[member_id].topics, f"A1: {member_id} does not subscribe to {topic.hex()}"
-            assert indexes and list(indexes) == sorted(set(indexes)) and 0 <= indexes[0] and indexes[-1] < counts[topic], f"A2: {indexes}"
+            assert (
+                indexes and list(indexes) == sorted(set(indexes)) and 0 <= indexes[0] and indexes[-1] < counts[topic]
+            ), f"A2: {indexes}"
             for index in indexes:
                 assert (topic, index) not in owners, f"A1: {topic.hex()}-{index} has two owners"
                 owners.add((topic, index))

@@ -1,11 +1,15 @@
-"""Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and LeaveGroup, answered from the same target and by the same rules.
+"""Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and
+LeaveGroup, answered from the same target and by the same rules.
 
-Such a member's generation is its member epoch. A heartbeat that is answered with REBALANCE_IN_PROGRESS sends it to JoinGroup, whose metadata says what it still owns; that is
-its part of a reconciliation. SyncGroup brings what it is assigned. Nobody elects a leader and nobody waits for anybody: each JoinGroup is answered at once.
+Such a member's generation is its member epoch. A heartbeat that is answered with
+REBALANCE_IN_PROGRESS sends it to JoinGroup, whose metadata says what it still owns; that is its
+part of a reconciliation. SyncGroup brings what it is assigned. Nobody elects a leader and nobody
+waits for anybody: each JoinGroup is answered at once.
 
-What it owes has a deadline: JOIN from the first REBALANCE_IN_PROGRESS, SYNC from the JoinGroup, both its rebalance time-out long.
-When the last member of the consumer protocol is gone and the configuration allows it, the group asks to become a classic one (`ConsumerGroup.downgrades`); group.py does that.
-Source: KIP-848 (online migration), Kafka's own behaviour.
+What it owes has a deadline: JOIN from the first REBALANCE_IN_PROGRESS, SYNC from the JoinGroup,
+both its rebalance time-out long. When the last member of the consumer protocol is gone and the
+configuration allows it, the group asks to become a classic one (`ConsumerGroup.downgrades`);
+group.py does that. Source: KIP-848 (online migration), Kafka's own behaviour.
 """
 
 from __future__ import annotations
@@ -19,7 +23,13 @@ from mqd.coordinator.group.consumer_protocol import Subscription, decode_subscri
 from mqd.coordinator.group.consumer.records import ClassicMetadata, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, SyncGroupResponse
+from mqd.protocol.messages import (
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupResponse,
+)
 
 if TYPE_CHECKING:
     from mqd.coordinator.group.consumer.core import ConsumerGroup
@@ -47,21 +57,30 @@ class ClassicSide:
             if not self.votes[name]:
                 del self.votes[name]
 
-    # -- joining ---------------------------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
 
     def on_join(self, event: JoinGroup, now_ms: int, replies: list[Action]) -> None:
         try:
             response = self._join(event, now_ms)
         except Refused as refused:
-            member_id = event.new_member_id if refused.error == ErrorCode.MEMBER_ID_REQUIRED else event.message.member_id
-            response = JoinGroupResponse(error_code=refused.error, member_id=member_id, protocol_name="" if event.version < 7 else None)
+            member_id = (
+                event.new_member_id if refused.error == ErrorCode.MEMBER_ID_REQUIRED else event.message.member_id
+            )
+            response = JoinGroupResponse(
+                error_code=refused.error, member_id=member_id, protocol_name="" if event.version < 7 else None
+            )
         replies.append(Reply(event.request, response))
 
     def _join(self, event: JoinGroup, now_ms: int) -> JoinGroupResponse:
         group, message = self.group, event.message
         known = self._find(event)
         subscription = self._subscription(event, known)
-        if known is None and not message.member_id and message.group_instance_id is None and event.version >= VERSION_MEMBER_ID_REQUIRED:
+        if (
+            known is None
+            and not message.member_id
+            and message.group_instance_id is None
+            and event.version >= VERSION_MEMBER_ID_REQUIRED
+        ):
             raise Refused(ErrorCode.MEMBER_ID_REQUIRED, "")
         description = Description(
             message.group_instance_id,
@@ -81,7 +100,11 @@ class ClassicSide:
         group.deadlines.move(member, now_ms + message.session_timeout_ms)
         group.set_step(member, SYNC, now_ms + description.rebalance_timeout_ms)
         response = JoinGroupResponse(
-            generation_id=member.epoch, protocol_type=PROTOCOL_TYPE, protocol_name=message.protocols[0].name, leader="", member_id=member.member_id
+            generation_id=member.epoch,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=message.protocols[0].name,
+            leader="",
+            member_id=member.member_id,
         )
         self.maybe_downgrade()
         return response
@@ -126,7 +149,7 @@ class ClassicSide:
                 found[topic.topic_id] = indexes
         return found
 
-    # -- syncing, beating, leaving -----------------------------------------------------------------------------------------------
+    # -- syncing, beating, leaving -----------------------------------------------------------------
 
     def _member(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         """Raises Refused."""
@@ -173,8 +196,16 @@ class ClassicSide:
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "")
         group.clear_step(member)
         self._seen(member, now_ms)
-        assignment = {topic: indexes for topic_id, indexes in member.assigned.items() if (topic := group.cluster.topic_name(topic_id)) is not None}
-        return SyncGroupResponse(protocol_type=PROTOCOL_TYPE, protocol_name=name, assignment=encode_assignment(decode_subscription(metadata).version, assignment))
+        assignment = {
+            topic: indexes
+            for topic_id, indexes in member.assigned.items()
+            if (topic := group.cluster.topic_name(topic_id)) is not None
+        }
+        return SyncGroupResponse(
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=name,
+            assignment=encode_assignment(decode_subscription(metadata).version, assignment),
+        )
 
     def on_heartbeat(self, event: Heartbeat, now_ms: int, replies: list[Action]) -> None:
         group, message, error = self.group, event.message, 0
@@ -183,7 +214,11 @@ class ClassicSide:
             self._seen(member, now_ms)
             group.refresh(bump=False)
             target = group.target.get(member.member_id, NOTHING)
-            if member.epoch < group.epoch or member.state == REVOKING or (member.state == WAITING and has_news(member, target, group.owners)):
+            if (
+                member.epoch < group.epoch
+                or member.state == REVOKING
+                or (member.state == WAITING and has_news(member, target, group.owners))
+            ):
                 self._expect_join(member, now_ms)
                 error = int(ErrorCode.REBALANCE_IN_PROGRESS)
         except Refused as refused:
@@ -201,13 +236,19 @@ class ClassicSide:
                 leaving[member.member_id] = member
             except Refused as refused:
                 error = refused.error
-            answers.append(LeaveGroupResponse.MemberResponse(member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=error))
+            answers.append(
+                LeaveGroupResponse.MemberResponse(
+                    member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=error
+                )
+            )
         if leaving:
             self.group.fence(list(leaving.values()))
         replies.append(Reply(event.request, LeaveGroupResponse(members=answers)))
 
     def _leaver(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
-        """By member id; by instance id an administrator removes a static member of either protocol. Raises Refused."""
+        """By member id; by instance id an administrator removes a static member of either protocol.
+        Raises Refused.
+        """
         group = self.group
         if one.group_instance_id is None:
             member = group.members.get(one.member_id)
@@ -220,7 +261,7 @@ class ClassicSide:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
         return member
 
-    # -- downgrade ---------------------------------------------------------------------------------------------------------------
+    # -- downgrade ---------------------------------------------------------------------------------
 
     def maybe_downgrade(self) -> None:
         group = self.group
@@ -229,7 +270,11 @@ class ClassicSide:
             group.downgrades = True
 
     def check(self) -> None:
-        classics = [member.description.classic for member in self.group.members.values() if member.description.classic is not None]
+        classics = [
+            member.description.classic
+            for member in self.group.members.values()
+            if member.description.classic is not None
+        ]
         assert len(classics) == self.member_count
         votes: dict[str, int] = {}
         for classic in classics:
@@ -237,4 +282,3 @@ class ClassicSide:
                 votes[name] = votes.get(name, 0) + 1
         assert votes == self.votes
         assert all(member.epoch != LEFT_STATIC_EPOCH for member in self.group.members.values() if member.is_classic)
-

@@ -1,4 +1,6 @@
-"""What a consumer group sees of the cluster: topics, expressions over their names, and its configuration. Read-only for the cores, filled in by whoever runs them."""
+"""What a consumer group sees of the cluster: topics, expressions over their names, and its
+configuration. Read-only for the cores, filled in by whoever runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Topic(NamedTuple):
 
 
 class Cluster(Protocol):
-    """What the answers depend on may change between two events of a core, not during one. `version` is another one whenever an answer about topics may be another."""
+    """What the answers depend on may change between two events of a core, not during one. `version`
+    is another one whenever an answer about topics may be another.
+    """
 
     matcher: RegexMatcher
 

@@ -1,27 +1,37 @@
 """A consumer group of KIP-848: ConsumerGroupHeartbeat 0-1, ConsumerGroupDescribe 0-1. Sans-I/O.
 
-Three epochs. The group's rises with everything an assignment follows from: members, subscriptions, topics. The target assignment has that of the group it was made for,
-and is made at most once for each. A member's is that of the target it holds. Nobody waits for anybody but for partitions: each member goes to the target on its own, in its
-own heartbeats (members.py), lets go first of what it is to lose, and gets what others have let go.
+Three epochs. The group's rises with everything an assignment follows from: members, subscriptions,
+topics. The target assignment has that of the group it was made for, and is made at most once for
+each. A member's is that of the target it holds. Nobody waits for anybody but for partitions: each
+member goes to the target on its own, in its own heartbeats (members.py), lets go first of what it
+is to lose, and gets what others have let go.
 
-A target costs O(members + partitions), so a large group makes one not more often than SHARE lets it: a thousand members that join within a second cost a few targets. Who
-joins meanwhile holds nothing, and is told to come again soon.
+A target costs O(members + partitions), so a large group makes one not more often than SHARE lets
+it: a thousand members that join within a second cost a few targets. Who joins meanwhile holds
+nothing, and is told to come again soon.
 
-Classic members (a group on its way from or to the classic protocol) are in classic_members.py: they hold and let go by the same rules.
+Classic members (a group on its way from or to the classic protocol) are in classic_members.py: they
+hold and let go by the same rules.
 
 Invariants (check())
     U1  a partition has one owner at most: assigned to it, or not let go of
-    U2  a member owns exactly what it is assigned and what it has to let go; owners is that, from the other side
+    U2  a member owns exactly what it is assigned and what it has to let go; owners is that, from
+        the other side
     U3  member epoch <= target epoch <= group epoch; a static member that went has -2
     U4  the target gives each partition to one member; only members have one
-    U5  STABLE at the target's epoch: holds its target. REVOKING: has something to let go. Else: nothing to let go
-    U6  what a member keeps from one target to the next is not taken from it on the way: nothing that is assigned and in the target is ever among what it has to let go
-    U7  each member has a session deadline; each REVOKING one a deadline to let go by, which a heartbeat does not move
+    U5  STABLE at the target's epoch: holds its target. REVOKING: has something to let go. Else:
+        nothing to let go
+    U6  what a member keeps from one target to the next is not taken from it on the way: nothing
+        that is assigned and in the target is ever among what it has to let go
+    U7  each member has a session deadline; each REVOKING one a deadline to let go by, which a
+        heartbeat does not move
     U8  an instance id names the one member that carries it
     U9  a reply rests on what was persisted before it; each request is answered once
-Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
+Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists
+nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
 
-Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences: docs/decisions/2026-11-21-consumer-groups.md.
+Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences:
+docs/decisions/2026-11-21-consumer-groups.md.
 """
 
 from __future__ import annotations
@@ -34,7 +44,17 @@ from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGrou
 from mqd.coordinator.group.classic.members import Deadlines
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
-from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, Member, Owners, contains, intersection, reconciled
+from mqd.coordinator.group.consumer.members import (
+    LEFT_STATIC_EPOCH,
+    NOTHING,
+    REVOKING,
+    STABLE,
+    Member,
+    Owners,
+    contains,
+    intersection,
+    reconciled,
+)
 from mqd.coordinator.group.consumer.records import Current, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.consumer.subscriptions import Subscriptions
@@ -76,11 +96,16 @@ class ConsumerGroup:
         self._loading: dict[str, tuple[Description | None, Current | None]] = {}
         self._loaded_keys: set[bytes] = set()
         self._handlers = {
-            ConsumerHeartbeat: self._on_heartbeat, ConsumerDescribe: self._on_describe, TimerFired: self._on_timer, JoinGroup: self.classic.on_join,
-            SyncGroup: self.classic.on_sync, Heartbeat: self.classic.on_heartbeat, LeaveGroup: self.classic.on_leave,
-        }  # fmt: skip
+            ConsumerHeartbeat: self._on_heartbeat,
+            ConsumerDescribe: self._on_describe,
+            TimerFired: self._on_timer,
+            JoinGroup: self.classic.on_join,
+            SyncGroup: self.classic.on_sync,
+            Heartbeat: self.classic.on_heartbeat,
+            LeaveGroup: self.classic.on_leave,
+        }
 
-    # -- what others ask -------------------------------------------------------------------------------------------------------
+    # -- what others ask ---------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
@@ -93,7 +118,10 @@ class ConsumerGroup:
             return "Empty"
         if self.epoch > self.assignment_epoch:
             return "Assigning"
-        settled = all(member.state == STABLE and member.epoch in (self.assignment_epoch, LEFT_STATIC_EPOCH) for member in self.members.values())
+        settled = all(
+            member.state == STABLE and member.epoch in (self.assignment_epoch, LEFT_STATIC_EPOCH)
+            for member in self.members.values()
+        )
         return "Stable" if settled else "Reconciling"
 
     @property
@@ -109,7 +137,9 @@ class ConsumerGroup:
         return topic in self.subscriptions.all_names()
 
     def empty_since_ms(self) -> None:
-        """Offsets of a consumer group age from their commit, as in Kafka; those of subscribed topics do not."""
+        """Offsets of a consumer group age from their commit, as in Kafka; those of subscribed
+        topics do not.
+        """
 
     def commit_error(self, event: CommitOffsets) -> int:
         if event.generation < 0 and (not self.members or (event.is_transactional and not event.member_id)):
@@ -140,7 +170,7 @@ class ConsumerGroup:
         found = [record for member_id in self.members for record in records.member_tombstones(self.group_id, member_id)]
         return found + records.group_tombstones(self.group_id) if self.is_persisted else found
 
-    # -- events ----------------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         replies: list[Action] = []
@@ -159,7 +189,9 @@ class ConsumerGroup:
         return actions
 
     def _persists(self) -> list[Action]:
-        """In order, so that each alone is a state that can be loaded: the group's epoch first, the target's last."""
+        """In order, so that each alone is a state that can be loaded: the group's epoch first, the
+        target's last.
+        """
         found = persists(self.pending)
         self.pending = []
         self.is_persisted = True
@@ -184,7 +216,10 @@ class ConsumerGroup:
         self.deadlines.move(member, now_ms + self.cluster.settings(self.group_id).session_timeout_ms)
         told = message.member_epoch != member.epoch or before != member.assigned or requests.is_full(message)
         return ConsumerGroupHeartbeatResponse(
-            member_id=member.member_id, member_epoch=member.epoch, heartbeat_interval_ms=self._interval_ms(member), assignment=requests.assignment(member.assigned) if told else None
+            member_id=member.member_id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=self._interval_ms(member),
+            assignment=requests.assignment(member.assigned) if told else None,
         )
 
     def _interval_ms(self, member: Member) -> int:
@@ -194,10 +229,12 @@ class ConsumerGroup:
             return interval_ms
         return interval_ms if member.state == REVOKING else min(interval_ms, max(SOON_MS, 2 * len(self.members)))
 
-    # -- who asks --------------------------------------------------------------------------------------------------------------
+    # -- who asks ----------------------------------------------------------------------------------
 
     def _find(self, event: ConsumerHeartbeat) -> Member | None:
-        """The member that sends this, with a valid epoch; None: it is to be made. Changes nothing. Raises Refused."""
+        """The member that sends this, with a valid epoch; None: it is to be made. Changes nothing.
+        Raises Refused.
+        """
         message = event.message
         joins = message.member_epoch == 0
         if message.instance_id is not None:
@@ -205,7 +242,9 @@ class ConsumerGroup:
         member = self.members.get(message.member_id)
         if member is None:
             if not joins:
-                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}.")
+                raise Refused(
+                    ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}."
+                )
             self.check_room()
             return None
         self._check_epoch(member, message)
@@ -219,42 +258,65 @@ class ConsumerGroup:
                 if known is None:
                     self.check_room()
                 return known
-            if owner != message.member_id and (message.member_id in self.members or not self._is_released(self.members[owner])):
-                raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member {owner} still has it.")
+            if owner != message.member_id and (
+                message.member_id in self.members or not self._is_released(self.members[owner])
+            ):
+                raise Refused(
+                    ErrorCode.UNRELEASED_INSTANCE_ID,
+                    f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member"
+                    f" {owner} still has it.",
+                )
             return self.members[owner]
         if owner is None:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
         if owner != message.member_id:
-            raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.")
+            raise Refused(
+                ErrorCode.FENCED_INSTANCE_ID,
+                f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member"
+                f" {owner}.",
+            )
         self._check_epoch(self.members[owner], message)
         return self.members[owner]
 
     @staticmethod
     def _is_released(member: Member) -> bool:
-        """Somebody else may come in its place. A static member of the classic protocol is stopped without a word, and may come back by the other protocol (KIP-848, online migration)."""
+        """Somebody else may come in its place. A static member of the classic protocol is stopped
+        without a word, and may come back by the other protocol (KIP-848, online migration).
+        """
         return member.is_classic or member.epoch == LEFT_STATIC_EPOCH
 
     def check_room(self) -> None:
         max_size = self.cluster.settings(self.group_id).max_size
         if len(self.members) >= max_size:
-            raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The consumer group has reached its maximum capacity of {max_size} members.")
+            raise Refused(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The consumer group has reached its maximum capacity of {max_size} members.",
+            )
 
     def _check_epoch(self, member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
-        """The member's, or the one before from who has not heard of the new one and has nothing that it may not have. 0 comes from who was fenced or lost an answer: it
-        says that it has nothing."""
+        """The member's, or the one before from who has not heard of the new one and has nothing
+        that it may not have. 0 comes from who was fenced or lost an answer: it says that it has
+        nothing.
+        """
         epoch = message.member_epoch
         if epoch in (member.epoch, 0):
             return
         owned = requests.owned(message)
-        if epoch == member.previous_epoch and epoch < member.epoch and owned is not None and contains(member.assigned, owned):
+        if (
+            epoch == member.previous_epoch
+            and epoch < member.epoch
+            and owned is not None
+            and contains(member.assigned, owned)
+        ):
             return
         larger = "greater" if epoch > member.epoch else "smaller"
         raise Refused(
             ErrorCode.FENCED_MEMBER_EPOCH,
-            f"The consumer group member has a {larger} member epoch ({epoch}) than the one known by the group coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
+            f"The consumer group member has a {larger} member epoch ({epoch}) than the one known by the group"
+            f" coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
         )
 
-    # -- members ---------------------------------------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
     def enrolled(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
         """The member, made, renamed or changed; and whether an assignment follows from that."""
@@ -276,7 +338,9 @@ class ConsumerGroup:
         self._forget_description(member)
         member.description = description
         self._count_description(member)
-        return (old.topic_names, old.topic_regex) != member.key or (old.server_assignor != description.server_assignor and assignor != self.assignor)
+        return (old.topic_names, old.topic_regex) != member.key or (
+            old.server_assignor != description.server_assignor and assignor != self.assignor
+        )
 
     def _count_description(self, member: Member) -> None:
         description = member.description
@@ -284,7 +348,9 @@ class ConsumerGroup:
         if description.instance_id is not None:
             self.static[description.instance_id] = member.member_id
         if description.server_assignor is not None:
-            self.assignor_votes[description.server_assignor] = self.assignor_votes.get(description.server_assignor, 0) + 1
+            self.assignor_votes[description.server_assignor] = (
+                self.assignor_votes.get(description.server_assignor, 0) + 1
+            )
         self.classic.count(description, 1)
 
     def _forget_description(self, member: Member) -> None:
@@ -305,7 +371,9 @@ class ConsumerGroup:
         self.members[member.member_id] = member
 
     def _renamed(self, old: Member, member_id: str) -> Member:
-        """A static member that comes back under another member id takes everything over, from epoch 0."""
+        """A static member that comes back under another member id takes everything over, from
+        epoch 0.
+        """
         target = self.target.get(old.member_id, NOTHING)
         current = Current(0, 0, STABLE, old.assigned, NOTHING)
         self.remove(old)
@@ -335,13 +403,19 @@ class ConsumerGroup:
         if message.instance_id is None:
             member = self.members.get(message.member_id)
             if member is None:
-                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}.")
+                raise Refused(
+                    ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}."
+                )
         else:
             owner = self.static.get(message.instance_id)
             if owner is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
             if owner != message.member_id:
-                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.")
+                raise Refused(
+                    ErrorCode.FENCED_INSTANCE_ID,
+                    f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member"
+                    f" {owner}.",
+                )
             member = self.members[owner]
         if message.member_epoch == LEFT_STATIC_EPOCH and message.instance_id is not None:
             self._leave_for_a_while(member)
@@ -355,13 +429,15 @@ class ConsumerGroup:
         self.clear_step(member)
 
     def fence(self, members: list[Member]) -> None:
-        """They are members no more, and the group has a new epoch; the next heartbeat of anybody makes its target."""
+        """They are members no more, and the group has a new epoch; the next heartbeat of anybody
+        makes its target.
+        """
         for member in members:
             self.remove(member)
         self.refresh(bump=True)
         self.classic.maybe_downgrade()
 
-    # -- epochs ----------------------------------------------------------------------------------------------------------------
+    # -- epochs ------------------------------------------------------------------------------------
 
     def refresh(self, bump: bool) -> None:
         """Looks whether the topics have changed; a new group epoch if they have, or when asked for."""
@@ -382,7 +458,10 @@ class ConsumerGroup:
         if self.assignment_epoch and size > SMALL and now_ms < self._assign_after_ms and not at_once:
             return
         specs = {
-            member_id: MemberSpec(member.resolved.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id) for member_id, member in self.members.items()
+            member_id: MemberSpec(
+                member.resolved.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id
+            )
+            for member_id, member in self.members.items()
         }
         found = ASSIGNORS[self.assignor](specs, counts)
         for member_id, partitions in found.items():
@@ -422,7 +501,7 @@ class ConsumerGroup:
         self.owners.claim(member.member_id, member.revoking)
         self.pending.append(records.current_record(self.group_id, member.member_id, current))
 
-    # -- time ------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def set_step(self, member: Member, kind: str, at_ms: int) -> None:
         member.step_kind = kind
@@ -447,7 +526,7 @@ class ConsumerGroup:
 
         replies.append(Reply(event.request, described(self)))
 
-    # -- loading ---------------------------------------------------------------------------------------------------------------
+    # -- loading -----------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """One record of the log. Raises ValueError, and is then as it was."""
@@ -470,11 +549,15 @@ class ConsumerGroup:
         self.is_persisted = bool(self._loaded_keys)
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """Members get a whole session: nobody could reach this coordinator before. What damage of the log has left without a whole, consistent state is fenced."""
+        """Members get a whole session: nobody could reach this coordinator before. What damage of
+        the log has left without a whole, consistent state is fenced.
+        """
         loading, self._loading = self._loading, {}
         self.pending += [(key, None) for key in sorted(self._loaded_keys) if records.is_resolved_expression(key)]
         self._loaded_keys = set()
-        broken = [name for name, (description, current) in loading.items() if description is None and current is not None]
+        broken = [
+            name for name, (description, current) in loading.items() if description is None and current is not None
+        ]
         for name, (description, current) in loading.items():
             if description is not None and not self.load_member(name, description, current):
                 broken.append(name)
@@ -498,8 +581,18 @@ class ConsumerGroup:
     def load_member(self, name: str, description: Description, current: Current | None) -> bool:
         """False: what it says does not go together with the others."""
         current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
-        taken = any(self.owners.get(topic_id, index) for held in (current.assigned, current.revoking) for topic_id, indexes in held.items() for index in indexes)
-        taken = taken or bool(intersection(current.assigned, current.revoking)) or current.state not in (0, 1, 2) or (current.state == REVOKING) != bool(current.revoking)
+        taken = any(
+            self.owners.get(topic_id, index)
+            for held in (current.assigned, current.revoking)
+            for topic_id, indexes in held.items()
+            for index in indexes
+        )
+        taken = (
+            taken
+            or bool(intersection(current.assigned, current.revoking))
+            or current.state not in (0, 1, 2)
+            or (current.state == REVOKING) != bool(current.revoking)
+        )
         instance_id = description.instance_id
         if taken or (instance_id is not None and instance_id in self.static):
             return False
@@ -514,9 +607,10 @@ class ConsumerGroup:
         """Epochs never stand below what members were told."""
         self.assignment_epoch = max([self.assignment_epoch, *(member.epoch for member in self.members.values())])
         if self.epoch < self.assignment_epoch:
-            self.epoch, self.metadata_hash = self.assignment_epoch, 0  # another hash than any: the next heartbeat makes a new epoch
+            # another hash than any: the next heartbeat makes a new epoch
+            self.epoch, self.metadata_hash = self.assignment_epoch, 0
 
-    # -- invariants --------------------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         from mqd.coordinator.group.consumer.invariants import check

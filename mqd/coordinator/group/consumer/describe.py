@@ -1,4 +1,6 @@
-"""A consumer group as ConsumerGroupDescribe 0-1 shows it (KIP-848, KIP-1099), and who holds its rebalance up. Pure reading."""
+"""A consumer group as ConsumerGroupDescribe 0-1 shows it (KIP-848, KIP-1099), and who holds its
+rebalance up. Pure reading.
+"""
 
 from __future__ import annotations
 
@@ -50,26 +52,41 @@ def _member(group: ConsumerGroup, member: Member) -> _Member:
 def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
     """Topics that were deleted meanwhile have no name, and are left out."""
     named = ((topic_id, group.cluster.topic_name(topic_id), indexes) for topic_id, indexes in partitions.items())
-    return _Assignment(topic_partitions=[_TopicPartitions(topic_id=topic_id, topic_name=name, partitions=list(indexes)) for topic_id, name, indexes in named if name is not None])
+    return _Assignment(
+        topic_partitions=[
+            _TopicPartitions(topic_id=topic_id, topic_name=name, partitions=list(indexes))
+            for topic_id, name, indexes in named
+            if name is not None
+        ]
+    )
 
 
 def holders(group: ConsumerGroup) -> list[Holder]:
-    """For whom others wait, the longest silent first. `waited_for`: "revocation" (it is to let partitions go), "return" (a static member that is away has what others are to get),
-    "join" or "sync" (a classic member that owes it), "heartbeat" (it has what others are to get, and has not asked since that was decided)."""
+    """For whom others wait, the longest silent first. `waited_for`: "revocation" (it is to let
+    partitions go), "return" (a static member that is away has what others are to get), "join" or
+    "sync" (a classic member that owes it), "heartbeat" (it has what others are to get, and has not
+    asked since that was decided).
+    """
     owners: set[str] = set()
     for member_id, member in group.members.items():
         if member.state == WAITING:
             wanted = difference(group.target.get(member_id, NOTHING), member.assigned)
             found = (group.owners.get(topic_id, index) for topic_id, indexes in wanted.items() for index in indexes)
             owners.update(owner for owner in found if owner is not None and owner != member_id)
-    holding = [_holder(group, member) for member in group.members.values() if member.member_id in owners or member.state == REVOKING or member.step_kind]
+    holding = [
+        _holder(group, member)
+        for member in group.members.values()
+        if member.member_id in owners or member.state == REVOKING or member.step_kind
+    ]
     return sorted(holding, key=lambda holder: holder.seen_ms)
 
 
 def _holder(group: ConsumerGroup, member: Member) -> Holder:
     description = member.description
     classic = description.classic
-    session_ms = classic.session_timeout_ms if classic is not None else group.cluster.settings(group.group_id).session_timeout_ms
+    session_ms = (
+        classic.session_timeout_ms if classic is not None else group.cluster.settings(group.group_id).session_timeout_ms
+    )
     seen_ms = member.deadline_ms - session_ms
     if member.epoch == LEFT_STATIC_EPOCH:
         what = "return"
@@ -77,5 +94,15 @@ def _holder(group: ConsumerGroup, member: Member) -> Holder:
         what = "revocation"
     else:
         what = member.step_kind or "heartbeat"
-    since_ms = member.step.deadline_ms - description.rebalance_timeout_ms if member.step.deadline_ms != NEVER else seen_ms
-    return Holder(member.member_id, description.instance_id, description.client_id, description.client_host, what, since_ms, seen_ms)
+    since_ms = (
+        member.step.deadline_ms - description.rebalance_timeout_ms if member.step.deadline_ms != NEVER else seen_ms
+    )
+    return Holder(
+        member.member_id,
+        description.instance_id,
+        description.client_id,
+        description.client_host,
+        what,
+        since_ms,
+        seen_ms,
+    )

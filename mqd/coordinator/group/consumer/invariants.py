@@ -17,8 +17,14 @@ def check(group: ConsumerGroup) -> None:
     _check_epochs(group)
     _check_target(group)
     _check_deadlines(group)
-    static = {member.description.instance_id: member_id for member_id, member in group.members.items() if member.description.instance_id is not None}
-    assert static == group.static and len(static) == sum(member.description.instance_id is not None for member in group.members.values()), "U8"
+    static = {
+        member.description.instance_id: member_id
+        for member_id, member in group.members.items()
+        if member.description.instance_id is not None
+    }
+    assert static == group.static and len(static) == sum(
+        member.description.instance_id is not None for member in group.members.values()
+    ), "U8"
     group.subscriptions.check([member.key for member in group.members.values()])
     assert all(member.resolved is group.subscriptions.find(member.key) for member in group.members.values()), "N1"
     votes: dict[str, int] = {}
@@ -36,7 +42,9 @@ def _check_owners(group: ConsumerGroup) -> None:
             for topic_id, indexes in held.items():
                 assert indexes and list(indexes) == sorted(set(indexes)), f"U2: {indexes}"
                 for index in indexes:
-                    assert (topic_id, index) not in owners, f"U1: {topic_id.hex()}-{index} belongs to {owners[topic_id, index]} and {member_id}"
+                    assert (topic_id, index) not in owners, (
+                        f"U1: {topic_id.hex()}-{index} belongs to {owners[topic_id, index]} and {member_id}"
+                    )
                     owners[topic_id, index] = member_id
     assert owners == group.owners.all(), "U2"
 
@@ -44,13 +52,19 @@ def _check_owners(group: ConsumerGroup) -> None:
 def _check_epochs(group: ConsumerGroup) -> None:
     assert group.assignment_epoch <= group.epoch, f"U3: target {group.assignment_epoch}, group {group.epoch}"
     for member in group.members.values():
-        assert member.epoch == LEFT_STATIC_EPOCH or 0 <= member.epoch <= group.assignment_epoch, f"U3: member {member.epoch}, target {group.assignment_epoch}"
+        assert member.epoch == LEFT_STATIC_EPOCH or 0 <= member.epoch <= group.assignment_epoch, (
+            f"U3: member {member.epoch}, target {group.assignment_epoch}"
+        )
         assert member.state in (STABLE, REVOKING, WAITING)
         assert bool(member.revoking) == (member.state == REVOKING), f"U5: {member.state} {member.revoking}"
         target = group.target.get(member.member_id, NOTHING)
         if group.epoch == group.assignment_epoch and member.epoch == group.epoch:
-            assert member.state != STABLE or member.assigned == target, f"U5: {member.member_id} holds {member.assigned}, its target is {target}"
-            assert not intersection(member.revoking, target), f"U6: {member.member_id} has to let go of what it is meant to have"
+            assert member.state != STABLE or member.assigned == target, (
+                f"U5: {member.member_id} holds {member.assigned}, its target is {target}"
+            )
+            assert not intersection(member.revoking, target), (
+                f"U6: {member.member_id} has to let go of what it is meant to have"
+            )
 
 
 def _check_target(group: ConsumerGroup) -> None:
@@ -68,4 +82,6 @@ def _check_deadlines(group: ConsumerGroup) -> None:
     for member in group.members.values():
         assert member.deadline_ms != NEVER, f"U7: {member.member_id} has no session"
         if not member.is_classic:
-            assert (member.step.deadline_ms != NEVER) == (member.state == REVOKING), f"U7: {member.member_id} in state {member.state} owes {member.step_kind!r}"
+            assert (member.step.deadline_ms != NEVER) == (member.state == REVOKING), (
+                f"U7: {member.member_id} in state {member.state} owes {member.step_kind!r}"
+            )

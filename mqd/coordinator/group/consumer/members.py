@@ -1,12 +1,14 @@
 """A member of a KIP-848 group, what it holds, and how that becomes what it is meant to have.
 
-    STABLE ──target takes something away──▶ REVOKING ──the member says it has let go──▶ STABLE or WAITING, at the target's epoch
+    STABLE ──target takes something away──▶ REVOKING ──the member says it has let go──▶ STABLE or
+    WAITING, at the target's epoch
        └───some of what it is to get still has an owner──▶ WAITING ──they let go──▶ STABLE
 
-Kafka's names in records: STABLE 0, UNREVOKED_PARTITIONS 1 (here REVOKING), UNRELEASED_PARTITIONS 2 (here WAITING).
+Kafka's names in records: STABLE 0, UNREVOKED_PARTITIONS 1 (here REVOKING), UNRELEASED_PARTITIONS 2
+(here WAITING).
 
-A member's partitions are those assigned and those it still has to let go. What it keeps from one target to the next is never taken from it on the way: a rebalance stops
-nobody who is not concerned.
+A member's partitions are those assigned and those it still has to let go. What it keeps from one
+target to the next is never taken from it on the way: a rebalance stops nobody who is not concerned.
 """
 
 from __future__ import annotations
@@ -37,27 +39,47 @@ class Owners:
         for topic_id, indexes in partitions.items():
             owners = self._by_topic.setdefault(topic_id, {})
             for index in indexes:
-                assert owners.get(index, member_id) == member_id, f"U1: {topic_id.hex()}-{index} would have two owners, {owners[index]} and {member_id}"
+                assert owners.get(index, member_id) == member_id, (
+                    f"U1: {topic_id.hex()}-{index} would have two owners, {owners[index]} and {member_id}"
+                )
                 owners[index] = member_id
 
     def release(self, member_id: str, partitions: Partitions) -> None:
         for topic_id, indexes in partitions.items():
             owners = self._by_topic[topic_id]
             for index in indexes:
-                assert owners[index] == member_id, f"U1: {member_id} lets go of {topic_id.hex()}-{index}, which {owners[index]} owns"
+                assert owners[index] == member_id, (
+                    f"U1: {member_id} lets go of {topic_id.hex()}-{index}, which {owners[index]} owns"
+                )
                 del owners[index]
             if not owners:
                 del self._by_topic[topic_id]
 
     def all(self) -> dict[tuple[bytes, int], str]:
-        return {(topic_id, index): member_id for topic_id, owners in self._by_topic.items() for index, member_id in owners.items()}
+        return {
+            (topic_id, index): member_id
+            for topic_id, owners in self._by_topic.items()
+            for index, member_id in owners.items()
+        }
 
 
 class Member(Watched):
-    """The Watched of a member is its session; `step` is the next thing it owes: letting partitions go, joining, syncing (the classic protocol's). `resolved`: its entry
-    among the group's subscriptions."""
+    """The Watched of a member is its session; `step` is the next thing it owes: letting partitions
+    go, joining, syncing (the classic protocol's). `resolved`: its entry among the group's
+    subscriptions.
+    """
 
-    __slots__ = ("assigned", "description", "epoch", "previous_epoch", "resolved", "revoking", "state", "step", "step_kind")
+    __slots__ = (
+        "assigned",
+        "description",
+        "epoch",
+        "previous_epoch",
+        "resolved",
+        "revoking",
+        "state",
+        "step",
+        "step_kind",
+    )
 
     def __init__(self, member_id: str, description: Description, current: Current | None = None) -> None:
         super().__init__(member_id)
@@ -89,7 +111,7 @@ class Member(Watched):
         return self.description.classic is not None
 
 
-# -- sets of partitions ----------------------------------------------------------------------------------------------------------
+# -- sets of partitions ----------------------------------------------------------------------------
 
 
 def intersection(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> Partitions:
@@ -110,7 +132,9 @@ def difference(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> Parti
     found: Partitions = {}
     for topic_id, indexes in one.items():
         others = other.get(topic_id)
-        rest = indexes if others is None else () if others == indexes else tuple(sorted(set(indexes).difference(others)))
+        rest = (
+            indexes if others is None else () if others == indexes else tuple(sorted(set(indexes).difference(others)))
+        )
         if rest:
             found[topic_id] = rest
     return found
@@ -134,11 +158,15 @@ def contains(whole: Partitions, part: Partitions) -> bool:
     return all(topic_id in whole and set(whole[topic_id]).issuperset(indexes) for topic_id, indexes in part.items())
 
 
-# -- reconciliation --------------------------------------------------------------------------------------------------------------
+# -- reconciliation --------------------------------------------------------------------------------
 
 
-def reconciled(member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None) -> Current:
-    """What the member holds from now on. `owned`: what it says it still has; None: it did not say. Pure."""
+def reconciled(
+    member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None
+) -> Current:
+    """What the member holds from now on. `owned`: what it says it still has; None: it did not say.
+    Pure.
+    """
     epoch, assigned = member.epoch, member.assigned
     if member.state == REVOKING:
         if owned is None or overlap(member.revoking, owned):
@@ -151,7 +179,9 @@ def reconciled(member: Member, target: Partitions, target_epoch: int, owners: Ow
     if revoking and (owned is None or overlap(revoking, owned)):
         return Current(epoch, _previous(member, epoch), REVOKING, kept, revoking)
     free, unreleased = _free(member.member_id, difference(target, kept), owners)
-    return Current(target_epoch, _previous(member, target_epoch), WAITING if unreleased else STABLE, union(kept, free), NOTHING)
+    return Current(
+        target_epoch, _previous(member, target_epoch), WAITING if unreleased else STABLE, union(kept, free), NOTHING
+    )
 
 
 def _previous(member: Member, epoch: int) -> int:

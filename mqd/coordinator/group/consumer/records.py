@@ -1,7 +1,9 @@
-"""What a KIP-848 group keeps in `__consumer_offsets`, as values of Python: between mqd/coordinator/group/records.py, which knows the bytes, and the core.
+"""What a KIP-848 group keeps in `__consumer_offsets`, as values of Python: between
+mqd/coordinator/group/records.py, which knows the bytes, and the core.
 
-Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read and not needed: what they say is found anew in the metadata, and the hash
-in type 3 tells whether it has changed meanwhile. They are written as tombstones only.
+Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
+and not needed: what they say is found anew in the metadata, and the hash in type 3 tells whether it
+has changed meanwhile. They are written as tombstones only.
 """
 
 from __future__ import annotations
@@ -15,18 +17,25 @@ METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, R
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
 
 EPOCH_MIN = -2  # of a static member that went
-EPOCH_MAX = 2**31 - 2**16  # of a record that can be believed: no group lives so long, and its next epochs must fit into an int32
+# of a record that can be believed: no group lives so long, and its next epochs must fit into an
+# int32
+EPOCH_MAX = 2**31 - 2**16
 
 Partitions = dict[bytes, tuple[int, ...]]  # topic id (16 bytes) -> partition indexes, ascending, never empty
 
 _GROUP, _MEMBER = records.CONSUMER_GROUP_METADATA, records.CONSUMER_GROUP_MEMBER_METADATA
-_TARGET_EPOCH, _TARGET = records.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA, records.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER
+_TARGET_EPOCH, _TARGET = (
+    records.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+    records.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+)
 _CURRENT = records.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
 _Classic = _MEMBER.value.cls.ClassicMemberMetadata
 
 
 class ClassicMetadata(msgspec.Struct, frozen=True):
-    """Of a member that speaks the classic protocol. `protocols`: (name, metadata), most wanted first."""
+    """Of a member that speaks the classic protocol. `protocols`: (name, metadata), most wanted
+    first.
+    """
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -77,11 +86,15 @@ def member_record(group_id: str, member_id: str, member: Description) -> KeyValu
         subscribed_topic_regex=member.topic_regex,
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
-        classic_member_metadata=None
-        if classic is None
-        else _Classic(
-            session_timeout_ms=classic.session_timeout_ms,
-            supported_protocols=[_MEMBER.value.cls.Protocol(name=name, metadata=metadata) for name, metadata in classic.protocols],
+        classic_member_metadata=(
+            None
+            if classic is None
+            else _Classic(
+                session_timeout_ms=classic.session_timeout_ms,
+                supported_protocols=[
+                    _MEMBER.value.cls.Protocol(name=name, metadata=metadata) for name, metadata in classic.protocols
+                ],
+            )
         ),
     )
     return _MEMBER.encode_key(group_id, member_id), _MEMBER.encode_value(value)
@@ -99,12 +112,20 @@ def decode_member(value: bytes) -> Description:
         record.subscribed_topic_regex or None,
         record.rebalance_timeout_ms,
         record.server_assignor,
-        None if classic is None else ClassicMetadata(classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)),
+        (
+            None
+            if classic is None
+            else ClassicMetadata(
+                classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)
+            )
+        ),
     )
 
 
 def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
-    return _TARGET_EPOCH.encode_key(group_id), _TARGET_EPOCH.encode_value(_TARGET_EPOCH.value.cls(assignment_epoch=epoch))
+    return _TARGET_EPOCH.encode_key(group_id), _TARGET_EPOCH.encode_value(
+        _TARGET_EPOCH.value.cls(assignment_epoch=epoch)
+    )
 
 
 def decode_target_epoch(value: bytes) -> int:
@@ -141,7 +162,13 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
 def decode_current(value: bytes) -> Current:
     record = _CURRENT.decode_value(value)
     epoch, previous = _epoch(record.member_epoch, EPOCH_MIN), _epoch(record.previous_member_epoch, EPOCH_MIN)
-    return Current(epoch, previous, record.state, _partitions(record.assigned_partitions), _partitions(record.partitions_pending_revocation))
+    return Current(
+        epoch,
+        previous,
+        record.state,
+        _partitions(record.assigned_partitions),
+        _partitions(record.partitions_pending_revocation),
+    )
 
 
 def group_tombstones(group_id: str) -> list[KeyValue]:
@@ -155,7 +182,9 @@ def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
 
 
 def decode_key(key: bytes) -> tuple[int, str]:
-    """(type, member id or expression, "" for records of the group itself); the type must be one of KEY_TYPES. Raises ValueError."""
+    """(type, member id or expression, "" for records of the group itself); the type must be one of
+    KEY_TYPES. Raises ValueError.
+    """
     kind = records.key_type_of(key)
     decoded = records.CONSUMER_GROUP_TYPES[kind].decode_key(key)
     return kind, getattr(decoded, "member_id", "")

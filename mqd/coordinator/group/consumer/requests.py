@@ -1,4 +1,6 @@
-"""What a ConsumerGroupHeartbeat says, and what it is answered: the reading and writing of the messages, without the group."""
+"""What a ConsumerGroupHeartbeat says, and what it is answered: the reading and writing of the
+messages, without the group.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from mqd.coordinator.group.regex import BadExpression, RegexMatcher
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
-_TopicPartitions, _Assignment = ConsumerGroupHeartbeatResponse.TopicPartitions, ConsumerGroupHeartbeatResponse.Assignment
+_TopicPartitions, _Assignment = (
+    ConsumerGroupHeartbeatResponse.TopicPartitions,
+    ConsumerGroupHeartbeatResponse.Assignment,
+)
 
 
 NAME_CHARS_MAX = 8_000  # a record's string holds 32,767 bytes
@@ -23,7 +28,9 @@ class Refused(Exception):
         self.error, self.message = int(error), message
 
 
-def problem_of(message: ConsumerGroupHeartbeatRequest, api_version: int, assignors: tuple[str, ...]) -> tuple[int, str] | None:
+def problem_of(
+    message: ConsumerGroupHeartbeatRequest, api_version: int, assignors: tuple[str, ...]
+) -> tuple[int, str] | None:
     """(error, reason) of what is wrong whatever the group is; None: nothing."""
     epoch, invalid = message.member_epoch, int(ErrorCode.INVALID_REQUEST)
     if not message.group_id.strip():
@@ -48,16 +55,27 @@ def problem_of(message: ConsumerGroupHeartbeatRequest, api_version: int, assigno
     if message.rebalance_timeout_ms < -1:
         return invalid, f"RebalanceTimeoutMs cannot be {message.rebalance_timeout_ms}."
     if _is_too_long(message):
-        return invalid, f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than {SUBSCRIPTION_CHARS_MAX}."
+        return (
+            invalid,
+            (
+                f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than"
+                f" {SUBSCRIPTION_CHARS_MAX}."
+            ),
+        )
     if message.server_assignor is not None and message.server_assignor not in assignors:
-        return int(ErrorCode.UNSUPPORTED_ASSIGNOR), f"ServerAssignor {message.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}."
+        return (
+            int(ErrorCode.UNSUPPORTED_ASSIGNOR),
+            f"ServerAssignor {message.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+        )
     return None
 
 
 def _is_too_long(message: ConsumerGroupHeartbeatRequest) -> bool:
     names = message.subscribed_topic_names or ()
     texts = (message.group_id, message.member_id, message.instance_id, message.rack_id, *names)
-    return sum(map(len, names)) > SUBSCRIPTION_CHARS_MAX or any(text is not None and len(text) > NAME_CHARS_MAX for text in texts)
+    return sum(map(len, names)) > SUBSCRIPTION_CHARS_MAX or any(
+        text is not None and len(text) > NAME_CHARS_MAX for text in texts
+    )
 
 
 def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
@@ -70,20 +88,33 @@ def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
 def is_full(message: ConsumerGroupHeartbeatRequest) -> bool:
     """Everything is said: the member begins anew, or has lost an answer."""
     subscribes = message.subscribed_topic_names is not None or message.subscribed_topic_regex is not None
-    return message.member_epoch == 0 or (message.rebalance_timeout_ms != -1 and subscribes and message.topic_partitions is not None)
+    return message.member_epoch == 0 or (
+        message.rebalance_timeout_ms != -1 and subscribes and message.topic_partitions is not None
+    )
 
 
 def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexMatcher) -> Description:
-    """What the member says of itself; fields that are not there are as before. `old` itself when nothing is new. Raises Refused."""
+    """What the member says of itself; fields that are not there are as before. `old` itself when
+    nothing is new. Raises Refused.
+    """
     message = event.message
-    if old is not None and old.classic is None and event.client_id == old.client_id and event.client_host == old.client_host and not _says_something(message):
+    if (
+        old is not None
+        and old.classic is None
+        and event.client_id == old.client_id
+        and event.client_host == old.client_host
+        and not _says_something(message)
+    ):
         return old
     regex = message.subscribed_topic_regex
     if regex and (old is None or regex != old.topic_regex):
         try:
             matcher.check(regex)
         except BadExpression as error:
-            raise Refused(ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex `{regex[:200]}` is not a valid regular expression: {error}.") from None
+            raise Refused(
+                ErrorCode.INVALID_REGULAR_EXPRESSION,
+                f"SubscribedTopicRegex `{regex[:200]}` is not a valid regular expression: {error}.",
+            ) from None
     names = message.subscribed_topic_names
     new = Description(
         message.instance_id if message.instance_id is not None else old.instance_id if old else None,
@@ -110,4 +141,8 @@ def _says_something(message: ConsumerGroupHeartbeatRequest) -> bool:
 
 
 def assignment(partitions: Partitions) -> ConsumerGroupHeartbeatResponse.Assignment:
-    return _Assignment(topic_partitions=[_TopicPartitions(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()])
+    return _Assignment(
+        topic_partitions=[
+            _TopicPartitions(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()
+        ]
+    )

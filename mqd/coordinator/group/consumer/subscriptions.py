@@ -1,5 +1,6 @@
-"""What the members of a group subscribe to, as the topics that exist now. Members that subscribe to the same share one entry, so what counts is how many different
-subscriptions there are, not how many members.
+"""What the members of a group subscribe to, as the topics that exist now. Members that subscribe to
+the same share one entry, so what counts is how many different subscriptions there are, not how many
+members.
 
 Invariants (check())
     N1  an entry's count is the number of members that subscribe so; nobody: no entry
@@ -99,19 +100,26 @@ class Subscriptions:
 
     @property
     def hash(self) -> int:
-        """Of everything that an assignment follows from: the topics, their partitions, and what each expression matches. 64 bits with a sign, never 0."""
+        """Of everything that an assignment follows from: the topics, their partitions, and what
+        each expression matches. 64 bits with a sign, never 0.
+        """
         if self._hash is None:
             digest = hashlib.blake2b(digest_size=8)
             for name, (topic_id, count) in sorted(self._topics().items()):
                 digest.update(b"%b\0%b%d\n" % (name.encode(), topic_id, count))
             for (names, regex), entry in sorted(self._entries.items(), key=lambda item: (item[0][0], item[0][1] or "")):
                 if regex is not None:
-                    digest.update(b"%b\0%b\n" % (",".join(names).encode() + b"/" + regex.encode(), ",".join(sorted(entry.names)).encode()))
+                    digest.update(
+                        b"%b\0%b\n"
+                        % (",".join(names).encode() + b"/" + regex.encode(), ",".join(sorted(entry.names)).encode())
+                    )
             self._hash = int.from_bytes(digest.digest(), "big", signed=True) or 1
         return self._hash
 
     def all_names(self) -> frozenset[str]:
-        """Subscribed to by name or by expression; topics that do not exist count when they are named."""
+        """Subscribed to by name or by expression; topics that do not exist count when they are
+        named.
+        """
         return frozenset().union(*(entry.names | frozenset(key[0]) for key, entry in self._entries.items()))
 
     def check(self, keys: list[Key]) -> None:
@@ -120,4 +128,6 @@ class Subscriptions:
             counts[key] = counts.get(key, 0) + 1
         assert counts == {key: entry.count for key, entry in self._entries.items()}, "N1"
         if self._counts is not None and self.is_current():
-            assert self._counts.keys() == {topic_id for entry in self._entries.values() for topic_id in entry.topic_ids}, "N3"
+            assert self._counts.keys() == {
+                topic_id for entry in self._entries.values() for topic_id in entry.topic_ids
+            }, "N3"

@@ -1,5 +1,6 @@
 /* tsan */
-/* Clients through shared memory that behave: what TCP can do works, nothing is lost while either side sleeps, limits are kept, all is given back. */
+/* Clients through shared memory that behave: what TCP can do works, nothing is lost while either
+ * side sleeps, limits are kept, all is given back. */
 #include "mqd_local_test.h"
 
 #include <sys/wait.h>
@@ -30,10 +31,12 @@ BOTH(a_record_goes_in_and_comes_out)
     local_bench_stop(b);
 }
 
-/* Requests of every size in a small memory: windows, runs of extents, the data area's and both rings' wrap-around. */
+/* Requests of every size in a small memory: windows, runs of extents, the data area's and both
+ * rings' wrap-around. */
 static void sizes(struct bench *b, uint64_t seed)
 {
-    struct local local = local_open(b, (uint32_t)(seed % 2), (struct local_wish){seed % 3 ? 1 << 19 : 1 << 17, 1 << 12, 16});
+    struct local local =
+        local_open(b, (uint32_t)(seed % 2), (struct local_wish){seed % 3 ? 1 << 19 : 1 << 17, 1 << 12, 16});
     CHECK_EQUAL(local.submission_count, 16);
     CHECK_EQUAL(local.reply_bytes, 1 << 12);
     struct fetched *fetched = calloc(1, sizeof *fetched);
@@ -47,7 +50,9 @@ static void sizes(struct bench *b, uint64_t seed)
         struct asked asked = {partition, produced.base_offset[0]};
         CHECK(produced.base_offset[0] >= next[partition]);
         next[partition] = produced.base_offset[0] + 1;
-        local_fetch(&local, (struct fetch){.correlation_id = 5, .bytes_max = 8 << 20, .wait_ms = LIMIT_MS, .bytes_min = 1}, &asked, 1, fetched);
+        local_fetch(&local,
+                    (struct fetch){.correlation_id = 5, .bytes_max = 8 << 20, .wait_ms = LIMIT_MS, .bytes_min = 1},
+                    &asked, 1, fetched);
         CHECK(fetched->batch_count >= 1);
         CHECK_EQUAL(fetched->batches[0].mark, part.batch.mark);
     }
@@ -64,7 +69,8 @@ BOTH(every_size_through_small_rings)
     local_bench_stop(b);
 }
 
-/* Many at once, in order; more than the submission ring and the reply ring hold; then a client that goes away with all of it unread. */
+/* Many at once, in order; more than the submission ring and the reply ring hold; then a client that
+ * goes away with all of it unread. */
 BOTH(pipelined_in_order)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -108,13 +114,17 @@ BOTH(what_was_submitted_before_the_end_is_written)
     local_close(&local);
     local_wait_none(b);
     struct mqd_positions positions = {0};
-    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; positions.high_watermark < 200 && test_now_ns() < end_ns; poll(NULL, 0, 1)) /* the turn goes on after the close */
+    /* the turn goes on after the close */
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+         positions.high_watermark < 200 && test_now_ns() < end_ns; poll(NULL, 0, 1))
         mqd_slot_positions(mqd_control_partition(b->control, 0), &positions);
     CHECK_EQUAL(positions.high_watermark, 200);
     struct client client = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct asked asked = {0, 199};
-    client_fetch(&client, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked, 1, fetched);
+    client_fetch(&client,
+                 (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked,
+                 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     CHECK_EQUAL(fetched->batches[0].mark, 199);
     client_close(&client);
@@ -124,7 +134,14 @@ BOTH(what_was_submitted_before_the_end_is_written)
 
 /* ---- sleeping ---- */
 
-struct pace { struct bench *b; uint32_t worker; int32_t partition; uint64_t seed; uint32_t rounds; uint64_t sleeps; };
+struct pace {
+    struct bench *b;
+    uint32_t worker;
+    int32_t partition;
+    uint64_t seed;
+    uint32_t rounds;
+    uint64_t sleeps;
+};
 
 static void *round_trips(void *argument)
 {
@@ -148,7 +165,8 @@ static void sleepers(int backend, void (*change)(struct bench *b))
     struct pace paces[6];
     uint64_t sleeps = 0;
     for (uint32_t i = 0; i < 6; i++) {
-        paces[i] = (struct pace){.b = b, .worker = i % 2, .partition = (int32_t)(i % 4), .seed = i + 1, .rounds = test_long() ? 5000 : 500};
+        paces[i] = (struct pace){
+            .b = b, .worker = i % 2, .partition = (int32_t)(i % 4), .seed = i + 1, .rounds = test_long() ? 5000 : 500};
         CHECK(pthread_create(&threads[i], NULL, round_trips, &paces[i]) == 0);
     }
     for (uint32_t i = 0; i < 6; i++) {
@@ -160,12 +178,19 @@ static void sleepers(int backend, void (*change)(struct bench *b))
     local_bench_stop(b);
 }
 
-BOTH(no_wake_up_is_lost) { sleepers(backend, local_options); }
-BOTH(no_wake_up_is_lost_beside_a_spinning_worker) { sleepers(backend, local_options_spin); }
+BOTH(no_wake_up_is_lost)
+{
+    sleepers(backend, local_options);
+}
+BOTH(no_wake_up_is_lost_beside_a_spinning_worker)
+{
+    sleepers(backend, local_options_spin);
+}
 
 /* ---- positions ---- */
 
-/* A Fetch with max_bytes 0 parks, wakes, answers without records; by TCP the same is an ordinary Fetch. */
+/* A Fetch with max_bytes 0 parks, wakes, answers without records; by TCP the same is an ordinary
+ * Fetch. */
 BOTH(positions_only)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -187,12 +212,15 @@ BOTH(positions_only)
     CHECK_EQUAL(fetched->batch_count, 0);
     /* there already: answered at once, and again, and for read_committed with a list */
     for (int i = 0; i < 3; i++) {
-        local_fetch(&local, (struct fetch){.correlation_id = 10, .wait_ms = LIMIT_MS, .bytes_min = 1, .committed = i == 2}, &asked, 1, fetched);
+        local_fetch(&local,
+                    (struct fetch){.correlation_id = 10, .wait_ms = LIMIT_MS, .bytes_min = 1, .committed = i == 2},
+                    &asked, 1, fetched);
         CHECK_EQUAL(fetched->high_watermark[0], 1);
         CHECK_EQUAL(fetched->batch_count, 0);
         CHECK_EQUAL(fetched->aborted_count, i == 2 ? 0 : -1);
     }
-    client_fetch(&client, (struct fetch){.correlation_id = 11, .wait_ms = LIMIT_MS, .bytes_min = 1}, &asked, 1, fetched);
+    client_fetch(&client, (struct fetch){.correlation_id = 11, .wait_ms = LIMIT_MS, .bytes_min = 1}, &asked, 1,
+                 fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     client_close(&client);
     local_close(&local);
@@ -215,7 +243,13 @@ BOTH(positions_only_in_a_session)
     int32_t session_id = fetched->session_id;
     for (int32_t epoch = 1; epoch < 6; epoch++) {
         struct frame frame = {0};
-        put_fetch(&frame, (struct fetch){.correlation_id = 2, .wait_ms = LIMIT_MS, .bytes_min = 1, .session_id = session_id, .session_epoch = epoch}, &(struct asked){1, epoch - 1}, epoch > 1);
+        put_fetch(&frame,
+                  (struct fetch){.correlation_id = 2,
+                                 .wait_ms = LIMIT_MS,
+                                 .bytes_min = 1,
+                                 .session_id = session_id,
+                                 .session_epoch = epoch},
+                  &(struct asked){1, epoch - 1}, epoch > 1);
         struct part part = {1, {.mark = (uint64_t)epoch}};
         put_produce(&frame, 3, 1, LIMIT_MS, &part, 1); /* answered behind the fetch, which waits for it */
         CHECK_EQUAL(local_send(&local, &frame), 1);
@@ -285,7 +319,12 @@ BOTH(questions)
                 check_place(&local, 0, offset, end_offset);
     }
     check_place(&local, 0, end_offset, end_offset);
-    static const struct { int32_t partition; int64_t offset; int32_t error; } wrong[] = {{0, -1, 1}, {0, 1 << 20, 1}, {0, INT64_MIN, 1}, {0, INT64_MAX, 1}, {5, 0, 3}, {-1, 0, 3}, {INT32_MAX, 0, 3}};
+    static const struct {
+        int32_t partition;
+        int64_t offset;
+        int32_t error;
+    } wrong[] = {{0, -1, 1}, {0, 1 << 20, 1}, {0, INT64_MIN, 1}, {0, INT64_MAX, 1},
+                 {5, 0, 3},  {-1, 0, 3},      {INT32_MAX, 0, 3}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK(local_ask(&local, wrong[i].partition, wrong[i].offset, 1));
         CHECK(local_answer(&local, &answer, &fd));
@@ -306,7 +345,8 @@ BOTH(questions)
 BOTH(limits)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local big = local_open(b, 0, (struct local_wish){UINT64_MAX, UINT32_MAX, UINT32_MAX}); /* gets what there is, in shorter rings */
+    /* gets what there is, in shorter rings */
+    struct local big = local_open(b, 0, (struct local_wish){UINT64_MAX, UINT32_MAX, UINT32_MAX});
     CHECK_EQUAL(big.welcome.error, 0);
     CHECK(big.total_bytes <= LOCAL_BYTES_MAX && big.data_bytes >= MQD_LOCAL_DATA_BYTES_MIN);
     struct part part = {0, {.mark = 1}};
@@ -372,7 +412,8 @@ BOTH(the_end_of_a_worker)
 
 /* ---- memory that outlives its attachment ---- */
 
-/* Keeps what it was given and drops only its socket. `keep`: 0 the mapping, 1 the descriptor, 2 both in a child of its own. Of a child it returns the end of a pipe whose closing ends it. */
+/* Keeps what it was given and drops only its socket. `keep`: 0 the mapping, 1 the descriptor, 2
+ * both in a child of its own. Of a child it returns the end of a pipe whose closing ends it. */
 static int leave_but_keep(struct local *local, int keep)
 {
     int ends[2] = {-1, -1};

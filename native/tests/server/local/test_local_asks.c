@@ -1,15 +1,18 @@
 /* tsan */
-/* Answers to questions of local clients: those that the kernel does not take at once, those of a host without its lease. */
+/* Answers to questions of local clients: those that the kernel does not take at once, those of a
+ * host without its lease. */
 #include "mqd_local_test.h"
 
 #include <sys/syscall.h>
 
 static int refusals; /* by __atomic */
 
-/* As where the user has too many descriptors on their way to others: room for another one makes no edge of this socket. */
+/* As where the user has too many descriptors on their way to others: room for another one makes no
+ * edge of this socket. */
 ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-    if (message->msg_iov->iov_len == sizeof(struct mqd_local_segment) && message->msg_controllen && __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > 0) {
+    if (message->msg_iov->iov_len == sizeof(struct mqd_local_segment) && message->msg_controllen &&
+        __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > 0) {
         errno = __atomic_fetch_sub(&refusals, 1, __ATOMIC_SEQ_CST) % 2 ? ETOOMANYREFS : ENOBUFS;
         return -1;
     }
@@ -19,7 +22,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
 {
     struct bench *b = local_bench(backend, NULL);
-    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256}), leaves = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
+    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256}),
+                 leaves = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
     struct mqd_local_segment answer;
     int fd;
     for (int round = 0; round < 3; round++) {
@@ -33,7 +37,8 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
     __atomic_store_n(&refusals, 1 << 20, __ATOMIC_SEQ_CST);
     CHECK(local_ask(&leaves, 0, 0, 1));
     CHECK(local_ask(&local, 0, 0, 1));
-    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > (1 << 20) - 4; usleep(1000))
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+         __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > (1 << 20) - 4; usleep(1000))
         CHECK(test_now_ns() < end_ns);
     local_close(&leaves); /* while its answer waits */
     __atomic_store_n(&refusals, 0, __ATOMIC_SEQ_CST);
@@ -46,7 +51,11 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
 
 BOTH(who_asks_beyond_the_end_without_the_lease)
 {
-    static const struct { int64_t deadline_ns; int32_t error; } said[] = {{1, 6}, {INT64_MAX, 1}}; /* CLOCK_BOOTTIME has passed the first: another host may lead by now, and have more */
+    /* CLOCK_BOOTTIME has passed the first: another host may lead by now, and have more */
+    static const struct {
+        int64_t deadline_ns;
+        int32_t error;
+    } said[] = {{1, 6}, {INT64_MAX, 1}};
     struct bench *b = local_bench(backend, NULL);
     struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
     struct client client = client_open(b, 0);
@@ -56,7 +65,9 @@ BOTH(who_asks_beyond_the_end_without_the_lease)
     int fd;
     for (int i = 0; i < 2; i++) {
         mqd_control_set_broker(b->control, 1, 1, said[i].deadline_ns);
-        client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched); /* what comes after it meets this deadline */
+        /* what comes after it meets this deadline */
+        client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                     &asked, 1, fetched);
         CHECK(local_ask(&local, 0, 50, 1));
         CHECK(local_answer(&local, &answer, &fd));
         CHECK_EQUAL(answer.error, said[i].error);

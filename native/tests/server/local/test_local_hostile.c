@@ -1,9 +1,11 @@
 /* tsan */
-/* Clients through shared memory that do not behave: they scribble over every word, lie about places and lengths, overlap, change bytes while they are copied, never read,
- * flood, punch holes, leave in the middle and keep descriptors. From a seed, though threads make no two runs alike.
+/* Clients through shared memory that do not behave: they scribble over every word, lie about places
+ * and lengths, overlap, change bytes while they are copied, never read, flood, punch holes, leave
+ * in the middle and keep descriptors. From a seed, though threads make no two runs alike.
  *
- * Checked: the worker lives, others are served all the while (by shared memory and by TCP), every record they read is right; in the end no attachment, no memory, no
- * descriptor is left. (What ASan and UBSan see besides.) */
+ * Checked: the worker lives, others are served all the while (by shared memory and by TCP), every
+ * record they read is right; in the end no attachment, no memory, no descriptor is left. (What ASan
+ * and UBSan see besides.) */
 #include "mqd_local_test.h"
 
 #include <dirent.h>
@@ -11,7 +13,12 @@
 
 #define HOSTILE 8
 
-struct hostile { struct local local; bool open; int kept[4]; uint32_t kept_count; };
+struct hostile {
+    struct local local;
+    bool open;
+    int kept[4];
+    uint32_t kept_count;
+};
 
 /* But for files of the log, which are kept open to be read. */
 static uint32_t descriptors(void)
@@ -29,7 +36,9 @@ static uint32_t descriptors(void)
 
 static uint64_t some_number(uint64_t *seed)
 {
-    static const uint64_t edges[] = {0, 1, 7, 8, 63, 4095, 4096, 65535, 65536, 65537, 1 << 20, INT32_MAX, UINT32_MAX, 1ull << 32, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
+    static const uint64_t edges[] = {
+        0,     1,       7,         8,          63,         4095,      4096,       65535,         65536,
+        65537, 1 << 20, INT32_MAX, UINT32_MAX, 1ull << 32, INT64_MAX, UINT64_MAX, UINT64_MAX - 7};
     uint64_t random = test_random(seed);
     return random % 3 ? edges[random / 3 % (sizeof edges / sizeof *edges)] : random;
 }
@@ -46,17 +55,24 @@ static void lie_about_a_place(struct hostile *h, uint64_t *seed)
     local_publish(local);
 }
 
-/* A frame that begins like one: known keys and versions, then anything; sometimes sound and cut off. */
+/* A frame that begins like one: known keys and versions, then anything; sometimes sound and cut
+ * off. */
 static void send_rubbish(struct hostile *h, uint64_t *seed)
 {
     struct local *local = &h->local;
     struct frame frame = {0};
-    struct part part = {(int32_t)(test_random(seed) % 6), {.mark = test_random(seed), .body_bytes = (int32_t)(test_random(seed) % 20000 + 64)}};
+    struct part part = {(int32_t)(test_random(seed) % 6),
+                        {.mark = test_random(seed), .body_bytes = (int32_t)(test_random(seed) % 20000 + 64)}};
     struct asked asked = {(int32_t)(test_random(seed) % 6), (int64_t)(test_random(seed) % 100)};
     if (test_random(seed) % 2)
         put_produce(&frame, 1, (int)(test_random(seed) % 3) - 1, 1000, &part, 1);
     else
-        put_fetch(&frame, (struct fetch){.correlation_id = 2, .wait_ms = (int32_t)(test_random(seed) % 50), .bytes_min = 1, .bytes_max = (int32_t)(test_random(seed) % 2 * (1 << 20))}, &asked, 1);
+        put_fetch(&frame,
+                  (struct fetch){.correlation_id = 2,
+                                 .wait_ms = (int32_t)(test_random(seed) % 50),
+                                 .bytes_min = 1,
+                                 .bytes_max = (int32_t)(test_random(seed) % 2 * (1 << 20))},
+                  &asked, 1);
     uint32_t size_bytes = frame.size_bytes - 4;
     for (uint32_t i = 0; i < test_random(seed) % 3; i++)
         frame.bytes[4 + test_random(seed) % size_bytes] = (uint8_t)test_random(seed);
@@ -75,9 +91,15 @@ static void scribble(struct hostile *h, uint64_t *seed)
     struct mqd_local_header *header = h->local.header;
     uint64_t small = test_random(seed) % 4096, words = sizeof *header / 8;
     switch (test_random(seed) % 6) {
-    case 0: mqd_store_release(&header->submission_tail, test_random(seed) % 2 ? h->local.tail + small : some_number(seed)); break;
-    case 1: mqd_store_release(&header->reply_head, test_random(seed) % 2 ? h->local.head + small : some_number(seed)); break;
-    case 2: mqd_store_release(&header->client_sleeping, (uint32_t)some_number(seed)); break;
+    case 0:
+        mqd_store_release(&header->submission_tail, test_random(seed) % 2 ? h->local.tail + small : some_number(seed));
+        break;
+    case 1:
+        mqd_store_release(&header->reply_head, test_random(seed) % 2 ? h->local.head + small : some_number(seed));
+        break;
+    case 2:
+        mqd_store_release(&header->client_sleeping, (uint32_t)some_number(seed));
+        break;
     case 3: /* what is the worker's: it keeps its own */
         mqd_store_release(&header->submission_head, some_number(seed));
         mqd_store_release(&header->reply_tail, some_number(seed));
@@ -99,10 +121,14 @@ static void talk(struct hostile *h, uint64_t *seed)
     uint8_t bytes[512] = {0};
     int fd = h->local.client.fd;
     switch (test_random(seed) % 4) {
-    case 0: send(fd, bytes, test_random(seed) % sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL); break; /* of 0 bytes too: looks like the end */
+    /* of 0 bytes too: looks like the end */
+    case 0:
+        send(fd, bytes, test_random(seed) % sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        break;
     case 1:
         for (uint32_t i = 0; i < 100; i++) { /* nobody takes the answers */
-            struct mqd_local_ask ask = {.kind = MQD_LOCAL_ASK_SEGMENT, .partition_index = (int32_t)(i % 5), .offset = (int64_t)(i % 3)};
+            struct mqd_local_ask ask = {
+                .kind = MQD_LOCAL_ASK_SEGMENT, .partition_index = (int32_t)(i % 5), .offset = (int64_t)(i % 3)};
             memcpy(ask.topic_id, h->local.b->topic_id, 16);
             if (send(fd, &ask, sizeof ask, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
                 break;
@@ -112,7 +138,8 @@ static void talk(struct hostile *h, uint64_t *seed)
         for (uint32_t i = 0; i < 200; i++)
             eventfd_write(h->local.fds[1], i);
         break;
-    default: shutdown(fd, test_random(seed) % 2 ? SHUT_RD : SHUT_WR);
+    default:
+        shutdown(fd, test_random(seed) % 2 ? SHUT_RD : SHUT_WR);
     }
 }
 
@@ -122,7 +149,8 @@ static void tear_at_memory(struct hostile *h, uint64_t *seed)
     CHECK(ftruncate(memory, (off_t)some_number(seed) & 0xfffff) < 0);
     CHECK(fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE) < 0);
     CHECK_EQUAL(fallocate(memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)h->local.total_bytes), 0);
-    eventfd_write(h->local.fds[1], UINT64_MAX - 1); /* full: to be written no more, and the worker only looks whether it is readable */
+    /* full: to be written no more, and the worker only looks whether it is readable */
+    eventfd_write(h->local.fds[1], UINT64_MAX - 1);
     fcntl(h->local.fds[2], F_SETFL, 0); /* blocking, were it shared: the worker must not block when nobody reads it */
     mqd_store_release(&h->local.header->client_sleeping, 1u);
 }
@@ -148,19 +176,33 @@ static void act(struct bench *b, struct hostile *h, uint64_t *seed)
 {
     if (!h->open) {
         forget(h);
-        h->local = local_open(b, (uint32_t)(test_random(seed) % 2), (struct local_wish){some_number(seed) & 0xfffff, (uint32_t)some_number(seed) & 0xffff, (uint32_t)some_number(seed) & 0xfff});
+        h->local = local_open(b, (uint32_t)(test_random(seed) % 2),
+                              (struct local_wish){some_number(seed) & 0xfffff, (uint32_t)some_number(seed) & 0xffff,
+                                                  (uint32_t)some_number(seed) & 0xfff});
         h->open = h->local.welcome.error == 0;
         if (!h->open)
             local_close(&h->local);
         return;
     }
     switch (test_random(seed) % 16) {
-    case 0: case 1: lie_about_a_place(h, seed); break;
-    case 2: scribble(h, seed); break;
-    case 3: talk(h, seed); break;
-    case 4: tear_at_memory(h, seed); break;
-    case 5: leave(h, seed); break;
-    default: send_rubbish(h, seed);
+    case 0:
+    case 1:
+        lie_about_a_place(h, seed);
+        break;
+    case 2:
+        scribble(h, seed);
+        break;
+    case 3:
+        talk(h, seed);
+        break;
+    case 4:
+        tear_at_memory(h, seed);
+        break;
+    case 5:
+        leave(h, seed);
+        break;
+    default:
+        send_rubbish(h, seed);
     }
     if (local_ended(&h->local))
         leave(h, seed);
@@ -168,7 +210,12 @@ static void act(struct bench *b, struct hostile *h, uint64_t *seed)
 
 /* ---- and meanwhile ---- */
 
-struct scene { struct bench *b; _Atomic bool stop; struct hostile *victims; uint64_t seed; };
+struct scene {
+    struct bench *b;
+    _Atomic bool stop;
+    struct hostile *victims;
+    uint64_t seed;
+};
 
 static void *change_bytes(void *argument)
 {
@@ -180,11 +227,13 @@ static void *change_bytes(void *argument)
     put_produce(&frame, 1, 1, 1000, &part, 1);
     while (!scene->stop && !local_ended(&local)) { /* a request that is never twice the same, copied all the while */
         memcpy(local.data, frame.bytes + 4, frame.size_bytes - 4);
-        for (uint32_t i = 0; i < 20 && local.tail - mqd_load_acquire(&local.header->submission_head) < local.submission_count; i++)
+        for (uint32_t i = 0;
+             i < 20 && local.tail - mqd_load_acquire(&local.header->submission_head) < local.submission_count; i++)
             local_put(&local, 0, frame.size_bytes - 4);
         local_publish(&local);
         for (uint32_t i = 0; i < 200; i++)
-            __atomic_store_n(&local.data[20 + test_random(&seed) % 30000], (uint8_t)test_random(&seed), __ATOMIC_RELAXED);
+            __atomic_store_n(&local.data[20 + test_random(&seed) % 30000], (uint8_t)test_random(&seed),
+                             __ATOMIC_RELAXED);
         mqd_store_release(&local.header->reply_head, mqd_load_acquire(&local.header->reply_tail));
     }
     frame_free(&frame);
@@ -208,16 +257,21 @@ static void serve_fake(struct bench *b)
     uint32_t from;
     while (bench_take(b, FAKE, &descriptor, &from, 0))
         if (descriptor.kind == MQD_LINK_PRODUCE)
-            bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = descriptor.token, .offset = descriptor.offset, .error = 6});
+            bench_say(
+                b, FAKE, from,
+                (struct mqd_descriptor){
+                    .kind = MQD_LINK_PRODUCED, .token = descriptor.token, .offset = descriptor.offset, .error = 6});
 }
 
-static void others_are_served(struct bench *b, struct local *good, struct client *tcp, uint64_t mark, struct fetched *fetched)
+static void others_are_served(struct bench *b, struct local *good, struct client *tcp, uint64_t mark,
+                              struct fetched *fetched)
 {
     struct part part = {(int32_t)(mark % 4), {.mark = mark}};
     struct produced produced = local_produce(good, 1, &part, 1);
     CHECK_EQUAL(produced.error[0], 0);
     struct asked asked = {part.partition, produced.base_offset[0]};
-    client_fetch(tcp, (struct fetch){.correlation_id = 1, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked, 1, fetched);
+    client_fetch(tcp, (struct fetch){.correlation_id = 1, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
+                 &asked, 1, fetched);
     CHECK(fetched->batch_count >= 1);
     CHECK_EQUAL(fetched->batches[0].mark, mark);
 }
@@ -270,14 +324,16 @@ BOTH(hostile_clients)
         ended += local_counter(b, worker, MQD_COUNT_PROTOCOL_ERRORS);
         requests += local_counter(b, worker, MQD_COUNT_LOCAL_REQUESTS);
     }
-    test_message("%llu attached, %llu broke the protocol, %llu requests", (unsigned long long)attached, (unsigned long long)ended, (unsigned long long)requests);
+    test_message("%llu attached, %llu broke the protocol, %llu requests", (unsigned long long)attached,
+                 (unsigned long long)ended, (unsigned long long)requests);
     CHECK(ended > 20 && requests > 500); /* else this tests nothing */
     free(fetched);
     CHECK_EQUAL(descriptors(), before);
     local_bench_stop(b);
 }
 
-/* The client is gone, its socket with it, but its last request waits for an answer that does not come: the memory does not wait. */
+/* The client is gone, its socket with it, but its last request waits for an answer that does not
+ * come: the memory does not wait. */
 BOTH(who_has_left_is_not_kept_by_what_he_asked)
 {
     struct bench *b = local_bench(backend, NULL);
@@ -296,7 +352,8 @@ BOTH(who_has_left_is_not_kept_by_what_he_asked)
     local_bench_stop(b);
 }
 
-/* Answers that nobody takes: others do not feel it, and when they are taken at last they are in order. */
+/* Answers that nobody takes: others do not feel it, and when they are taken at last they are in
+ * order. */
 BOTH(who_never_reads)
 {
     struct bench *b = local_bench(backend, NULL);

@@ -1,17 +1,25 @@
 /* fuzz: -max_len=1024 */
-/* What a leader on another host answers to the batches that local clients wrote here (mqd_relay*.c): any bytes, in any pieces, while clients leave, leaders change, time passes and the
- * socket is full. A model that knows only the stream and what has been sent says what each client must be told; the answers are compared with it, whole and in order.
+/* What a leader on another host answers to the batches that local clients wrote here
+ * (mqd_relay*.c): any bytes, in any pieces, while clients leave, leaders change, time passes and
+ * the socket is full. A model that knows only the stream and what has been sent says what each
+ * client must be told; the answers are compared with it, whole and in order.
  *
- *   byte 0     bits 0-2 requests under way - 1, bits 3-6 their version - 3 (modulo 11), bit 7 the heap is full when the answers come
- *   byte 1, 2  bit i: request i is about partition 1; has acks=0 (else -1 and 1 in turn). Of two clients, request i is that of number i % 2
- *   byte 3     bits 0-5 how much of the requests the socket takes, in 63rds; bits 4-6 all: the last one is larger than may wait (seldom, for it is slow); bit 7 correlation ids are about
- *              to wrap
+ *   byte 0     bits 0-2 requests under way - 1, bits 3-6 their version - 3 (modulo 11), bit 7 the
+ *              heap is full when the answers come
+ *   byte 1, 2  bit i: request i is about partition 1; has acks=0 (else -1 and 1 in turn). Of two
+ *              clients, request i is that of number i % 2
+ *   byte 3     bits 0-5 how much of the requests the socket takes, in 63rds; bits 4-6 all: the last
+ *              one is larger than may wait (seldom, for it is slow); bit 7 correlation ids are
+ *              about to wrap
  *   byte 4     seed of the pieces, 0: one
- *   byte 5     bits 0-2 what happens on the way (enum happening), bits 3-4 how it ends (enum ending), bit 5 reads are interrupted, bit 6 the rest is frames
+ *   byte 5     bits 0-2 what happens on the way (enum happening), bits 3-4 how it ends (enum
+ *              ending), bit 5 reads are interrupted, bit 6 the rest is frames
  *   byte 6     when it happens, in 256ths of what comes
- *   rest       what comes; correlation ids from 1 on, "quick" or sixteen times 7. As frames: a byte length and what follows the correlation id; both words are put before it
+ *   rest       what comes; correlation ids from 1 on, "quick" or sixteen times 7. As frames: a byte
+ *              length and what follows the correlation id; both words are put before it
  *
- * Memory behind what was received is poisoned, and each frame is parsed in a block of its own: a byte read too far is seen. */
+ * Memory behind what was received is poisoned, and each frame is parsed in a block of its own: a
+ * byte read too far is seen. */
 #include <errno.h>
 #include <sanitizer/asan_interface.h>
 #include <stdio.h>
@@ -24,11 +32,35 @@
 #include "base/big_endian.h"
 #include "server/relay/state.h"
 
-#define NEED(condition) do { if (!(condition)) { fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); abort(); } } while (0)
+#define NEED(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
 
-enum { HEAD_BYTES = 7, BYTES_MAX = 1024, REQUESTS_MAX = 8, CLIENTS = 2, ENDPOINTS = 3, ARENA_BYTES = 4 << 20, HEAP_BYTES = 32 << 20, FLOOD_BYTES = 70000 };
+enum {
+    HEAD_BYTES = 7,
+    BYTES_MAX = 1024,
+    REQUESTS_MAX = 8,
+    CLIENTS = 2,
+    ENDPOINTS = 3,
+    ARENA_BYTES = 4 << 20,
+    HEAP_BYTES = 32 << 20,
+    FLOOD_BYTES = 70000
+};
 enum { HERE = 2, LEADER = 1, OTHER = 3, CLIENT_ID = 5000, BEGAN_MS = 1000000, REQUEST_MS = 100, ANSWER_MS = 1000 };
-enum happening { NOTHING, CLIENT_LEAVES, OTHER_LEADS, REQUESTS_ARE_LATE, REST_IS_TAKEN, RELAY_REMOVED, LEADER_IS_LATE, OTHER_CONNECTION };
+enum happening {
+    NOTHING,
+    CLIENT_LEAVES,
+    OTHER_LEADS,
+    REQUESTS_ARE_LATE,
+    REST_IS_TAKEN,
+    RELAY_REMOVED,
+    LEADER_IS_LATE,
+    OTHER_CONNECTION
+};
 enum ending { CLOSED, RESET, SILENT, ZEROS };
 
 struct asked {
@@ -48,9 +80,16 @@ static const uint8_t topic_id[16] = {7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7
 static struct mqd_connection clients[CLIENTS];
 static uint8_t stream[BYTES_MAX * 8 + FLOOD_BYTES];
 
-static struct { const uint8_t *bytes; uint32_t left; int end; /* 0, or errno, or -1: closed */ bool interrupts, interrupted; uint64_t room, sent; } wire;
+static struct {
+    const uint8_t *bytes;
+    uint32_t left;
+    int end; /* 0, or errno, or -1: closed */
+    bool interrupts, interrupted;
+    uint64_t room, sent;
+} wire;
 
-/* The model. Requests below `oldest` are out of the relay; stream bytes below `at` are whole answers. */
+/* The model. Requests below `oldest` are out of the relay; stream bytes below `at` are whole
+ * answers. */
 static struct {
     int16_t version;
     bool heap_full, large, gone, elsewhere;
@@ -63,7 +102,8 @@ static struct {
     uint32_t due[CLIENTS][REQUESTS_MAX], due_count[CLIENTS], due_at[CLIENTS];
 } model;
 
-/* ---- the socket ----------------------------------------------------------------------------------------------------- */
+/* ---- the socket
+ * ----------------------------------------------------------------------------------------------------- */
 
 ssize_t recv(int fd, void *buffer, size_t size_bytes, int flags)
 {
@@ -88,7 +128,8 @@ ssize_t send(int fd, const void *buffer, size_t size_bytes, int flags)
     return count ? (ssize_t)count : -1;
 }
 
-/* ---- the model ------------------------------------------------------------------------------------------------------ */
+/* ---- the model
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void decide(uint32_t i, int16_t error, const struct mqd_relay_answer *answer)
 {
@@ -111,7 +152,10 @@ static void model_end(bool told)
     model.ended = true;
     model.ends += told;
     for (; model.oldest < model.count; model.oldest++)
-        decide(model.oldest, model.asked[model.oldest].end > wire.sent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_REQUEST_TIMED_OUT, NULL);
+        decide(model.oldest,
+               model.asked[model.oldest].end > wire.sent ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
+                                                         : MQD_KAFKA_REQUEST_TIMED_OUT,
+               NULL);
 }
 
 static bool model_frame(const uint8_t *frame, uint32_t size_bytes)
@@ -127,7 +171,8 @@ static bool model_frame(const uint8_t *frame, uint32_t size_bytes)
     NEED(mqd_relay_parse(frame, size_bytes, model.version, &answer) == result); /* its texts stay */
     if (result < 0 || answer.partition_index != model.asked[i].partition)
         return false;
-    NEED(answer.record_error_count <= MQD_RECORD_ERROR_COUNT_MAX && answer.error >= -1 && (answer.error || answer.base_offset >= -1));
+    NEED(answer.record_error_count <= MQD_RECORD_ERROR_COUNT_MAX && answer.error >= -1 &&
+         (answer.error || answer.base_offset >= -1));
     model.oldest++;
     decide(i, answer.error, &answer);
     return true;
@@ -147,11 +192,14 @@ static void model_take(uint32_t there)
     }
 }
 
-/* ---- what clients are told ------------------------------------------------------------------------------------------ */
+/* ---- what clients are told
+ * ------------------------------------------------------------------------------------------ */
 
 static void same_text(struct mqd_text got, struct mqd_text said, size_t bytes_max)
 {
-    size_t size_bytes = said.size_bytes < 0 ? 0 : (size_t)said.size_bytes < bytes_max ? (size_t)said.size_bytes : bytes_max;
+    size_t size_bytes = said.size_bytes < 0                   ? 0
+                        : (size_t)said.size_bytes < bytes_max ? (size_t)said.size_bytes
+                                                              : bytes_max;
     size_bytes = size_bytes ? strnlen((const char *)said.bytes, size_bytes) : 0;
     NEED(got.size_bytes == (int32_t)size_bytes && (!size_bytes || memcmp(got.bytes, said.bytes, size_bytes) == 0));
 }
@@ -220,16 +268,20 @@ static void look(void)
     for (uint32_t i = model.oldest; i < model.count; i++)
         relaying[model.asked[i].client] += !model.asked[i].decided;
     NEED((relay->fd < 0) == model.ended && entries == model.count - model.oldest);
-    NEED(model.ended ? !relay->in && !relay->out.size_bytes : relay->in_bytes == model.there - model.at && relay->out_sent == wire.sent);
+    NEED(model.ended ? !relay->in && !relay->out.size_bytes
+                     : relay->in_bytes == model.there - model.at && relay->out_sent == wire.sent);
     for (uint32_t client = 0; client < CLIENTS; client++) {
         const struct asked *last = &model.asked[model.count - 1];
         bool blocked = model.large && last->client == client && !last->decided && last->end > wire.sent;
         NEED(model.due_at[client] == model.due_count[client]);
-        NEED((client && model.gone) || (clients[client].relaying == relaying[client] && clients[client].inflight == relaying[client] && clients[client].blocked == blocked));
+        NEED((client && model.gone) ||
+             (clients[client].relaying == relaying[client] && clients[client].inflight == relaying[client] &&
+              clients[client].blocked == blocked));
     }
 }
 
-/* ---- what happens --------------------------------------------------------------------------------------------------- */
+/* ---- what happens
+ * --------------------------------------------------------------------------------------------------- */
 
 static void turn(uint32_t there, int end)
 {
@@ -263,7 +315,8 @@ static void receive_until(uint32_t end)
 
 static void connect_leader(void)
 {
-    struct mqd_relay_options options = {.leader_node = LEADER, .leader_worker = 1, .lane = MQD_RELAY_LANE_PLAIN, .timeout_ms = ANSWER_MS};
+    struct mqd_relay_options options = {
+        .leader_node = LEADER, .leader_worker = 1, .lane = MQD_RELAY_LANE_PLAIN, .timeout_ms = ANSWER_MS};
     int64_t now_ms = r->now_ms;
     NEED(mqd_reactor_relay_put(r, ++token, eventfd(0, EFD_CLOEXEC), &options) == 0);
     r->now_ms = now_ms; /* a command looks at the clock */
@@ -281,7 +334,8 @@ static void pass(int64_t elapsed_ms)
             decide(i, MQD_KAFKA_REQUEST_TIMED_OUT, NULL);
     mqd_timers_run(r);
     answer_all();
-    if (model.oldest < model.count && r->now_ms > BEGAN_MS + ANSWER_MS + (model.asked[model.oldest].acks == -1 ? REQUEST_MS : 0))
+    if (model.oldest < model.count &&
+        r->now_ms > BEGAN_MS + ANSWER_MS + (model.asked[model.oldest].acks == -1 ? REQUEST_MS : 0))
         model_end(true);
     mqd_relays_run(r);
     look();
@@ -304,7 +358,8 @@ static void leave(struct mqd_connection *c)
 
 static void place(int32_t leader)
 {
-    struct mqd_topic_partition places[2] = {{.slot = UINT32_MAX, .leader = LEADER, .leader_epoch = 5, .redirect = -1, .leader_worker = 1}};
+    struct mqd_topic_partition places[2] = {
+        {.slot = UINT32_MAX, .leader = LEADER, .leader_epoch = 5, .redirect = -1, .leader_worker = 1}};
     int64_t now_ms = r->now_ms;
     places[1] = places[0];
     places[1].leader = leader;
@@ -351,7 +406,8 @@ static void happen(enum happening what)
     look();
 }
 
-/* ---- a world ------------------------------------------------------------------------------------------------------- */
+/* ---- a world
+ * ------------------------------------------------------------------------------------------------------- */
 
 static void *zeroed(size_t size_bytes)
 {
@@ -365,9 +421,18 @@ static void open_reactor(void)
 {
     static const int eventfds[ENDPOINTS] = {-1, -1, -1};
     static const uint8_t boot_id[16] = {1};
-    static const struct mqd_broker_address brokers[2] = {{.node_id = LEADER, .port = 9092, .host = "one"}, {.node_id = HERE, .port = 9092, .host = "two"}};
-    struct mqd_reactor_options options = {.control = zeroed(mqd_control_size_bytes()), .links = zeroed(mqd_links_size_bytes(ENDPOINTS)), .endpoint_count = ENDPOINTS, .eventfds = eventfds,
-                                          .handoff_fd = -1, .cpu = -1, .connection_count_max = 16, .request_bytes_max = ARENA_BYTES / 2, .inflight_count_max = 16, .read_fd_count_max = 4};
+    static const struct mqd_broker_address brokers[2] = {{.node_id = LEADER, .port = 9092, .host = "one"},
+                                                         {.node_id = HERE, .port = 9092, .host = "two"}};
+    struct mqd_reactor_options options = {.control = zeroed(mqd_control_size_bytes()),
+                                          .links = zeroed(mqd_links_size_bytes(ENDPOINTS)),
+                                          .endpoint_count = ENDPOINTS,
+                                          .eventfds = eventfds,
+                                          .handoff_fd = -1,
+                                          .cpu = -1,
+                                          .connection_count_max = 16,
+                                          .request_bytes_max = ARENA_BYTES / 2,
+                                          .inflight_count_max = 16,
+                                          .read_fd_count_max = 4};
     options.arenas[0] = zeroed(ARENA_BYTES);
     options.arena_bytes[0] = ARENA_BYTES;
     NEED(mqd_control_format(options.control, mqd_control_size_bytes(), 1, boot_id, 1, 1) == 0);
@@ -395,9 +460,17 @@ static void submit(uint32_t i)
     static uint8_t records[MQD_RELAY_UNSENT_BYTES + 1];
     struct asked *asked = &model.asked[i];
     bool large = model.large && i == model.count - 1;
-    struct mqd_relay_request request = {.correlation_id = (int32_t)(CLIENT_ID + i), .version = model.version, .client_id = {(const uint8_t *)"c", 1}, .transactional_id = {NULL, -1},
-                                        .acks = asked->acks, .timeout_ms = REQUEST_MS, .topic = {(const uint8_t *)"quick", 5}, .topic_id = topic_id,
-                                        .partition_index = asked->partition, .records = records, .records_bytes = large ? sizeof records : 70};
+    struct mqd_relay_request request = {.correlation_id = (int32_t)(CLIENT_ID + i),
+                                        .version = model.version,
+                                        .client_id = {(const uint8_t *)"c", 1},
+                                        .transactional_id = {NULL, -1},
+                                        .acks = asked->acks,
+                                        .timeout_ms = REQUEST_MS,
+                                        .topic = {(const uint8_t *)"quick", 5},
+                                        .topic_id = topic_id,
+                                        .partition_index = asked->partition,
+                                        .records = records,
+                                        .records_bytes = large ? sizeof records : 70};
     struct mqd_buffer frame = {0};
     mqd_relay_encode(&frame, &request); /* to a leader a request is what it was from the client */
     int64_t offset = mqd_arena_allocate(r->arena, frame.size_bytes);
@@ -426,7 +499,11 @@ static void begin(const uint8_t *data)
         relay->correlation_id = INT32_MAX - 3;
     model.first_id = relay->correlation_id + 1;
     for (uint32_t i = 0; i < model.count; i++) {
-        model.asked[i] = (struct asked){.partition = data[1] >> i & 1, .client = i % CLIENTS, .acks = data[2] >> i & 1 ? 0 : i & 1 ? -1 : 1};
+        model.asked[i] = (struct asked){.partition = data[1] >> i & 1,
+                                        .client = i % CLIENTS,
+                                        .acks = data[2] >> i & 1 ? 0
+                                                : i & 1          ? -1
+                                                                 : 1};
         submit(i);
     }
     if ((data[3] & 63) < 63)

@@ -1,8 +1,10 @@
 /* tsan */
-/* Local clients that write to partitions of other hosts: what they are told, and what the leader gets. */
+/* Local clients that write to partitions of other hosts: what they are told, and what the leader
+ * gets. */
 #include "mqd_relay_test.h"
 
-/* Through the leader's own worker: offsets, contents, order with own partitions, acks, several partitions in a request. */
+/* Through the leader's own worker: offsets, contents, order with own partitions, acks, several
+ * partitions in a request. */
 BOTH(written_at_the_leader)
 {
     struct bench *b = relay_bench(backend);
@@ -20,14 +22,17 @@ BOTH(written_at_the_leader)
     CHECK_EQUAL(produced.correlation_id, 1);
     CHECK_EQUAL(produced.error[0], 0);
     CHECK_EQUAL(produced.base_offset[0], 0);
-    struct part four[] = {one_record(0, 50, 64), one_record(3, 53, 150000), one_record(2, 52, 64), one_record(1, 51, 64)};
+    struct part four[] = {one_record(0, 50, 64), one_record(3, 53, 150000), one_record(2, 52, 64),
+                          one_record(1, 51, 64)};
     produced = local_produce(&local, 1, four, 4);
     CHECK_EQUAL(produced.count, 4);
     for (int i = 0; i < 4; i++) {
         CHECK_EQUAL(produced.error[i], 0);
         CHECK_EQUAL(produced.base_offset[i], four[i].partition == 1);
         struct asked asked = {four[i].partition, four[i].partition == 1};
-        client_fetch(&reader, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked, 1, fetched);
+        client_fetch(&reader,
+                     (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
+                     &asked, 1, fetched);
         CHECK_EQUAL(fetched->batch_count, 1);
         CHECK_EQUAL(fetched->batches[0].mark, four[i].batch.mark);
     }
@@ -73,9 +78,11 @@ BOTH(its_own_producer_id_and_sequence)
 {
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
-    struct part part = {1, {.mark = 9, .producer_id = 4711, .producer_epoch = 3, .base_sequence = 0, .record_count = 5}};
+    struct part part = {1,
+                        {.mark = 9, .producer_id = 4711, .producer_epoch = 3, .base_sequence = 0, .record_count = 5}};
     for (int round = 0; round < 2; round++) {
-        relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS); /* the second takes the first one's place */
+        /* the second takes the first one's place */
+        relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS);
         struct produced produced = local_produce(&local, -1, &part, 1);
         CHECK_EQUAL(produced.error[0], 0);
         CHECK_EQUAL(produced.base_offset[0], 0);
@@ -100,7 +107,8 @@ BOTH(refused_while_the_host_cannot_be_reached)
     for (int i = 0; i < 2; i++)
         CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
     CHECK_EQUAL(outcome((submit(&local, 3, 1, one_record(3, 3, 64)), &local)).error[0], NOT_LEADER); /* at once */
-    CHECK_EQUAL(outcome((submit(&local, 4, 1, one_record(0, 4, 64)), &local)).error[0], 0);          /* nobody else's fault */
+    /* nobody else's fault */
+    CHECK_EQUAL(outcome((submit(&local, 4, 1, one_record(0, 4, 64)), &local)).error[0], 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
     submit(&local, 5, 1, one_record(1, 5, 64));
     answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 77});
@@ -179,7 +187,8 @@ BOTH(another_leader)
     local_bench_stop(b);
 }
 
-/* L4: a leader that takes nothing holds the client up after a bounded number of bytes; when it takes them, all of it goes on, in order. */
+/* L4: a leader that takes nothing holds the client up after a bounded number of bytes; when it
+ * takes them, all of it goes on, in order. */
 BOTH(held_back_while_the_leader_takes_nothing)
 {
     enum { BODY = 60000, COUNT = 120 };
@@ -201,7 +210,8 @@ BOTH(held_back_while_the_leader_takes_nothing)
         struct relayed_request request = relayed(&leader);
         CHECK_EQUAL(request.acks, 1); /* L6 */
         CHECK(request.records_bytes > (uint32_t)BODY);
-        answer(&leader, (struct answer){request.correlation_id, 1, i % 2 ? NOT_LEADER : 0, (int64_t)i}); /* an error of acks=0 is told to nobody */
+        /* an error of acks=0 is told to nobody */
+        answer(&leader, (struct answer){request.correlation_id, 1, i % 2 ? NOT_LEADER : 0, (int64_t)i});
     }
     submit(&local, 900, 1, one_record(1, 900, 64));
     answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 5});
@@ -232,7 +242,8 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     answer(&leader, (struct answer){second, 3, 0, 0});
     CHECK_EQUAL(outcome(&local).correlation_id, 2);
     struct asked asked = {0, 0}; /* nothing is left over */
-    local_fetch(&local, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked, 1, fetched);
+    local_fetch(&local, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS},
+                &asked, 1, fetched);
     CHECK(fetched->batch_count >= 1);
     client_close(&leader);
     local_close(&local);
@@ -241,7 +252,8 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     local_bench_stop(b);
 }
 
-/* More leaders in a worker's life than it has places for: those that nobody writes to any more make room. */
+/* More leaders in a worker's life than it has places for: those that nobody writes to any more make
+ * room. */
 BOTH(places_are_used_again)
 {
     struct bench *b = relay_bench(backend);
@@ -266,7 +278,8 @@ BOTH(places_are_used_again)
     local_bench_stop(b);
 }
 
-/* A client that has gone: its batches are written, their answers find nobody. TCP clients are sent to the leader, as ever. */
+/* A client that has gone: its batches are written, their answers find nobody. TCP clients are sent
+ * to the leader, as ever. */
 BOTH(gone_clients_and_others)
 {
     struct bench *b = relay_bench(backend);

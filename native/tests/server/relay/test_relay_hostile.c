@@ -1,11 +1,14 @@
 /* tsan */
-/* What a leader may answer that is no answer: the connection ends, nobody waits for ever, nothing is believed. */
+/* What a leader may answer that is no answer: the connection ends, nobody waits for ever, nothing
+ * is believed. */
 #include "mqd_relay_test.h"
 
 #define UNDER_WAY 3
 
-/* `bytes` in place of the first answer; their correlation id counts from the first request, which is 1. What the clients of the three batches are told; the relay has ended afterwards. */
-static void answered_with(struct bench *b, struct local *local, const uint8_t *given, uint32_t size_bytes, int16_t first_error)
+/* `bytes` in place of the first answer; their correlation id counts from the first request, which
+ * is 1. What the clients of the three batches are told; the relay has ended afterwards. */
+static void answered_with(struct bench *b, struct local *local, const uint8_t *given, uint32_t size_bytes,
+                          int16_t first_error)
 {
     uint8_t bytes[512];
     CHECK_OR(size_bytes <= sizeof bytes, abort());
@@ -42,15 +45,30 @@ BOTH(what_is_no_answer)
     struct bench *b = relay_bench(backend);
     struct local local = local_open(b, 0, WISH);
     struct frame frame = {0};
-    struct answer wrong[] = {{2, 1, 0, 0} /* of the second before the first */, {0, 1, 0, 0}, {-1, 1, 0, 0}, {1, 3, 0, 0} /* about another partition */, {1, -1, 0, 0},
-                             {1, 1, -2, 0} /* the reactor's own codes */, {1, 1, -4, 0}, {1, 1, 0, -7}};
+    struct answer wrong[] = {{2, 1, 0, 0} /* of the second before the first */,
+                             {0, 1, 0, 0},
+                             {-1, 1, 0, 0},
+                             {1, 3, 0, 0} /* about another partition */,
+                             {1, -1, 0, 0},
+                             {1, 1, -2, 0} /* the reactor's own codes */,
+                             {1, 1, -4, 0},
+                             {1, 1, 0, -7}};
     for (uint32_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         whole_answer(&frame, wrong[i]);
         answered_with(b, &local, frame.bytes, frame.size_bytes, TIMED_OUT);
     }
     for (uint32_t size = 0; size < 12; size++) { /* sizes that cannot be, and the beginning of one that is too large */
-        static const uint32_t said[12] = {0, 1, 7, 0x7fffffff, 0x80000000, 0xffffffff, MQD_RELAY_ANSWER_BYTES_MAX, MQD_RELAY_ANSWER_BYTES_MAX - 3, 8, 9, 12, 20};
-        uint8_t bytes[64] = {(uint8_t)(said[size] >> 24), (uint8_t)(said[size] >> 16), (uint8_t)(said[size] >> 8), (uint8_t)said[size], 0, 0, 0, 1};
+        static const uint32_t said[12] = {
+            0, 1, 7,  0x7fffffff, 0x80000000, 0xffffffff, MQD_RELAY_ANSWER_BYTES_MAX, MQD_RELAY_ANSWER_BYTES_MAX - 3,
+            8, 9, 12, 20};
+        uint8_t bytes[64] = {(uint8_t)(said[size] >> 24),
+                             (uint8_t)(said[size] >> 16),
+                             (uint8_t)(said[size] >> 8),
+                             (uint8_t)said[size],
+                             0,
+                             0,
+                             0,
+                             1};
         answered_with(b, &local, bytes, sizeof bytes, TIMED_OUT);
     }
     whole_answer(&frame, (struct answer){1, 1, 0, 9});
@@ -100,7 +118,8 @@ BOTH(answers_with_bytes_changed)
     local_bench_stop(b);
 }
 
-/* The parser alone, over every version: a good answer with record errors is read, any other never beyond its end. */
+/* The parser alone, over every version: a good answer with record errors is read, any other never
+ * beyond its end. */
 static void put_versioned(struct frame *frame, int version, uint32_t errors)
 {
     bool flexible = version >= 9;

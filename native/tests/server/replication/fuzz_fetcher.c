@@ -1,7 +1,9 @@
 /* fuzz: -max_len=2048 */
-/* A leader's answer to a follower, walked in one piece and in pieces: the same steps, nothing beyond what is there, always an end.
+/* A leader's answer to a follower, walked in one piece and in pieces: the same steps, nothing
+ * beyond what is there, always an end.
  *
- * Input: 2 bytes seed of the pieces; 1 byte, bit 0: the frame is what there is; 4 bytes: how long it claims to be otherwise; then the frame. */
+ * Input: 2 bytes seed of the pieces; 1 byte, bit 0: the frame is what there is; 4 bytes: how long
+ * it claims to be otherwise; then the frame. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +14,20 @@
 #include "server/replication/fetcher_wire.h"
 
 #define STEPS_MAX 4096
-#define NEED(condition) do { if (!(condition)) { fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); abort(); } } while (0)
+#define NEED(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
 
-struct steps { uint32_t count; uint64_t hash; enum mqd_answer_step last; uint64_t records_bytes; };
+struct steps {
+    uint32_t count;
+    uint64_t hash;
+    enum mqd_answer_step last;
+    uint64_t records_bytes;
+};
 
 static void note(struct steps *steps, uint64_t value)
 {
@@ -32,11 +45,13 @@ static void note_step(struct steps *steps, enum mqd_answer_step step, const stru
     if (step == MQD_ANSWER_PARTITION || step == MQD_ANSWER_PARTITION_END) {
         for (int i = 0; i < 16; i++)
             note(steps, partition->key.topic_id[i]);
-        note(steps, (uint64_t)partition->key.index), note(steps, (uint64_t)partition->error), note(steps, (uint64_t)partition->high_watermark);
+        note(steps, (uint64_t)partition->key.index), note(steps, (uint64_t)partition->error),
+            note(steps, (uint64_t)partition->high_watermark);
         note(steps, (uint64_t)partition->log_start_offset), note(steps, partition->records_bytes);
     }
     if (step == MQD_ANSWER_PARTITION_END)
-        note(steps, (uint64_t)partition->diverging_epoch), note(steps, (uint64_t)partition->diverging_end), note(steps, (uint64_t)partition->leader_epoch);
+        note(steps, (uint64_t)partition->diverging_epoch), note(steps, (uint64_t)partition->diverging_end),
+            note(steps, (uint64_t)partition->leader_epoch);
 }
 
 /* seed 0: all at once; else pieces of 1..63 bytes. Each piece lies alone in memory. */
@@ -90,7 +105,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t frame_bytes = data[2] & 1 ? size_bytes : claimed % (4 * size_bytes + 1);
     uint32_t there = frame_bytes < size_bytes ? frame_bytes : size_bytes;
     struct steps whole = walk(data + 7, there, frame_bytes, 0), pieces = walk(data + 7, there, frame_bytes, seed);
-    /* A step that cannot be whole any more is called wrong as soon as it is seen; in pieces that may be later, never otherwise. */
+    /* A step that cannot be whole any more is called wrong as soon as it is seen; in pieces that
+     * may be later, never otherwise. */
     NEED(whole.last == pieces.last);
     NEED(whole.hash == pieces.hash && whole.count == pieces.count);
     NEED(whole.records_bytes == pieces.records_bytes);

@@ -10,7 +10,8 @@ static struct part part(int32_t partition, uint64_t mark, int32_t record_count)
     return (struct part){partition, {.mark = mark, .record_count = record_count}};
 }
 
-static const struct role in_step = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 2, .in_sync = 6};
+static const struct role in_step = {
+    .leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 2, .in_sync = 6};
 
 static void begin_following(struct two *two)
 {
@@ -26,7 +27,8 @@ static void check_same_files(struct two *two, int32_t partition)
 {
     char command[400], path[128];
     follower_path(path, partition);
-    snprintf(command, sizeof command, "for f in %s/*.log; do cmp $f %s/quick-%d/$(basename $f) || exit 1; done", path, log_root, partition);
+    snprintf(command, sizeof command, "for f in %s/*.log; do cmp $f %s/quick-%d/$(basename $f) || exit 1; done", path,
+             log_root, partition);
     CHECK_EQUAL(system(command), 0);
 }
 
@@ -75,7 +77,8 @@ static void not_flushed(struct bench *b)
     b->log_options.flush_on_ack = 0;
 }
 
-/* Much at once: batches larger than the receive buffer, many small ones, rolls, both with and without flush.on.ack. */
+/* Much at once: batches larger than the receive buffer, many small ones, rolls, both with and
+ * without flush.on.ack. */
 static void much(int backend, void (*change)(struct bench *b))
 {
     struct two *two = two_start(backend, change);
@@ -101,9 +104,18 @@ static void much(int backend, void (*change)(struct bench *b))
     two_stop(two);
 }
 
-BOTH(much_is_followed) { much(backend, NULL); }
-BOTH(rolls_are_followed) { much(backend, small_segments); }
-BOTH(without_flushes) { much(backend, not_flushed); }
+BOTH(much_is_followed)
+{
+    much(backend, NULL);
+}
+BOTH(rolls_are_followed)
+{
+    much(backend, small_segments);
+}
+BOTH(without_flushes)
+{
+    much(backend, not_flushed);
+}
 
 /* How often the follower's log was cut. */
 static int64_t hold(struct two *two, int32_t how)
@@ -124,7 +136,8 @@ BOTH(what_the_leader_does_not_have_is_cut_off)
     CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0); /* both have 0..4 of epoch 1 */
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 5);
     /* Node 2 leads in epoch 2 and takes 3 records that node 1 never hears of. */
-    struct role elsewhere = {.leader = 2, .leader_epoch = 2, .partition_epoch = 2, .min_insync = 2, .in_sync = 6, .leader_worker = 1};
+    struct role elsewhere = {
+        .leader = 2, .leader_epoch = 2, .partition_epoch = 2, .min_insync = 2, .in_sync = 6, .leader_worker = 1};
     assign_leader(two, 0, elsewhere);
     assign_follower(two, 0, elsewhere);
     uint8_t bytes[400];
@@ -197,7 +210,8 @@ BOTH(a_follower_that_was_away_too_long_begins_anew)
     two_stop(two);
 }
 
-/* Everything else goes on while one partition changes its leader, its epoch, or is closed; and connections end and come back. */
+/* Everything else goes on while one partition changes its leader, its epoch, or is closed; and
+ * connections end and come back. */
 BOTH(connections_end_and_come_back)
 {
     struct two *two = two_start(backend, NULL);
@@ -281,7 +295,8 @@ static void set_options(struct two *two, uint32_t worker, uint32_t slot)
     CHECK_EQUAL((worker ? done(two, two->b->token) : bench_done(two->b, 0, two->b->token)).error, 0);
 }
 
-/* What it has is being flushed when it is told that this counts from now on: until that is over it does not say how far it is, then it does. */
+/* What it has is being flushed when it is told that this counts from now on: until that is over it
+ * does not say how far it is, then it does. */
 BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_on)
 {
     struct two *two = two_start(backend, slow_follower_in_memory);
@@ -299,7 +314,9 @@ BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_o
     role.partition_epoch++;
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
-    CHECK_EQUAL(client_produce(&client, -1, &parts[1], 1).error[0], 0); /* the fetcher has asked anew: the first partition left its session, unless its flush is over already */
+    /* the fetcher has asked anew: the first partition left its session, unless its flush is over
+     * already */
+    CHECK_EQUAL(client_produce(&client, -1, &parts[1], 1).error[0], 0);
     produced = client_produce(&client, -1, parts, 1);
     CHECK_EQUAL(produced.error[0], 0);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).durable_offset, 2);
@@ -327,7 +344,8 @@ static void follower_full(struct two *two, int full)
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 
-/* Nothing is written to either partition: who fetches at their end keeps up, for all that the leader sees. */
+/* Nothing is written to either partition: who fetches at their end keeps up, for all that the
+ * leader sees. */
 BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
 {
     struct two *two = two_start(backend, NULL);
@@ -384,7 +402,8 @@ BOTH(only_what_is_throttled_is_slow)
     CHECK((test_now_ns() - began_ns) / 1000000 < 400);
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 40);
     int64_t took_ms = (test_now_ns() - began_ns) / 1000000;
-    CHECK_OR(took_ms > 400, fprintf(stderr, "took %lld ms\n", (long long)took_ms)); /* 800 kB at 1 MB/s, less what may burst */
+    /* 800 kB at 1 MB/s, less what may burst */
+    CHECK_OR(took_ms > 400, fprintf(stderr, "took %lld ms\n", (long long)took_ms));
     role.in_sync = 6, role.partition_epoch = 3; /* it has caught up: the other lane has it */
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);
@@ -397,7 +416,8 @@ BOTH(only_what_is_throttled_is_slow)
     two_stop(two);
 }
 
-/* Two replicas catch up beside each other; the bound is for the one that is throttled, and for that one until it is said that it is not. */
+/* Two replicas catch up beside each other; the bound is for the one that is throttled, and for that
+ * one until it is said that it is not. */
 BOTH(what_catches_up_unthrottled_is_not_bounded)
 {
     struct two *two = two_start(backend, NULL);
@@ -440,7 +460,8 @@ BOTH(who_raises_or_removes_the_bound_need_not_wait_for_what_is_owed)
 {
     struct two *two = two_start(backend, NULL);
     struct client client = client_open(two->b, 0), link = client_open_as(two->b, 0, 2);
-    struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2, .throttled = 1};
+    struct role role = {
+        .leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2, .throttled = 1};
     follower_open(two, 0);
     assign_follower(two, 0, role);
     assign_leader(two, 0, role);

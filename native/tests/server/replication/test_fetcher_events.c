@@ -25,7 +25,8 @@ BOTH(where_a_log_starts_is_told_when_there_is_room_again)
     fake_stop(&fake);
 }
 
-/* It comes with records, and with the news that all is committed: as long as these are not written, less is so here. */
+/* It comes with records, and with the news that all is committed: as long as these are not written,
+ * less is so here. */
 BOTH(where_a_log_starts_is_told_when_what_it_came_with_is_written)
 {
     struct fake fake = fake_start(backend);
@@ -35,14 +36,18 @@ BOTH(where_a_log_starts_is_told_when_what_it_came_with_is_written)
     three_records(&fake, &request, 0);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 0);
     uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 4);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 4, .log_start = 2, .records = bytes, .records_bytes = size_bytes}}, 1);
+    answer(&fake, &request,
+           (struct piece[]){
+               {.partition = 0, .high_watermark = 4, .log_start = 2, .records = bytes, .records_bytes = size_bytes}},
+           1);
     UNTIL(two->tale.log_start == 1);
     CHECK_EQUAL(two->tale.offset, 2);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 4);
     fake_stop(&fake);
 }
 
-/* What was not told yet was the old leader's word. The new one, elected although it was behind, has other records below that. */
+/* What was not told yet was the old leader's word. The new one, elected although it was behind, has
+ * other records below that. */
 BOTH(where_the_log_of_an_earlier_leader_began_is_not_told_of_its_successors)
 {
     struct fake fake = fake_start(backend);
@@ -50,7 +55,8 @@ BOTH(where_the_log_of_an_earlier_leader_began_is_not_told_of_its_successors)
     struct request request;
     struct role role = in_step;
     three_records(&fake, &request, 0);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 0, .log_start = 2}}, 1); /* above the high watermark */
+    /* above the high watermark */
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 0, .log_start = 2}}, 1);
     CHECK(receive(&fake, &request));
     role.leader = 3, role.leader_epoch = 5, role.partition_epoch = 2;
     assign_follower(two, 0, role);
@@ -65,8 +71,12 @@ BOTH(where_the_log_of_an_earlier_leader_began_is_not_told_of_its_successors)
     uint8_t bytes[400];
     uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
     CHECK(receive(&fake, &request));
-    answer(&fake, &request, (struct piece[]){{.partition = 2, .high_watermark = 3, .log_start = 1, .records = bytes, .records_bytes = size_bytes}}, 1);
-    UNTIL(two->tale.log_start > 0); /* what is untold is looked through in the order of slots: partition 0 comes before 2 */
+    answer(&fake, &request,
+           (struct piece[]){
+               {.partition = 2, .high_watermark = 3, .log_start = 1, .records = bytes, .records_bytes = size_bytes}},
+           1);
+    /* what is untold is looked through in the order of slots: partition 0 comes before 2 */
+    UNTIL(two->tale.log_start > 0);
     CHECK_EQUAL(two->tale.log_start, 1);
     CHECK_EQUAL(two->tale.offset, 1);
     fake_stop(&fake);

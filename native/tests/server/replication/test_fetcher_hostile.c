@@ -1,5 +1,6 @@
 /* tsan */
-/* The test is the leader: what it is asked, and what a follower does with answers that are wrong, late, torn, doubled or lies. */
+/* The test is the leader: what it is asked, and what a follower does with answers that are wrong,
+ * late, torn, doubled or lies. */
 #include "mqd_fake_leader_test.h"
 
 /* ---- requests and sessions ---- */
@@ -18,10 +19,12 @@ BOTH(a_leader_is_urged)
     role.leader_epoch = 5, role.partition_epoch = 2;
     assign_follower(two, 2, role);
     CHECK(receive_any(&fake, &urging)); /* while the first waits */
-    CHECK(urging.session_epoch == -1 && urging.session_id == 0 && urging.count == 0 && urging.correlation_id == first.correlation_id + 1);
+    CHECK(urging.session_epoch == -1 && urging.session_id == 0 && urging.count == 0 &&
+          urging.correlation_id == first.correlation_id + 1);
     role.leader_epoch = 6, role.partition_epoch = 3;
     assign_follower(two, 2, role); /* urged once is enough */
-    answer(&fake, &first, (struct piece[]){{.partition = 2, .error = 74}}, 1); /* of the old epoch: nothing to be put off for */
+    /* of the old epoch: nothing to be put off for */
+    answer(&fake, &first, (struct piece[]){{.partition = 2, .error = 74}}, 1);
     answer(&fake, &urging, NULL, 0);
     CHECK(receive_any(&fake, &next));
     CHECK_EQUAL(next.session_epoch, 2);
@@ -42,7 +45,10 @@ BOTH(only_what_has_changed_is_asked_again)
     CHECK(request.one[0].offset == 0 && request.one[0].epoch == 4 && request.one[0].last_epoch == -1);
     uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 2);
     size_bytes += batch_at(bytes + size_bytes, (struct log_batch){.record_count = 2}, 3, 4);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 4, .records = bytes, .records_bytes = size_bytes}, {.partition = 2}}, 2);
+    answer(&fake, &request,
+           (struct piece[]){{.partition = 0, .high_watermark = 4, .records = bytes, .records_bytes = size_bytes},
+                            {.partition = 2}},
+           2);
     CHECK(receive(&fake, &request));
     CHECK(request.session_id == SESSION && request.session_epoch == 1);
     CHECK_EQUAL(request.count, 1);
@@ -58,20 +64,25 @@ BOTH(only_what_has_changed_is_asked_again)
     assign_follower(two, 2, elsewhere);
     answer(&fake, &request, NULL, 0);
     CHECK(receive(&fake, &request));
-    CHECK(request.session_epoch == 3 && request.count == 0 && request.forgotten_count == 1 && request.forgotten[0] == 2);
-    elsewhere.leader = 1, elsewhere.leader_epoch = 6, elsewhere.partition_epoch = 3; /* and back, before the leader answers */
+    CHECK(request.session_epoch == 3 && request.count == 0 && request.forgotten_count == 1 &&
+          request.forgotten[0] == 2);
+    /* and back, before the leader answers */
+    elsewhere.leader = 1, elsewhere.leader_epoch = 6, elsewhere.partition_epoch = 3;
     assign_follower(two, 2, elsewhere);
     answer(&fake, &request, NULL, 0);
     CHECK(receive(&fake, &request));
     CHECK(request.count == 1 && request.one[2].epoch == 6);
-    elsewhere.leader = 3, elsewhere.leader_epoch = 7, elsewhere.partition_epoch = 4; /* away and back before the leader hears of either: it must not forget it */
+    /* away and back before the leader hears of either: it must not forget it */
+    elsewhere.leader = 3, elsewhere.leader_epoch = 7, elsewhere.partition_epoch = 4;
     assign_follower(two, 2, elsewhere);
     elsewhere.leader = 1, elsewhere.leader_epoch = 8, elsewhere.partition_epoch = 5;
     assign_follower(two, 2, elsewhere);
     answer(&fake, &request, NULL, 0);
     CHECK(receive(&fake, &request));
     CHECK(request.count == 1 && request.one[2].epoch == 8 && request.forgotten_count == 0);
-    CHECK_EQUAL(mqd_reactor_replica_set(two->b->reactors[1], ++two->b->token, FOLLOWED(2), &(struct mqd_replica_assignment){.member_count = 17}, 0), 0);
+    CHECK_EQUAL(mqd_reactor_replica_set(two->b->reactors[1], ++two->b->token, FOLLOWED(2),
+                                        &(struct mqd_replica_assignment){.member_count = 17}, 0),
+                0);
     CHECK_EQUAL(done(two, two->b->token).error, MQD_E_INVALID);
     fake_stop(&fake);
 }
@@ -119,7 +130,10 @@ BOTH(what_is_refused_is_put_off)
     CHECK(receive(&fake, &request));
     for (uint32_t i = 0; i < sizeof errors / sizeof *errors; i++) {
         int64_t began_ns = test_now_ns();
-        answer(&fake, &request, (struct piece[]){{.partition = 0, .error = errors[i], .high_watermark = -1, .log_start = -1}, {.partition = 2}}, 2);
+        answer(&fake, &request,
+               (struct piece[]){{.partition = 0, .error = errors[i], .high_watermark = -1, .log_start = -1},
+                                {.partition = 2}},
+               2);
         CHECK(receive(&fake, &request));
         CHECK(request.forgotten_count == 1 && request.forgotten[0] == 0);
         while (!request.one[0].there) {
@@ -146,7 +160,10 @@ BOTH(a_leader_that_does_not_know_it_yet_is_asked_again_soon)
     CHECK(receive(&fake, &request));
     for (uint32_t i = 0; i < sizeof errors / sizeof *errors; i++) {
         int64_t began_ns = test_now_ns();
-        answer(&fake, &request, (struct piece[]){{.partition = 0, .error = errors[i], .high_watermark = -1, .log_start = -1}, {.partition = 2}}, 2);
+        answer(&fake, &request,
+               (struct piece[]){{.partition = 0, .error = errors[i], .high_watermark = -1, .log_start = -1},
+                                {.partition = 2}},
+               2);
         CHECK(receive(&fake, &request));
         while (!request.one[0].there) {
             CHECK(test_now_ns() - began_ns < LIMIT_MS * 1000000ll);
@@ -165,7 +182,8 @@ BOTH(a_leader_that_does_not_know_it_yet_is_asked_again_soon)
 
 /* ---- answers that are wrong ---- */
 
-/* Whatever is wrong with one partition's records, the other's are taken; it is asked for again where it stands. */
+/* Whatever is wrong with one partition's records, the other's are taken; it is asked for again
+ * where it stands. */
 BOTH(wrong_records_harm_no_other_partition)
 {
     struct fake fake = fake_start(backend);
@@ -175,8 +193,10 @@ BOTH(wrong_records_harm_no_other_partition)
     for (int kind = 0; kind < 6; kind++) {
         uint8_t good[200], bad[600];
         int64_t end = log_end(&fake, 0), other_end = log_end(&fake, 2);
-        uint32_t good_bytes = batch_at(good, (struct log_batch){.mark = 5}, other_end, 4), first_bytes = batch_at(bad, (struct log_batch){.record_count = 2}, end, 4);
-        uint32_t bad_bytes = first_bytes + batch_at(bad + first_bytes, (struct log_batch){.record_count = 2}, end + 2, 4);
+        uint32_t good_bytes = batch_at(good, (struct log_batch){.mark = 5}, other_end, 4),
+                 first_bytes = batch_at(bad, (struct log_batch){.record_count = 2}, end, 4);
+        uint32_t bad_bytes =
+            first_bytes + batch_at(bad + first_bytes, (struct log_batch){.record_count = 2}, end + 2, 4);
         uint8_t *second = bad + first_bytes;
         uint64_t offset = htobe64((uint64_t)(end + (kind == 1 ? 5 : -1)));
         if (kind == 0)
@@ -188,9 +208,13 @@ BOTH(wrong_records_harm_no_other_partition)
         else if (kind == 4)
             second[16] = 1; /* magic */
         else
-            memset(second + 8, 0, 4); /* length 0 */
+            memset(second + 8, 0, 4);                        /* length 0 */
         int64_t high_watermark = kind == 1 ? end + 2 : 1000; /* below it a gap is what compaction left */
-        answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = high_watermark, .records = bad, .records_bytes = bad_bytes}, {.partition = 2, .records = good, .records_bytes = good_bytes}}, 2);
+        answer(&fake, &request,
+               (struct piece[]){
+                   {.partition = 0, .high_watermark = high_watermark, .records = bad, .records_bytes = bad_bytes},
+                   {.partition = 2, .records = good, .records_bytes = good_bytes}},
+               2);
         CHECK(receive(&fake, &request));
         CHECK_EQUAL(log_end(&fake, 0), end + 2);
         CHECK_EQUAL(log_end(&fake, 2), other_end + 1);
@@ -215,10 +239,14 @@ BOTH(what_was_not_asked_for_is_not_taken)
     struct request request;
     uint8_t bytes[400], other[400];
     CHECK(receive(&fake, &request));
-    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 2}, 0, 4), other_bytes = batch_at(other, (struct log_batch){.record_count = 2}, 2, 4);
-    struct piece twice[] = {{.partition = 0, .records = bytes, .records_bytes = size_bytes}, {.partition = 0, .records = other, .records_bytes = other_bytes},
-                            {.partition = 0, .diverging_epoch = 1}, {.partition = 3, .records = bytes, .records_bytes = size_bytes},
-                            {.partition = -5, .records = bytes, .records_bytes = size_bytes}, {.partition = 0, .error = 1, .log_start = 100}};
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 2}, 0, 4),
+             other_bytes = batch_at(other, (struct log_batch){.record_count = 2}, 2, 4);
+    struct piece twice[] = {{.partition = 0, .records = bytes, .records_bytes = size_bytes},
+                            {.partition = 0, .records = other, .records_bytes = other_bytes},
+                            {.partition = 0, .diverging_epoch = 1},
+                            {.partition = 3, .records = bytes, .records_bytes = size_bytes},
+                            {.partition = -5, .records = bytes, .records_bytes = size_bytes},
+                            {.partition = 0, .error = 1, .log_start = 100}};
     answer(&fake, &request, twice, 6);
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
@@ -229,7 +257,8 @@ BOTH(what_was_not_asked_for_is_not_taken)
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
     CHECK(request.one[0].epoch == 5 && request.one[0].offset == 2);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1); /* what it has already */
+    /* what it has already */
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
     CHECK(receive(&fake, &request));
     CHECK_EQUAL(log_end(&fake, 0), 2);
     CHECK_EQUAL(two->tale.ended, 0);
@@ -247,16 +276,22 @@ BOTH(an_answer_may_come_in_any_pieces)
     uint32_t size_bytes = 0, whole = 0;
     for (int i = 0; i < 5; i++) {
         whole = size_bytes;
-        size_bytes += batch_at(bytes + size_bytes, (struct log_batch){.mark = (uint64_t)i, .record_count = i + 1}, i * (i + 1) / 2, 4);
+        size_bytes += batch_at(bytes + size_bytes, (struct log_batch){.mark = (uint64_t)i, .record_count = i + 1},
+                               i * (i + 1) / 2, 4);
     }
     for (uint32_t cut = whole; cut <= size_bytes; cut += 31) {
-        struct frame frame = answer_of(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = cut}, {.partition = 2, .high_watermark = 0}}, 2);
+        struct frame frame =
+            answer_of(&fake, &request,
+                      (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = cut},
+                                       {.partition = 2, .high_watermark = 0}},
+                      2);
         for (uint32_t i = 0; i < frame.size_bytes; i++)
             CHECK(send(fake.link.fd, frame.bytes + i, 1, MSG_NOSIGNAL) == 1);
         frame_free(&frame);
         CHECK(receive(&fake, &request));
         CHECK_EQUAL(log_end(&fake, 0), 10);
-        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1); /* it is cut to nothing */
+        /* it is cut to nothing */
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
         CHECK(receive(&fake, &request));
         while (!request.one[0].there) {
             usleep(2000);
@@ -271,21 +306,44 @@ BOTH(an_answer_may_come_in_any_pieces)
 static void damage(struct frame *frame, int kind)
 {
     switch (kind) {
-    case 0: frame->bytes[7] ^= 1; break;                         /* correlation id */
-    case 1: frame->bytes[0] = 0x7f; break;                       /* a length beyond the limit */
-    case 2: memset(frame->bytes, 0, 4); break;                   /* ... of nothing */
-    case 3: put(frame, 4, 20); break;                            /* bytes behind the answer */
-    case 4: frame->bytes[14] = 1; break;                         /* the leader refuses as a whole */
-    case 5: frame->bytes[19] = 0; break;                         /* no topics: null */
-    case 6: frame->bytes[19] = 0x7f; break;                      /* more topics than there is room for */
-    case 7: frame->bytes[36] = 0x7e; break;                      /* more partitions */
-    case 8: frame->bytes[8] = 0x7f; break;                       /* tagged fields of the header that are not there */
-    case 9: frame->bytes[3]--, frame->size_bytes--; break;       /* the frame ends in its last byte */
-    case 10: put(frame, 1, 0), frame->bytes[3]++; break;         /* ... and behind it */
+    case 0:
+        frame->bytes[7] ^= 1;
+        break; /* correlation id */
+    case 1:
+        frame->bytes[0] = 0x7f;
+        break; /* a length beyond the limit */
+    case 2:
+        memset(frame->bytes, 0, 4);
+        break; /* ... of nothing */
+    case 3:
+        put(frame, 4, 20);
+        break; /* bytes behind the answer */
+    case 4:
+        frame->bytes[14] = 1;
+        break; /* the leader refuses as a whole */
+    case 5:
+        frame->bytes[19] = 0;
+        break; /* no topics: null */
+    case 6:
+        frame->bytes[19] = 0x7f;
+        break; /* more topics than there is room for */
+    case 7:
+        frame->bytes[36] = 0x7e;
+        break; /* more partitions */
+    case 8:
+        frame->bytes[8] = 0x7f;
+        break; /* tagged fields of the header that are not there */
+    case 9:
+        frame->bytes[3]--, frame->size_bytes--;
+        break; /* the frame ends in its last byte */
+    case 10:
+        put(frame, 1, 0), frame->bytes[3]++;
+        break; /* ... and behind it */
     }
 }
 
-/* The connection ends, Python hears of it, the logs are as they were, and the next connection works. */
+/* The connection ends, Python hears of it, the logs are as they were, and the next connection
+ * works. */
 BOTH(an_answer_that_is_none_ends_the_connection)
 {
     struct fake fake = fake_start(backend);
@@ -296,7 +354,11 @@ BOTH(an_answer_that_is_none_ends_the_connection)
         CHECK(receive(&fake, &request));
         CHECK(request.session_epoch == 0 && request.count == 2);
         uint32_t size_bytes = batch_at(bytes, (struct log_batch){.mark = 1}, log_end(&fake, 0), 4);
-        struct piece pieces[] = {{.partition = 2}, {.partition = 0, .records = bytes, .records_bytes = kind == 11 ? size_bytes : 0, .diverging_epoch = kind == 11 ? 3 : 0}};
+        struct piece pieces[] = {{.partition = 2},
+                                 {.partition = 0,
+                                  .records = bytes,
+                                  .records_bytes = kind == 11 ? size_bytes : 0,
+                                  .diverging_epoch = kind == 11 ? 3 : 0}};
         struct frame frame = answer_of(&fake, &request, pieces, 2);
         damage(&frame, kind);
         client_send(&fake.link, &frame);
@@ -317,7 +379,8 @@ static void slow_writes(struct bench *b)
     CHECK_EQUAL(mqd_file_watch(NULL, "write:DELAY:follower-0:ms=150"), 0);
 }
 
-/* Half an answer and the end come while the follower writes: one event tells of both, and there is no other. */
+/* Half an answer and the end come while the follower writes: one event tells of both, and there is
+ * no other. */
 BOTH(an_end_right_behind_what_came_before_it_is_seen)
 {
     struct fake fake = fake_start_with(backend, slow_writes);
@@ -326,7 +389,8 @@ BOTH(an_end_right_behind_what_came_before_it_is_seen)
     uint8_t bytes[200];
     int unread;
     CHECK(receive(&fake, &request));
-    struct piece piece = {.partition = 0, .records = bytes, .records_bytes = batch_at(bytes, (struct log_batch){.mark = 1}, 0, 4)};
+    struct piece piece = {
+        .partition = 0, .records = bytes, .records_bytes = batch_at(bytes, (struct log_batch){.mark = 1}, 0, 4)};
     answer(&fake, &request, &piece, 1);
     UNTIL(ioctl(fake.link.fd, SIOCOUTQ, &unread) == 0 && unread == 0);
     request.correlation_id++;

@@ -1,5 +1,6 @@
 /* tsan */
-/* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The test is the leader. */
+/* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The
+ * test is the leader. */
 #include "mqd_fake_leader_test.h"
 #include "mqd_faults_test.h"
 
@@ -26,10 +27,11 @@ BOTH(commands_wait_for_a_partition_at_rest)
         uint64_t tokens[4];
         for (int i = 0; i < 4; i++) {
             tokens[i] = ++two->b->token;
-            int result = i == 0 ? mqd_reactor_roll(two->b->reactors[1], tokens[i], FOLLOWED(0))
-                       : i == 1 ? mqd_reactor_set_options(two->b->reactors[1], tokens[i], FOLLOWED(0), &two->b->log_options)
-                       : i == 2 ? mqd_reactor_advance_start(two->b->reactors[1], tokens[i], FOLLOWED(0), 0)
-                                : mqd_reactor_partition_close(two->b->reactors[1], tokens[i], FOLLOWED(0));
+            int result =
+                i == 0   ? mqd_reactor_roll(two->b->reactors[1], tokens[i], FOLLOWED(0))
+                : i == 1 ? mqd_reactor_set_options(two->b->reactors[1], tokens[i], FOLLOWED(0), &two->b->log_options)
+                : i == 2 ? mqd_reactor_advance_start(two->b->reactors[1], tokens[i], FOLLOWED(0), 0)
+                         : mqd_reactor_partition_close(two->b->reactors[1], tokens[i], FOLLOWED(0));
             CHECK_EQUAL(result, 0);
         }
         struct mqd_event event = {0};
@@ -49,7 +51,8 @@ BOTH(commands_wait_for_a_partition_at_rest)
             if (told)
                 break;
             bool fill = request.one[0].there && request.one[0].offset == 0;
-            answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = fill ? size_bytes : 0}}, fill);
+            answer(&fake, &request,
+                   (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = fill ? size_bytes : 0}}, fill);
         }
         CHECK_EQUAL(log_end(&fake, 0), 3);
     }
@@ -62,7 +65,8 @@ static void in_memory(struct bench *b)
     b->log_options.flush_interval_ms = 1000;
 }
 
-/* There was nothing to cut. What waited for its flush before is flushed all the same, without another record. */
+/* There was nothing to cut. What waited for its flush before is flushed all the same, without
+ * another record. */
 BOTH(a_rest_that_cuts_nothing_leaves_what_is_to_be_flushed)
 {
     struct fake fake = fake_start_with(backend, in_memory);
@@ -97,7 +101,8 @@ BOTH(a_rest_that_cuts_nothing_pauses)
     fake_stop(&fake);
 }
 
-/* The small mark before a cut meets a full disk, or no descriptor. Nothing has been touched: it is cut when the leader says so again. */
+/* The small mark before a cut meets a full disk, or no descriptor. Nothing has been touched: it is
+ * cut when the leader says so again. */
 static void cut_refused(int backend, const char *rules, bool full)
 {
     struct fake fake = fake_start_with(backend, watch);
@@ -129,10 +134,17 @@ static void cut_refused(int backend, const char *rules, bool full)
     fake_stop(&fake);
 }
 
-BOTH(a_cut_on_a_full_disk_waits_for_space) { cut_refused(backend, "write:ENOSPC:truncating", true); }
-BOTH(a_cut_waits_for_descriptors) { cut_refused(backend, "open:EMFILE:truncating", false); }
+BOTH(a_cut_on_a_full_disk_waits_for_space)
+{
+    cut_refused(backend, "write:ENOSPC:truncating", true);
+}
+BOTH(a_cut_waits_for_descriptors)
+{
+    cut_refused(backend, "open:EMFILE:truncating", false);
+}
 
-/* The first batch of epoch 5 meets a full disk. The leader after that one does not know the epoch: it is not asked by it. */
+/* The first batch of epoch 5 meets a full disk. The leader after that one does not know the epoch:
+ * it is not asked by it. */
 BOTH(a_leader_epoch_without_records_is_not_asked_by)
 {
     struct fake fake = fake_start_with(backend, watch);
@@ -150,7 +162,8 @@ BOTH(a_leader_epoch_without_records_is_not_asked_by)
     CHECK_EQUAL(request.one[0].last_epoch, 4);
     faults("write:ENOSPC:.log");
     uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 5);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = size_bytes}}, 1);
+    answer(&fake, &request,
+           (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = size_bytes}}, 1);
     UNTIL(two->tale.full > 0);
     room_again(two);
     role.leader_epoch = 6, role.partition_epoch = 3;

@@ -3,7 +3,8 @@
 
 #include "server/replication/fetcher_state.h"
 
-/* While the broker ends, what comes from leaders is not read any more: it is no reason not to sleep. */
+/* While the broker ends, what comes from leaders is not read any more: it is no reason not to
+ * sleep. */
 TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
 {
     struct mqd_reactor *r = calloc(1, sizeof *r);
@@ -64,7 +65,8 @@ TEST(a_bound_on_catching_up_grants_what_it_says_however_often_the_reactor_turns)
 TEST(who_may_not_ask_yet_sleeps_until_he_may)
 {
     for (uint32_t i = 0; i < sizeof rates / sizeof *rates; i++)
-        for (int64_t owed = 0; owed < 5000 && owed < rates[i] * 8; owed += 37) { /* a reactor sleeps no longer than some seconds */
+        /* a reactor sleeps no longer than some seconds */
+        for (int64_t owed = 0; owed < 5000 && owed < rates[i] * 8; owed += 37) {
             struct mqd_fetcher fetcher;
             struct mqd_reactor *r = throttled(&fetcher, rates[i]);
             int64_t began_ms = r->now_ms;

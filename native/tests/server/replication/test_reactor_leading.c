@@ -1,25 +1,30 @@
 /* tsan */
-/* A partition of several replicas on its leader, single things. test_reactor_leading_mix.c does them all at once. */
+/* A partition of several replicas on its leader, single things. test_reactor_leading_mix.c does
+ * them all at once. */
 #include "mqd_leading_test.h"
 
 BOTH(an_acknowledgement_waits_for_every_member)
 {
     struct bench *b = bench_start(backend, NULL);
-    struct client client = client_open(b, 0), other = client_open(b, 1), second = client_open_as(b, 0, 2), third = client_open_as(b, 0, 3);
+    struct client client = client_open(b, 0), other = client_open(b, 1), second = client_open_as(b, 0, 2),
+                  third = client_open_as(b, 0, 3);
     assign(b, all_in_sync);
     CHECK_EQUAL(view(b).role, MQD_ROLE_LEADS);
     produce_send(&client, -1, 1, 3);
     produce_send(&other, -1, 2, 2); /* by way of another worker */
-    struct told told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS});
+    struct told told =
+        follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS});
     CHECK_EQUAL(told.error, 0);
     int64_t end = told.next_offset;
     CHECK(end == 2 || end == 3 || end == 5);
     while (end < 5) {
-        told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .wait_ms = LIMIT_MS, .offset = end});
+        told = follow(b, &second,
+                      (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .wait_ms = LIMIT_MS, .offset = end});
         CHECK_EQUAL(told.error, 0);
         end = told.next_offset;
     }
-    told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 5}); /* node 2 has everything */
+    /* node 2 has everything */
+    told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 5});
     CHECK_EQUAL(told.batch_count, 0);
     CHECK_EQUAL(high_watermark(b), 0);
     CHECK(!readable(&client) && !readable(&other));
@@ -34,7 +39,8 @@ BOTH(an_acknowledgement_waits_for_every_member)
     CHECK_EQUAL(high_watermark(b), 5);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct asked asked = {0, 0};
-    client_fetch(&other, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&other, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 2);
     free(fetched);
     client_close(&client), client_close(&other), client_close(&second), client_close(&third);
@@ -45,9 +51,16 @@ BOTH(an_acknowledgement_waits_for_every_member)
 static void send_marker(struct bench *b, uint64_t token, int64_t leader_epoch)
 {
     uint32_t owner = bench_owner(SLOT), place = (uint32_t)token * 256;
-    uint32_t size_bytes = log_encode(b->arenas[ACCEPTOR] + place, (struct log_batch){.marker = 2, .producer_id = 7, .producer_epoch = 1});
-    struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL | MQD_PRODUCE_MARKER_BUMPED, .slot = SLOT, .token = token, .offset = place,
-                                     .size_bytes = size_bytes, .a = leader_epoch, .c = (int64_t)mqd_endpoint_generation(b->control, owner)};
+    uint32_t size_bytes =
+        log_encode(b->arenas[ACCEPTOR] + place, (struct log_batch){.marker = 2, .producer_id = 7, .producer_epoch = 1});
+    struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE,
+                                     .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL | MQD_PRODUCE_MARKER_BUMPED,
+                                     .slot = SLOT,
+                                     .token = token,
+                                     .offset = place,
+                                     .size_bytes = size_bytes,
+                                     .a = leader_epoch,
+                                     .c = (int64_t)mqd_endpoint_generation(b->control, owner)};
     CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &produce), 0);
     mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
 }
@@ -60,25 +73,30 @@ static void expect_produced(struct bench *b, uint64_t token, int32_t error)
     CHECK_EQUAL(answer.error, error);
 }
 
-/* Its coordinator takes "I have it" for the end of the transaction: the next leader must have it too. */
+/* Its coordinator takes "I have it" for the end of the transaction: the next leader must have it
+ * too. */
 BOTH(a_marker_that_is_here_is_refused_when_it_is_replicated)
 {
     struct bench *b = bench_start(backend, NULL);
     struct client second = client_open_as(b, 0, 2), third = client_open_as(b, 0, 3);
     assign(b, all_in_sync);
     send_marker(b, 1, -1);
-    send_marker(b, 2, -1);  /* the same again */
-    send_marker(b, 3, 99);  /* what is refused at once overtakes both */
+    send_marker(b, 2, -1); /* the same again */
+    send_marker(b, 3, 99); /* what is refused at once overtakes both */
     expect_produced(b, 3, 6);
     for (int round = 0; round < 2; round++) {
-        struct ask ask = {.node = 2, .leader_epoch = 1, .last_epoch = round ? 1 : -1, .wait_ms = round ? 0 : LIMIT_MS, .offset = round};
+        struct ask ask = {.node = 2,
+                          .leader_epoch = 1,
+                          .last_epoch = round ? 1 : -1,
+                          .wait_ms = round ? 0 : LIMIT_MS,
+                          .offset = round};
         follow(b, &second, ask);
         ask.node = 3;
         follow(b, &third, ask);
     }
     expect_produced(b, 1, 0);
     expect_produced(b, 2, 47);
-    send_marker(b, 4, -1);  /* nothing is above the high watermark any more */
+    send_marker(b, 4, -1); /* nothing is above the high watermark any more */
     expect_produced(b, 4, 47);
     client_close(&second), client_close(&third);
     bench_stop(b);
@@ -94,13 +112,18 @@ BOTH(a_consumer_sees_nothing_that_is_not_replicated)
     two.in_sync = 1 << 1 | 1 << 2;
     assign(b, two);
     CHECK_EQUAL(produce(&client, 1, 1), 0);
-    client_fetch(&consumer, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&consumer, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 0);
     CHECK_EQUAL(fetched->high_watermark[0], 0);
     struct frame frame = {0};
-    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1); /* parked until the follower has it */
+    /* parked until the follower has it */
+    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+              &asked, 1);
     CHECK(client_send(&consumer, &frame));
-    CHECK_EQUAL(follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS}).batch_count, 1);
+    CHECK_EQUAL(follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS})
+                    .batch_count,
+                1);
     follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1});
     CHECK_EQUAL(client_receive(&consumer), 1);
     take_fetched(&consumer, fetched);
@@ -114,22 +137,23 @@ BOTH(a_consumer_sees_nothing_that_is_not_replicated)
 BOTH(who_may_fetch_as_a_follower)
 {
     struct bench *b = bench_start(backend, NULL);
-    struct client client = client_open(b, 0), second = client_open_as(b, 0, 2), elsewhere = client_open_as(b, 1, 2), stranger = client_open_as(b, 0, 9);
+    struct client client = client_open(b, 0), second = client_open_as(b, 0, 2), elsewhere = client_open_as(b, 1, 2),
+                  stranger = client_open_as(b, 0, 9);
     assign(b, all_in_sync);
     CHECK_EQUAL(produce(&client, 1, 1), 0);
     struct ask good = {.node = 2, .leader_epoch = 1, .last_epoch = -1}, ask = good;
-    CHECK_EQUAL(follow(b, &client, ask).top_error, 31);  /* on a listener of clients */
+    CHECK_EQUAL(follow(b, &client, ask).top_error, 31); /* on a listener of clients */
     ask.node = 3;
-    CHECK_EQUAL(follow(b, &second, ask).top_error, 31);  /* in another's name */
+    CHECK_EQUAL(follow(b, &second, ask).top_error, 31); /* in another's name */
     ask = (struct ask){.node = 9, .leader_epoch = 1, .last_epoch = -1};
-    CHECK_EQUAL(follow(b, &stranger, ask).error, 9);     /* a host that has no replica */
-    CHECK_EQUAL(follow(b, &elsewhere, good).error, 6);   /* a worker that does not own it */
+    CHECK_EQUAL(follow(b, &stranger, ask).error, 9);   /* a host that has no replica */
+    CHECK_EQUAL(follow(b, &elsewhere, good).error, 6); /* a worker that does not own it */
     ask = good, ask.leader_epoch = 0;
     CHECK_EQUAL(follow(b, &second, ask).error, 74);
     ask = good, ask.leader_epoch = 2;
     CHECK_EQUAL(follow(b, &second, ask).error, 75);
     ask = good, ask.broker_epoch = EPOCH_OF(2) - 1;
-    CHECK_EQUAL(follow(b, &second, ask).error, 77);      /* an earlier life */
+    CHECK_EQUAL(follow(b, &second, ask).error, 77); /* an earlier life */
     ask = good, ask.offset = 7;
     CHECK_EQUAL(follow(b, &second, ask).error, 1);
     CHECK_EQUAL(follow(b, &second, good).error, 0);
@@ -138,7 +162,8 @@ BOTH(who_may_fetch_as_a_follower)
     bench_stop(b);
 }
 
-/* Nothing of the leader's log is committed. By the stable offset alone, which is 0, the follower would cut what both have, and one whose log begins there would wait for ever. */
+/* Nothing of the leader's log is committed. By the stable offset alone, which is 0, the follower
+ * would cut what both have, and one whose log begins there would wait for ever. */
 BOTH(a_follower_beyond_the_end_is_told_where_it_is)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -164,14 +189,16 @@ BOTH(a_log_that_differs_is_told_where)
     CHECK_EQUAL(produce_take(&client).error[0], 0);
     wanted.leader_epoch = 4, wanted.partition_epoch = 2;
     assign(b, wanted);
-    struct told told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 4, .last_epoch = 3, .offset = 5}); /* it has records of epoch 3 that this log never had */
+    /* it has records of epoch 3 that this log never had */
+    struct told told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 4, .last_epoch = 3, .offset = 5});
     CHECK_EQUAL(told.error, 0);
     CHECK_EQUAL(told.diverging_epoch, 1);
     CHECK_EQUAL(told.diverging_end, 3);
     CHECK_EQUAL(told.bytes, 0);
     produce_send(&client, 1, 2, 2); /* epoch 4: 3..4 */
     CHECK_EQUAL(produce_take(&client).error[0], 0);
-    told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 4, .last_epoch = 1, .offset = 4}); /* more of epoch 1 than there is */
+    /* more of epoch 1 than there is */
+    told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 4, .last_epoch = 1, .offset = 4});
     CHECK_EQUAL(told.diverging_epoch, 1);
     CHECK_EQUAL(told.diverging_end, 3);
     told = follow(b, &second, (struct ask){.node = 2, .leader_epoch = 4, .last_epoch = 1, .offset = 3});
@@ -287,8 +314,15 @@ BOTH(leadership_that_ends)
     int64_t offset;
     assign(b, wanted);
     produce_send(&client, -1, 1, 1);
-    CHECK_EQUAL(follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS}).batch_count, 1);
-    follower_send(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS, .session_epoch = -1}, 1); /* parked */
+    CHECK_EQUAL(follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS})
+                    .batch_count,
+                1);
+    /* parked */
+    follower_send(
+        b, &second,
+        (struct ask){
+            .node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS, .session_epoch = -1},
+        1);
     wanted.leader = 2, wanted.leader_epoch = 2, wanted.partition_epoch = 2;
     assign(b, wanted);
     CHECK_EQUAL(produce_take(&client).error[0], 6);
@@ -297,16 +331,19 @@ BOTH(leadership_that_ends)
     CHECK_EQUAL(produce(&client, 1, 2), 6);
     CHECK_EQUAL(produce(&other, -1, 3), 6);
     CHECK_EQUAL(list_offset(&other, -1, &offset), 6);
-    client_fetch(&other, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&other, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->error[0], 0); /* KIP-392: a consumer may read from a follower */
     CHECK_EQUAL(fetched->batch_count, 0);
     asked.offset = 50;
-    client_fetch(&other, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&other, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->error[0], 0); /* it may be behind */
     wanted.leader = -1, wanted.leader_epoch = 3, wanted.partition_epoch = 3;
     assign(b, wanted);
     CHECK_EQUAL(view(b).role, MQD_ROLE_NONE);
-    client_fetch(&other, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&other, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->error[0], 6);
     free(fetched);
     client_close(&client), client_close(&other), client_close(&second);
@@ -333,7 +370,9 @@ BOTH(a_new_leader_does_not_tell_its_end_at_once)
     follow(b, &second, (struct ask){.node = 2, .leader_epoch = 2, .last_epoch = 1, .offset = 1});
     int16_t error = list_offset(&client, -1, &offset);
     for (int i = 0; i < LIMIT_MS && error == 78; i++, error = list_offset(&client, -1, &offset))
-        usleep(1000); /* asked of the other worker, which sees the high watermark when the owner has published it: at the end of its turn */
+        /* asked of the other worker, which sees the high watermark when the owner has published it:
+         * at the end of its turn */
+        usleep(1000);
     CHECK_EQUAL(error, 0);
     CHECK_EQUAL(offset, 1);
     client_close(&client), client_close(&second);
@@ -352,10 +391,13 @@ BOTH(a_lost_lease)
     for (int acks = -1; acks <= 1; acks += 2)
         CHECK_EQUAL(produce(&client, acks, 2), 6);
     CHECK_EQUAL(list_offset(&client, -1, &offset), 6);
-    client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&client,
+                 (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked,
+                 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1); /* what is committed may be read */
     asked.offset = 50;
-    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->error[0], 6); /* another leader may have got so far */
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
@@ -363,7 +405,8 @@ BOTH(a_lost_lease)
     CHECK_EQUAL(produce(&client, -1, 3), 0);
     CHECK_EQUAL(list_offset(&client, -1, &offset), 0);
     CHECK_EQUAL(offset, 2);
-    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->error[0], 1);
     free(fetched);
     client_close(&client);
@@ -383,13 +426,24 @@ BOTH(a_session_of_a_follower)
     CHECK_EQUAL(told.partition_count, 1);
     int32_t session = told.session_id;
     CHECK(session);
-    follower_send(b, &second, (struct ask){.node = 2, .session_id = session, .session_epoch = 1, .wait_ms = LIMIT_MS}, 0); /* nothing has changed: parked */
+    /* nothing has changed: parked */
+    follower_send(b, &second, (struct ask){.node = 2, .session_id = session, .session_epoch = 1, .wait_ms = LIMIT_MS},
+                  0);
     produce_send(&client, -1, 1, 2);
     told = take_told(&second);
     CHECK_EQUAL(told.next_offset, 2);
-    follower_send(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 2, .session_id = session, .session_epoch = 2, .wait_ms = LIMIT_MS}, 1);
+    follower_send(b, &second,
+                  (struct ask){.node = 2,
+                               .leader_epoch = 1,
+                               .last_epoch = 1,
+                               .offset = 2,
+                               .session_id = session,
+                               .session_epoch = 2,
+                               .wait_ms = LIMIT_MS},
+                  1);
     CHECK_EQUAL(produce_take(&client).error[0], 0);
-    told = take_told(&second); /* no records, but a high watermark that it does not know: told soon, not after wait_ms */
+    /* no records, but a high watermark that it does not know: told soon, not after wait_ms */
+    told = take_told(&second);
     CHECK_EQUAL(told.partition_count, 1);
     CHECK_EQUAL(told.high_watermark, 2);
     CHECK_EQUAL(told.bytes, 0);
@@ -423,7 +477,8 @@ BOTH(from_one_replica_to_three_and_back)
     produce_send(&client, -1, 3, 1);
     follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 2, .wait_ms = LIMIT_MS});
     CHECK(!readable(&client));
-    wanted = (struct wanted){.leader = 1, .leader_epoch = 2, .partition_epoch = 3, .min_insync = 1, .in_sync = 1 << 1, .replica_count = 1};
+    wanted = (struct wanted){
+        .leader = 1, .leader_epoch = 2, .partition_epoch = 3, .min_insync = 1, .in_sync = 1 << 1, .replica_count = 1};
     assign(b, wanted);
     CHECK_EQUAL(produce_take(&client).error[0], 6); /* of another leader epoch */
     CHECK_EQUAL(produce(&client, -1, 4), 0);
@@ -433,7 +488,8 @@ BOTH(from_one_replica_to_three_and_back)
     bench_stop(b);
 }
 
-/* What the acceptor's coordinators write names the leader epoch in which they have read the partition. */
+/* What the acceptor's coordinators write names the leader epoch in which they have read the
+ * partition. */
 BOTH(a_coordinator_of_another_leader_epoch_writes_nothing)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -443,8 +499,14 @@ BOTH(a_coordinator_of_another_leader_epoch_writes_nothing)
     uint32_t from, size_bytes = log_encode(b->arenas[ACCEPTOR], (struct log_batch){.mark = 1});
     int64_t generation = (int64_t)mqd_endpoint_generation(b->control, 0);
     for (int64_t epoch = 2; epoch <= 4; epoch++) {
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_ACKS_ALL, .slot = SLOT, .token = (uint64_t)epoch, .size_bytes = size_bytes,
-                                                          .a = epoch, .c = generation});
+        bench_say(b, ACCEPTOR, 0,
+                  (struct mqd_descriptor){.kind = MQD_LINK_PRODUCE,
+                                          .flags = MQD_PRODUCE_ACKS_ALL,
+                                          .slot = SLOT,
+                                          .token = (uint64_t)epoch,
+                                          .size_bytes = size_bytes,
+                                          .a = epoch,
+                                          .c = generation});
         struct mqd_descriptor out = bench_expect(b, ACCEPTOR, MQD_LINK_PRODUCED, &from);
         CHECK_EQUAL(out.token, epoch);
         CHECK_EQUAL(out.error, epoch == 3 ? 0 : 6);
@@ -458,10 +520,14 @@ BOTH(a_consumer_is_sent_to_the_replica_in_its_rack)
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0), consumer = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
-    struct broker_of { int32_t node; const char *rack; } brokers[3] = {{1, "a"}, {2, "b"}, {3, "c"}};
+    struct broker_of {
+        int32_t node;
+        const char *rack;
+    } brokers[3] = {{1, "a"}, {2, "b"}, {3, "c"}};
     struct mqd_broker_address addresses[3] = {0};
     for (uint32_t i = 0; i < 3; i++) {
-        addresses[i] = (struct mqd_broker_address){.node_id = brokers[i].node, .port = 9092, .has_rack = 1, .host = "127.0.0.1"};
+        addresses[i] =
+            (struct mqd_broker_address){.node_id = brokers[i].node, .port = 9092, .has_rack = 1, .host = "127.0.0.1"};
         snprintf(addresses[i].rack, sizeof addresses[i].rack, "%s", brokers[i].rack);
     }
     for (uint32_t worker = 0; worker < REACTORS; worker++) {
@@ -472,23 +538,35 @@ BOTH(a_consumer_is_sent_to_the_replica_in_its_rack)
     assign(b, wanted);
     CHECK_EQUAL(produce(&client, 1, 1), 0);
     struct asked asked = {0, 0};
-    const struct { const char *rack; int32_t node; } expected[] = {{"a", -1}, {"b", 2}, {"c", 3}, {"d", -1}, {NULL, -1}};
-    for (uint32_t i = 0; i < 5; i++) { /* by a worker that does not own the partition; told at once, though there is nothing to read */
-        client_fetch(&consumer, (struct fetch){.wait_ms = expected[i].node < 0 ? 1 : LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1, .rack = expected[i].rack}, &asked, 1,
-                     fetched);
+    const struct {
+        const char *rack;
+        int32_t node;
+    } expected[] = {{"a", -1}, {"b", 2}, {"c", 3}, {"d", -1}, {NULL, -1}};
+    /* by a worker that does not own the partition; told at once, though there is nothing to read */
+    for (uint32_t i = 0; i < 5; i++) {
+        client_fetch(&consumer,
+                     (struct fetch){.wait_ms = expected[i].node < 0 ? 1 : LIMIT_MS,
+                                    .bytes_min = 1,
+                                    .bytes_max = 1 << 20,
+                                    .session_epoch = -1,
+                                    .rack = expected[i].rack},
+                     &asked, 1, fetched);
         CHECK_EQUAL(fetched->error[0], 0);
         CHECK_EQUAL(fetched->preferred[0], expected[i].node);
     }
     wanted.in_sync = 1 << 1 | 1 << 3, wanted.partition_epoch = 2;
     assign(b, wanted);
-    client_fetch(&consumer, (struct fetch){.wait_ms = 1, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1, .rack = "b"}, &asked, 1, fetched);
+    client_fetch(&consumer,
+                 (struct fetch){.wait_ms = 1, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1, .rack = "b"},
+                 &asked, 1, fetched);
     CHECK_EQUAL(fetched->preferred[0], -1); /* not in sync any more */
     free(fetched);
     client_close(&client), client_close(&consumer);
     bench_stop(b);
 }
 
-/* It moves to another log directory: closed and opened, in the same leader epoch. Nothing of its followers is known then, and its proposals are numbered above the earlier ones. */
+/* It moves to another log directory: closed and opened, in the same leader epoch. Nothing of its
+ * followers is known then, and its proposals are numbered above the earlier ones. */
 BOTH(closed_and_opened_in_one_leader_epoch)
 {
     struct bench *b = bench_start(backend, NULL);
@@ -500,7 +578,11 @@ BOTH(closed_and_opened_in_one_leader_epoch)
     uint64_t sequence = proposed(b).sequence;
     produce_send(&client, -1, 1, 1);
     follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS});
-    follower_send(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS, .session_epoch = -1}, 1);
+    follower_send(
+        b, &second,
+        (struct ask){
+            .node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS, .session_epoch = -1},
+        1);
     bench_partition_close(b, SLOT);
     CHECK_EQUAL(take_told(&second).error, 6);
     CHECK_EQUAL(produce_take(&client).error[0], 6);
@@ -508,7 +590,10 @@ BOTH(closed_and_opened_in_one_leader_epoch)
     wanted.partition_epoch++;
     assign(b, wanted);
     produce_send(&client, -1, 2, 1);
-    CHECK_EQUAL(follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS}).next_offset, 2);
+    CHECK_EQUAL(follow(b, &second,
+                       (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS})
+                    .next_offset,
+                2);
     follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 2});
     CHECK_EQUAL(produce_take(&client).error[0], 0);
     follow(b, &third, (struct ask){.node = 3, .leader_epoch = 1, .last_epoch = 1, .offset = 2});

@@ -1,9 +1,13 @@
 /* tsan */
-/* A leader of several replicas under everything at once: two followers that fetch in sessions and without, stop, leave and come back as another life; producers with acks=all and
- * acks=1 through both workers; consumers that wait; a controller that takes and refuses proposals, raises epochs, takes the leadership away and gives it back.
+/* A leader of several replicas under everything at once: two followers that fetch in sessions and
+ * without, stop, leave and come back as another life; producers with acks=all and acks=1 through
+ * both workers; consumers that wait; a controller that takes and refuses proposals, raises epochs,
+ * takes the leadership away and gives it back.
  *
- * Checked: what was acknowledged with acks=all was held by every member of the in-sync set, where that set was the same from before it was sent until after it was answered; the high
- * watermark had passed it; every follower's copy is the leader's, mark by mark; nothing is waited for in vain, nothing leaks. */
+ * Checked: what was acknowledged with acks=all was held by every member of the in-sync set, where
+ * that set was the same from before it was sent until after it was answered; the high watermark had
+ * passed it; every follower's copy is the leader's, mark by mark; nothing is waited for in vain,
+ * nothing leaks. */
 #include "mqd_leading_test.h"
 
 #include <pthread.h>
@@ -12,13 +16,23 @@
 #define OFFSETS (1 << 18)
 #define PRODUCERS 4
 
-struct follower { int32_t node; _Atomic int64_t position; uint64_t *marks; int64_t end; pthread_t thread; struct mix *m; uint64_t seed; int64_t broker_epoch; uint32_t rounds, told_nothing; };
+struct follower {
+    int32_t node;
+    _Atomic int64_t position;
+    uint64_t *marks;
+    int64_t end;
+    pthread_t thread;
+    struct mix *m;
+    uint64_t seed;
+    int64_t broker_epoch;
+    uint32_t rounds, told_nothing;
+};
 
 struct mix {
     struct bench *b;
     _Atomic bool stop, followers_stop;
-    _Atomic uint32_t version;  /* odd while the controller changes what holds */
-    _Atomic uint32_t in_sync;  /* bit per node; 0 = node 1 does not lead */
+    _Atomic uint32_t version; /* odd while the controller changes what holds */
+    _Atomic uint32_t in_sync; /* bit per node; 0 = node 1 does not lead */
     _Atomic int32_t leader_epoch;
     _Atomic int64_t broker_epoch[NODES + 1];
     struct follower followers[NODES + 1];
@@ -27,7 +41,10 @@ struct mix {
     uint64_t seed;
 };
 
-static uint32_t below(uint64_t *seed, uint32_t limit) { return (uint32_t)(test_random(seed) >> 33) % limit; }
+static uint32_t below(uint64_t *seed, uint32_t limit)
+{
+    return (uint32_t)(test_random(seed) >> 33) % limit;
+}
 
 /* ---- followers ---- */
 
@@ -43,14 +60,16 @@ static bool take_copy(struct follower *f, struct client *client, struct told *ou
         take_bytes(client, 16);
         for (uint32_t count = take_varint(client); count > 1 && !client->broken; count--) {
             out->partition_count++;
-            take(client, 4), out->error = (int16_t)take(client, 2), out->high_watermark = (int64_t)take(client, 8), take(client, 16);
+            take(client, 4), out->error = (int16_t)take(client, 2), out->high_watermark = (int64_t)take(client, 8),
+                             take(client, 16);
             CHECK_OR(take_varint(client) == 0, abort());
             take(client, 4);
             uint32_t bytes = take_varint(client);
             const uint8_t *at = client->reply + client->at, *end = at + (bytes ? bytes - 1 : 0);
             client->at += (uint32_t)(end - at);
             for (struct mqd_batch batch; (size_t)(end - at) > MQD_BATCH_HEADER_BYTES; at += batch.size_bytes) {
-                CHECK_OR(mqd_batch_decode(at, (uint64_t)(end - at), &batch) == 0 && batch.size_bytes <= end - at, abort());
+                CHECK_OR(mqd_batch_decode(at, (uint64_t)(end - at), &batch) == 0 && batch.size_bytes <= end - at,
+                         abort());
                 CHECK_OR(batch.base_offset == f->end && f->end < OFFSETS, abort()); /* nothing is left out */
                 memcpy(&f->marks[f->end], at + MQD_BATCH_HEADER_BYTES, 8);
                 f->end = batch.base_offset + batch.last_offset_delta + 1;
@@ -74,8 +93,15 @@ static void *follow_for_ever(void *argument)
             f->broker_epoch = m->broker_epoch[f->node];
             m->followers[f->node].position = f->end; /* before the leader can know */
             follower_send(m->b, &client,
-                          (struct ask){.node = f->node, .leader_epoch = m->leader_epoch, .last_epoch = -1, .offset = f->end, .wait_ms = (int32_t)below(&f->seed, 40),
-                                       .session_id = session_id, .session_epoch = session_epoch, .broker_epoch = f->broker_epoch}, 1);
+                          (struct ask){.node = f->node,
+                                       .leader_epoch = m->leader_epoch,
+                                       .last_epoch = -1,
+                                       .offset = f->end,
+                                       .wait_ms = (int32_t)below(&f->seed, 40),
+                                       .session_id = session_id,
+                                       .session_epoch = session_epoch,
+                                       .broker_epoch = f->broker_epoch},
+                          1);
             f->rounds++;
             if (below(&f->seed, 40) == 0)
                 break; /* it leaves in the middle */
@@ -96,10 +122,16 @@ static void *follow_for_ever(void *argument)
 
 /* ---- producers ---- */
 
-struct producer { struct mix *m; uint64_t seed; uint32_t worker, index; pthread_t thread; };
+struct producer {
+    struct mix *m;
+    uint64_t seed;
+    uint32_t worker, index;
+    pthread_t thread;
+};
 
 /* Acknowledged with acks=all: everyone that was in sync all the time has it. */
-static void check_acknowledged(struct mix *m, uint32_t version, uint32_t in_sync, const struct produced *out, uint64_t mark)
+static void check_acknowledged(struct mix *m, uint32_t version, uint32_t in_sync, const struct produced *out,
+                               uint64_t mark)
 {
     m->acknowledged++;
     m->by_offset[out->base_offset[0]] = mark;
@@ -108,7 +140,10 @@ static void check_acknowledged(struct mix *m, uint32_t version, uint32_t in_sync
     if ((version & 1) || m->version != version || !in_sync)
         return;
     for (int32_t node = 2; node <= NODES; node++)
-        CHECK_OR(!(in_sync >> node & 1) || m->followers[node].position >= end, fprintf(stderr, "node %d has %lld of %lld\n", node, (long long)m->followers[node].position, (long long)end); abort());
+        CHECK_OR(
+            !(in_sync >> node & 1) || m->followers[node].position >= end,
+            fprintf(stderr, "node %d has %lld of %lld\n", node, (long long)m->followers[node].position, (long long)end);
+            abort());
     m->checked++;
 }
 
@@ -120,7 +155,8 @@ static void *produce_for_ever(void *argument)
         uint64_t mark = (uint64_t)p->index << 48 | i;
         int acks = below(&p->seed, 4) ? -1 : 1;
         uint32_t version = p->m->version, in_sync = p->m->in_sync;
-        struct part one = {0, {.mark = mark, .body_bytes = (int32_t)(8 + below(&p->seed, below(&p->seed, 20) ? 500 : 30000))}};
+        struct part one = {
+            0, {.mark = mark, .body_bytes = (int32_t)(8 + below(&p->seed, below(&p->seed, 20) ? 500 : 30000))}};
         struct produced out = client_produce(&client, acks, &one, 1);
         CHECK_OR(out.count == 1, abort());
         if (out.error[0])
@@ -145,7 +181,8 @@ static void *consume_for_ever(void *argument)
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct asked asked = {0, 0};
     while (!p->m->stop) {
-        client_fetch(&client, (struct fetch){.wait_ms = 20, .bytes_min = 1, .bytes_max = 1 << 18, .session_epoch = -1}, &asked, 1, fetched);
+        client_fetch(&client, (struct fetch){.wait_ms = 20, .bytes_min = 1, .bytes_max = 1 << 18, .session_epoch = -1},
+                     &asked, 1, fetched);
         CHECK_OR(fetched->partition_count == 1, abort());
         for (uint32_t i = 0; i < fetched->batch_count; i++)
             CHECK_OR(fetched->batches[i].offset + 1 <= high_watermark(p->m->b), abort());
@@ -159,18 +196,29 @@ static void *consume_for_ever(void *argument)
 
 /* ---- the controller ---- */
 
-struct state { struct wanted wanted; bool leads; };
+struct state {
+    struct wanted wanted;
+    bool leads;
+};
 
 static void change(struct mix *m, struct state *state)
 {
     m->version++;
     m->in_sync = 0;
     m->leader_epoch = state->wanted.leader_epoch;
-    struct mqd_replica_assignment assignment = {.node_id = 1, .broker_epoch = EPOCH_OF(1), .leader = state->wanted.leader, .leader_epoch = state->wanted.leader_epoch,
-                                                .partition_epoch = ++state->wanted.partition_epoch, .min_insync = state->wanted.min_insync, .lag_ms_max = 20,
-                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND, .flush_on_ack = 1, .member_count = NODES};
+    struct mqd_replica_assignment assignment = {.node_id = 1,
+                                                .broker_epoch = EPOCH_OF(1),
+                                                .leader = state->wanted.leader,
+                                                .leader_epoch = state->wanted.leader_epoch,
+                                                .partition_epoch = ++state->wanted.partition_epoch,
+                                                .min_insync = state->wanted.min_insync,
+                                                .lag_ms_max = 20,
+                                                .lag_records_max = MQD_REPLICA_NO_RECORD_BOUND,
+                                                .flush_on_ack = 1,
+                                                .member_count = NODES};
     for (int32_t node = 1; node <= NODES; node++)
-        assignment.members[node - 1] = (struct mqd_replica_member){node, state->wanted.in_sync >> node & 1, 1, m->broker_epoch[node]};
+        assignment.members[node - 1] =
+            (struct mqd_replica_member){node, state->wanted.in_sync >> node & 1, 1, m->broker_epoch[node]};
     CHECK_OR(mqd_reactor_replica_set(m->b->reactors[0], ++m->b->token, SLOT, &assignment, 0) == 0, abort());
     CHECK_OR(bench_done(m->b, 0, m->b->token).error == 0, abort());
     m->in_sync = state->wanted.leader == 1 ? state->wanted.in_sync : 0;
@@ -179,11 +227,13 @@ static void change(struct mix *m, struct state *state)
 
 static void decide(struct mix *m, struct state *state, const struct mqd_replica_proposal *proposal)
 {
-    bool current = proposal->leader_epoch == state->wanted.leader_epoch && proposal->partition_epoch == state->wanted.partition_epoch;
+    bool current = proposal->leader_epoch == state->wanted.leader_epoch &&
+                   proposal->partition_epoch == state->wanted.partition_epoch;
     uint32_t set = 0, roll = below(&m->seed, 10);
     for (uint32_t i = 0; i < proposal->member_count; i++) {
         set |= 1u << proposal->node_id[i];
-        current &= proposal->node_id[i] == 1 || proposal->member_broker_epoch[i] == m->broker_epoch[proposal->node_id[i]];
+        current &=
+            proposal->node_id[i] == 1 || proposal->member_broker_epoch[i] == m->broker_epoch[proposal->node_id[i]];
     }
     if (roll == 0)
         return; /* lost on the way */
@@ -191,7 +241,12 @@ static void decide(struct mix *m, struct state *state, const struct mqd_replica_
         state->wanted.in_sync = set;
         change(m, state);
     }
-    CHECK_OR(mqd_reactor_in_sync_answer(m->b->reactors[0], ++m->b->token, SLOT, proposal->sequence, proposal->leader_epoch, current && roll < 8 ? 0 : roll == 9 ? 41 : current ? 55 : 95) == 0,
+    CHECK_OR(mqd_reactor_in_sync_answer(m->b->reactors[0], ++m->b->token, SLOT, proposal->sequence,
+                                        proposal->leader_epoch,
+                                        current && roll < 8 ? 0
+                                        : roll == 9         ? 41
+                                        : current           ? 55
+                                                            : 95) == 0,
              abort());
 }
 
@@ -229,7 +284,8 @@ static void control(struct mix *m, struct state *state)
 static void follower_begin(struct mix *m, int32_t node)
 {
     struct follower *f = &m->followers[node];
-    *f = (struct follower){.node = node, .m = m, .seed = m->seed * 31 + (uint64_t)node, .marks = calloc(OFFSETS, sizeof *f->marks)};
+    *f = (struct follower){
+        .node = node, .m = m, .seed = m->seed * 31 + (uint64_t)node, .marks = calloc(OFFSETS, sizeof *f->marks)};
     CHECK_OR(pthread_create(&f->thread, NULL, follow_for_ever, f) == 0, abort());
 }
 
@@ -245,7 +301,9 @@ static void finish(struct mix *m, struct state *state)
     struct client client = client_open(m->b, 1);
     while (at < end) {
         struct asked asked = {0, at};
-        client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 18, .session_epoch = -1}, &asked, 1, fetched);
+        client_fetch(&client,
+                     (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 18, .session_epoch = -1},
+                     &asked, 1, fetched);
         CHECK_OR(fetched->batch_count, abort());
         for (uint32_t i = 0; i < fetched->batch_count; i++) {
             int64_t offset = fetched->batches[i].offset;
@@ -258,8 +316,9 @@ static void finish(struct mix *m, struct state *state)
     }
     client_close(&client);
     free(fetched);
-    test_message("%lld batches, %u acknowledged by all, %u of them checked, %u refused; followers asked %u and %u times", (long long)end, m->acknowledged, m->checked, m->refused,
-                 m->followers[2].rounds, m->followers[3].rounds);
+    test_message(
+        "%lld batches, %u acknowledged by all, %u of them checked, %u refused; followers asked %u and %u times",
+        (long long)end, m->acknowledged, m->checked, m->refused, m->followers[2].rounds, m->followers[3].rounds);
     CHECK(m->checked > 20);
 }
 
@@ -267,7 +326,8 @@ static void mix(int backend, uint64_t seed)
 {
     struct mix *m = calloc(1, sizeof *m);
     struct producer producers[PRODUCERS + 2] = {0};
-    struct state state = {.wanted = {.leader = 1, .leader_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3}};
+    struct state state = {
+        .wanted = {.leader = 1, .leader_epoch = 1, .min_insync = 2, .in_sync = 1 << 1 | 1 << 2 | 1 << 3}};
     m->b = bench_start(backend, NULL);
     m->seed = seed;
     m->by_offset = calloc(OFFSETS, sizeof *m->by_offset);
@@ -278,7 +338,9 @@ static void mix(int backend, uint64_t seed)
         follower_begin(m, node);
     for (uint32_t i = 0; i < PRODUCERS + 2; i++) {
         producers[i] = (struct producer){m, seed + i * 7919, i % 2, i + 1, 0};
-        CHECK_OR(pthread_create(&producers[i].thread, NULL, i < PRODUCERS ? produce_for_ever : consume_for_ever, &producers[i]) == 0, abort());
+        CHECK_OR(pthread_create(&producers[i].thread, NULL, i < PRODUCERS ? produce_for_ever : consume_for_ever,
+                                &producers[i]) == 0,
+                 abort());
     }
     int64_t until_ns = test_now_ns() + (test_long() ? 20000 : 2500) * 1000000ll;
     while (test_now_ns() < until_ns)
@@ -304,4 +366,7 @@ static uint64_t seed(void)
     return value;
 }
 
-BOTH(leading_under_everything) { mix(backend, seed()); }
+BOTH(leading_under_everything)
+{
+    mix(backend, seed());
+}

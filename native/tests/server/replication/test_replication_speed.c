@@ -1,5 +1,6 @@
 /* tsan */
-/* Two reactors over loopback at speed: every byte arrives, and what each side's thread spent on it. MQD_TEST_LONG=1 takes long enough for figures (build with -O3, not here). */
+/* Two reactors over loopback at speed: every byte arrives, and what each side's thread spent on it.
+ * MQD_TEST_LONG=1 takes long enough for figures (build with -O3, not here). */
 #include <dirent.h>
 
 #include "mqd_fetcher_test.h"
@@ -81,21 +82,31 @@ static void measure(int backend, bool replicated)
     int64_t took_ns = test_now_ns() - began_ns;
     double mb = count * (double)BODY_BYTES / 1e6;
     leader_us = cpu_us("mqd-reactor-0") - leader_us, follower_us = cpu_us("mqd-reactor-1") - follower_us;
-    test_message("%s: %.0f MB/s; CPU-us per KiB record: leader %.3f, follower %.3f", replicated ? "replicated" : "alone", mb / (took_ns / 1e9), leader_us / (count * 16.0),
+    test_message("%s: %.0f MB/s; CPU-us per KiB record: leader %.3f, follower %.3f",
+                 replicated ? "replicated" : "alone", mb / (took_ns / 1e9), leader_us / (count * 16.0),
                  follower_us / (count * 16.0));
     for (uint32_t worker = 0; worker < 2; worker++)
         mqd_stats_read(two->b->control, worker, after[worker], histograms);
-    test_message("  per MB: leader %.2f turns, %.2f fetches; follower %.2f turns", (after[0][MQD_COUNT_LOOPS] - before[0][MQD_COUNT_LOOPS]) / mb,
-                 (after[0][MQD_COUNT_REQUESTS_FETCH] - before[0][MQD_COUNT_REQUESTS_FETCH]) / mb, (after[1][MQD_COUNT_LOOPS] - before[1][MQD_COUNT_LOOPS]) / mb);
+    test_message("  per MB: leader %.2f turns, %.2f fetches; follower %.2f turns",
+                 (after[0][MQD_COUNT_LOOPS] - before[0][MQD_COUNT_LOOPS]) / mb,
+                 (after[0][MQD_COUNT_REQUESTS_FETCH] - before[0][MQD_COUNT_REQUESTS_FETCH]) / mb,
+                 (after[1][MQD_COUNT_LOOPS] - before[1][MQD_COUNT_LOOPS]) / mb);
     if (replicated) {
         UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == (count + 200) * 16);
         char command[400];
-        snprintf(command, sizeof command, "cmp %s/quick-0/00000000000000000000.log %s/follower-0/00000000000000000000.log", log_root, log_root);
+        snprintf(command, sizeof command,
+                 "cmp %s/quick-0/00000000000000000000.log %s/follower-0/00000000000000000000.log", log_root, log_root);
         CHECK_EQUAL(system(command), 0);
     }
     client_close(&client);
     two_stop(two);
 }
 
-BOTH(alone) { measure(backend, false); }
-BOTH(replicated) { measure(backend, true); }
+BOTH(alone)
+{
+    measure(backend, false);
+}
+BOTH(replicated)
+{
+    measure(backend, true);
+}
