@@ -26,8 +26,7 @@
 #define MQD_TOPIC_NAME_BYTES_MAX 249
 #define MQD_LOG_DIR_COUNT_MAX 32
 
-/* ---- errors
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- errors ---- */
 
 #define MQD_E_LAYOUT 10001  /* the peer process was built from another layout */
 #define MQD_E_CORRUPT 10002 /* stored bytes are not what was written */
@@ -38,8 +37,7 @@
 const char *mqd_error_message(void);
 int mqd_error_code(void);
 
-/* ---- shared memory
- * ------------------------------------------------------------------------------------------------ */
+/* ---- shared memory ---- */
 
 enum mqd_process_state { MQD_PROCESS_ABSENT, MQD_PROCESS_STARTING, MQD_PROCESS_RUNNING, MQD_PROCESS_DEAD };
 enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE }; /* of this host's replica; one alone leads */
@@ -59,7 +57,8 @@ struct mqd_positions {
     uint32_t log_end_position;
 };
 
-struct mqd_partition_view { /* a consistent copy of a partition slot, for Python */
+/* a consistent copy of a partition slot, for Python */
+struct mqd_partition_view {
     struct mqd_positions positions;
     uint8_t topic_id[16];
     int32_t partition_index;
@@ -176,8 +175,7 @@ enum mqd_histogram {
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
 uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* one alone */
 
-/* ---- quotas by client id (shm/quota.h)
- * ------------------------------------------------------------------------------ */
+/* ---- quotas by client id (shm/quota.h) ---- */
 
 #define MQD_QUOTA_RULE_COUNT_MAX 4096
 enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_KIND_COUNT };
@@ -203,8 +201,7 @@ int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits);
 int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id,
                                 uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns);
 
-/* ---- links: SPSC rings of 64-byte descriptors between the processes of one host
- * ------------------------------------ */
+/* ---- links: SPSC rings of 64-byte descriptors between the processes of one host ---- */
 
 enum mqd_descriptor_kind {
     MQD_LINK_NONE,
@@ -346,8 +343,7 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
 int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint);
 void mqd_endpoint_awake(struct mqd_endpoint *endpoint);
 
-/* ---- arena: extents of one process's shared memory, lent to peers by descriptor
- * ------------------------------------- */
+/* ---- arena: extents of one process's shared memory, lent to peers by descriptor ---- */
 
 struct mqd_arena; /* bookkeeping is private to the owning process; the bytes are the shared mapping */
 struct mqd_arena *mqd_arena_open(uint8_t *bytes, size_t size_bytes, uint32_t extent_bytes);
@@ -361,12 +357,12 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset); /* returns 1 wh
 uint32_t mqd_arena_extents_used(struct mqd_arena *arena);
 uint32_t mqd_arena_extents_total(struct mqd_arena *arena);
 
-/* ---- checksums and record batches
- * ---------------------------------------------------------------------------------- */
+/* ---- checksums and record batches ---- */
 
 uint32_t mqd_crc32c(uint32_t crc, const void *bytes, size_t size_bytes);
 
-struct mqd_batch { /* the header of a record batch, magic 2; decoded, validated */
+/* the header of a record batch, magic 2; decoded, validated */
+struct mqd_batch {
     int64_t base_offset;
     int32_t size_bytes; /* whole batch, with the 12 bytes before batch_length's count */
     int32_t partition_leader_epoch;
@@ -420,10 +416,10 @@ struct mqd_record_walk {
 void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
                        struct mqd_record_place *out, uint32_t capacity);
 
-/* ---- the log
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the log ---- */
 
-struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_set_options) */
+/* per partition; may change at run time (mqd_reactor_set_options) */
+struct mqd_log_options {
     int64_t segment_bytes;
     int64_t segment_ms;
     int64_t segment_jitter_ms;
@@ -491,7 +487,8 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
 int mqd_partition_close(struct mqd_partition *partition, int clean);
 int64_t mqd_partition_log_end_offset(struct mqd_partition *partition);
 
-struct mqd_producer_view { /* what a partition knows of one producer id, for DescribeProducers */
+/* what a partition knows of one producer id, for DescribeProducers */
+struct mqd_producer_view {
     int64_t producer_id;
     int64_t last_timestamp_ms;        /* broker's clock at its last batch */
     int64_t transaction_first_offset; /* of its ongoing transaction; -1 = none */
@@ -536,8 +533,7 @@ int mqd_file_rename(const char *from, const char *to);
 int mqd_file_mkdir(const char *path, unsigned int mode);
 int mqd_file_sync_directory(const char *path);
 
-/* ---- the reactor
- * --------------------------------------------------------------------------------------------------- */
+/* ---- the reactor ---- */
 
 struct mqd_reactor_options {
     void *control;

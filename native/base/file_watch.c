@@ -83,8 +83,7 @@ __attribute__((constructor)) static void watch_from_environment(void)
     }
 }
 
-/* ---- names
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- names ---- */
 
 /* The file's present name, whoever opened or renamed it. */
 static void path_of(int fd, char out[PATH_MAX])
@@ -116,8 +115,7 @@ static void path_absolute(const char *path, char out[PATH_MAX])
         out[PATH_MAX - 1] = 0;
 }
 
-/* ---- records
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- records ---- */
 
 static void write_record(struct iovec *iov, int count)
 {
@@ -186,8 +184,7 @@ static int judge(enum mqd_file_call call, const char *path, uint64_t size_bytes,
     return fault.error ? -1 : 0;
 }
 
-/* ---- the calls
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the calls ---- */
 
 int mqd_watched_open(const char *path, int flags, mode_t mode)
 {

@@ -26,8 +26,7 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* ---- one record
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- one record ---- */
 
 struct record {
     const uint8_t *value, *key, *headers; /* headers NULL: none */
@@ -65,8 +64,7 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
     return at;
 }
 
-/* ---- batches
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- batches ---- */
 
 /* Its run's end goes back; so does the place in the linger queue. */
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
@@ -210,8 +208,7 @@ static void batch_full(struct mqd_producer *producer, struct mqd_producer_batch 
     mqd_producer_pump(producer);
 }
 
-/* ---- where a record goes
- * -------------------------------------------------------------------------------------------- */
+/* ---- where a record goes ---- */
 
 /* Records without key that may go anywhere stay on one partition until its batch is closed
  * (KIP-480), so that batches fill. */
@@ -303,8 +300,7 @@ static inline void append_record(struct mqd_producer *producer, struct mqd_produ
     producer->outstanding_records++;
 }
 
-/* ---- columns
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- columns ---- */
 
 static int usable(const struct mqd_producer *producer, int32_t topic)
 {
@@ -461,8 +457,7 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
     }
 }
 
-/* ---- encoded batches
- * ------------------------------------------------------------------------------------------------ */
+/* ---- encoded batches ---- */
 
 static int check_batch(const uint8_t *bytes, uint32_t size_bytes, struct mqd_batch *header)
 {

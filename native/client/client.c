@@ -77,8 +77,7 @@ static void wake(int fd)
         ;
 }
 
-/* ---- out
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- out ---- */
 
 void mqd_client_flush(struct mqd_client *client)
 {
@@ -193,8 +192,7 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     return 0;
 }
 
-/* ---- in
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- in ---- */
 
 static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to, uint32_t size_bytes)
 {
@@ -390,8 +388,7 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
     return response->size_bytes;
 }
 
-/* ---- waiting: any thread
- * -------------------------------------------------------------------------------------------- */
+/* ---- waiting: any thread ---- */
 
 static bool has_news(struct mqd_client *client)
 {

@@ -20,8 +20,7 @@
 #include "native.h"
 /* MQD_CDEF_ON */
 
-/* ---- the attachment
- * --------------------------------------------------------------------------------------------------- */
+/* ---- the attachment ---- */
 
 struct mqd_client_options {
     const char *socket_path;
@@ -60,8 +59,7 @@ void mqd_client_wake(struct mqd_client *client);
 /* of the producer's memory, or without one of that for requests */
 uint64_t mqd_client_free_bytes(const struct mqd_client *client);
 
-/* ---- requests that every program needs
- * -------------------------------------------------------------------------------- */
+/* ---- requests that every program needs ---- */
 
 struct mqd_client_topic {
     uint8_t topic_id[16];
@@ -87,8 +85,7 @@ struct mqd_client_wish {
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count,
                     int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
 
-/* ---- the producer
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- the producer ---- */
 
 struct mqd_producer_options {
     int16_t acks; /* -1, 0, 1 */
@@ -106,14 +103,15 @@ struct mqd_producer_options {
     int16_t produce_version; /* 9 to 12; 12: transactions v2 */
     int16_t reserved;
 };
-enum mqd_partitioner { /* librdkafka's names */
-                       MQD_PARTITIONER_RANDOM,
-                       MQD_PARTITIONER_CONSISTENT,
-                       MQD_PARTITIONER_CONSISTENT_RANDOM,
-                       MQD_PARTITIONER_MURMUR2,
-                       MQD_PARTITIONER_MURMUR2_RANDOM,
-                       MQD_PARTITIONER_FNV1A,
-                       MQD_PARTITIONER_FNV1A_RANDOM
+/* librdkafka's names */
+enum mqd_partitioner {
+    MQD_PARTITIONER_RANDOM,
+    MQD_PARTITIONER_CONSISTENT,
+    MQD_PARTITIONER_CONSISTENT_RANDOM,
+    MQD_PARTITIONER_MURMUR2,
+    MQD_PARTITIONER_MURMUR2_RANDOM,
+    MQD_PARTITIONER_FNV1A,
+    MQD_PARTITIONER_FNV1A_RANDOM
 };
 /* key_bytes -1 = no key */
 int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count,
@@ -134,7 +132,8 @@ void mqd_producer_close(struct mqd_producer *producer); /* what is open or unans
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
                            uint32_t partitioner);
 
-struct mqd_record_columns { /* `count` records. A NULL array means: the same for all, as said */
+/* `count` records. A NULL array means: the same for all, as said */
+struct mqd_record_columns {
     uint32_t count;
     const uint8_t *values;      /* one after another */
     const int32_t *value_bytes; /* of each, -1 = null; NULL: every one has fixed_value_bytes */
@@ -173,7 +172,8 @@ int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everyth
 /* when a batch will have lingered; INT64_MAX = none is open */
 int64_t mqd_producer_next_send_us(const struct mqd_producer *producer);
 
-struct mqd_delivery { /* what became of a batch */
+/* what became of a batch */
+struct mqd_delivery {
     uint64_t batch;
     int32_t topic, partition;
     int64_t base_offset;  /* -1 = unknown (acks=0, duplicate of unknown place) */

@@ -24,7 +24,8 @@
 #include "client/reader.h"
 /* MQD_CDEF_ON */
 
-struct mqd_arrow_blobs { /* a column of byte strings. data NULL: not wanted */
+/* a column of byte strings. data NULL: not wanted */
+struct mqd_arrow_blobs {
     uint8_t *data;
     int32_t *ends;          /* capacity + 1; A3 */
     uint8_t *validity;      /* (capacity + 7) / 8 bytes; A2 */

@@ -37,7 +37,8 @@ enum mqd_submitted_kind {
     MQD_SUBMITTED_BATCH,
     MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: passed is answered */
 };
-struct mqd_submitted { /* private, by the index of the submission */
+/* private, by the index of the submission */
+struct mqd_submitted {
     uint8_t kind;
     uint32_t batch; /* place in the producer's table */
     uint32_t bytes; /* REQUEST: of the ring of requests, with what was left over at its end */

@@ -25,7 +25,8 @@
 #define REQUEST_BYTES_MAX (8ull << 20)
 #define OTHER_BUILD "; client and broker are of different builds: install the same version of mqd for both"
 
-struct attached { /* what came with the welcome */
+/* what came with the welcome */
+struct attached {
     int fds[MQD_LOCAL_FD_COUNT];
     uint32_t fd_count;
 };

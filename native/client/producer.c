@@ -33,8 +33,7 @@ static bool idempotent(const struct mqd_producer *producer)
     return producer->options.producer_id >= 0;
 }
 
-/* ---- memory and entries
- * --------------------------------------------------------------------------------------------- */
+/* ---- memory and entries ---- */
 
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
@@ -63,8 +62,7 @@ static struct mqd_producer_batch *batch_numbered(struct mqd_producer *producer, 
     return place < producer->batches_begun && batch->number == number && batch->state != MQD_BATCH_FREE ? batch : NULL;
 }
 
-/* ---- the bytes
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the bytes ---- */
 
 static uint32_t head_bytes(const struct mqd_producer_batch *batch)
 {
@@ -106,8 +104,7 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
     batch->stamped_identity = producer->identity;
 }
 
-/* ---- order
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- order ---- */
 
 /* Finds what is to be sent next after something has failed: nothing before its time. A batch that
  * was sent before one that stands before it will fail too, or has been written out of turn; either
@@ -145,8 +142,7 @@ void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer
         partition->next = batch;
 }
 
-/* ---- sending
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- sending ---- */
 
 static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
@@ -238,8 +234,7 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
            producer->options.linger_us;
 }
 
-/* ---- answers
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- answers ---- */
 
 /* P4, or what is to be told. */
 static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
@@ -334,8 +329,7 @@ void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t place)
         outcome(producer, &producer->batches[place], 0, -1, -1);
 }
 
-/* ---- what the caller decides
- * ---------------------------------------------------------------------------------------- */
+/* ---- what the caller decides ---- */
 
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity)
 {

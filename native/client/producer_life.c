@@ -152,8 +152,7 @@ uint64_t mqd_client_free_bytes(const struct mqd_client *client)
     return free_bytes < left ? free_bytes : left;
 }
 
-/* ---- topics
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- topics ---- */
 
 static uint8_t *put_compact(uint8_t *at, const char *text, size_t size)
 {
@@ -265,8 +264,7 @@ int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int3
     return grow(topic, partition_count) ? -1 : topic->number;
 }
 
-/* ---- to another attachment
- * ------------------------------------------------------------------------------------------ */
+/* ---- to another attachment ---- */
 
 struct move {
     struct mqd_client_memory memory; /* of the new attachment */

@@ -260,7 +260,8 @@ static int ask(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 
 /* ---- the walk ---- */
 
-struct walk { /* of one call */
+/* of one call */
+struct walk {
     struct mqd_segment_reader *reader;
     struct mqd_record_view *out;
     struct mqd_read_state *state;

@@ -42,7 +42,8 @@ int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /*
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset);
 
-struct mqd_record_view { /* columns over records; arrays of `capacity`, the caller's */
+/* columns over records; arrays of `capacity`, the caller's */
+struct mqd_record_view {
     uint32_t capacity, count;
     const uint8_t *base; /* key and value positions are bytes from here: the mapping of the segment */
     uint64_t base_bytes;
@@ -57,24 +58,25 @@ struct mqd_record_view { /* columns over records; arrays of `capacity`, the call
     int32_t leader_epoch;
     int8_t timestamp_type;
 };
-enum mqd_read_stop { /* what comes behind the records that were given out, if any */
-                     /* nothing more below the high watermark (last stable offset) for now; or the partition has no
-                      * leader just now: a Fetch tells */
-                     MQD_READ_END,
-                     MQD_READ_FULL, /* capacity or bytes_max is */
-                     /* the next records are in another mapping, or of another leader epoch or timestamp type: take
-                      * these first, then call again */
-                     MQD_READ_SEGMENT,
-                     /* the next batch is compressed: compressed_position (of its header), compressed_bytes (with
-                      * it), codec; mqd_segment_reader_skip after it was dealt with */
-                     MQD_READ_COMPRESSED,
-                     /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
-                     MQD_READ_ABORTED,
-                     MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
-                     /* kafka_error 2, mqd_error_message() says what and where; mqd_segment_reader_skip leaves the
-                      * batch out, if its header is sound */
-                     MQD_READ_CORRUPT,
-                     MQD_READ_GONE /* kafka_error: the broker's word on the partition (3, 56, 100...) */
+/* what comes behind the records that were given out, if any */
+enum mqd_read_stop {
+    /* nothing more below the high watermark (last stable offset) for now; or the partition has no
+     * leader just now: a Fetch tells */
+    MQD_READ_END,
+    MQD_READ_FULL, /* capacity or bytes_max is */
+    /* the next records are in another mapping, or of another leader epoch or timestamp type: take
+     * these first, then call again */
+    MQD_READ_SEGMENT,
+    /* the next batch is compressed: compressed_position (of its header), compressed_bytes (with
+     * it), codec; mqd_segment_reader_skip after it was dealt with */
+    MQD_READ_COMPRESSED,
+    /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
+    MQD_READ_ABORTED,
+    MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
+    /* kafka_error 2, mqd_error_message() says what and where; mqd_segment_reader_skip leaves the
+     * batch out, if its header is sound */
+    MQD_READ_CORRUPT,
+    MQD_READ_GONE /* kafka_error: the broker's word on the partition (3, 56, 100...) */
 };
 struct mqd_read_state {
     uint32_t stop;

@@ -73,8 +73,7 @@ static struct mqd_response *await(struct mqd_client *client, uint32_t correlatio
     }
 }
 
-/* ---- Metadata
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Metadata ---- */
 
 static int skip_array(struct mqd_cursor_bytes *cursor, uint32_t element_bytes)
 {
@@ -171,8 +170,7 @@ int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t 
     return result;
 }
 
-/* ---- Fetch
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- Fetch ---- */
 
 static uint8_t *put_partition(uint8_t *at, const struct mqd_client_wish *wish)
 {

@@ -10,8 +10,7 @@
 #define MQD_POOL_JOB_COUNT_MAX 1024
 #define MQD_READ_AHEAD_STEP_BYTES 65536
 
-/* ---- thread pool: file operations and other slow jobs; io/pool.c
- * --------------------------------------------------- */
+/* ---- thread pool: file operations and other slow jobs; io/pool.c ---- */
 
 enum mqd_pool_kind { MQD_POOL_SYNC, MQD_POOL_SYNCFS, MQD_POOL_READ_AHEAD, MQD_POOL_RUN };
 
@@ -33,8 +32,7 @@ void mqd_pool_destroy(struct mqd_pool *pool);                                   
 int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request); /* -1 MQD_E_FULL */
 int mqd_pool_collect(struct mqd_pool *pool, struct mqd_poll_event *events, int count_max);
 
-/* ---- a body
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- a body ---- */
 
 struct mqd_poll_calls {
     int backend;

@@ -71,8 +71,7 @@ static uint64_t user_data(enum kind kind, uint32_t generation, uint32_t index)
     return (uint64_t)kind << 56 | (uint64_t)(generation & GENERATION_MASK) << 32 | index;
 }
 
-/* ---- sockets
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- sockets ---- */
 
 static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
 {
@@ -201,8 +200,7 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     return 1;
 }
 
-/* ---- files
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- files ---- */
 
 static struct operation *take_operation(struct body *body, int fd, uint64_t token)
 {
@@ -320,8 +318,7 @@ static int on_read(struct body *body, struct operation *operation, int32_t resul
     return complete(body, operation, result, event);
 }
 
-/* ---- waiting
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- waiting ---- */
 
 static int on_completion(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event,
                          bool *woken)

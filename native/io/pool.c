@@ -82,8 +82,7 @@ static void list_unlink(struct mqd_pool *pool, struct list *list, uint32_t previ
         list->last = previous;
 }
 
-/* ---- the work
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- the work ---- */
 
 static int32_t read_ahead(const struct mqd_pool_request *request)
 {
@@ -129,8 +128,7 @@ static int32_t perform(const struct mqd_pool_request *request)
     }
 }
 
-/* ---- the threads
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the threads ---- */
 
 static bool may_start(const struct mqd_pool *pool, uint64_t group)
 {
@@ -270,8 +268,7 @@ void mqd_pool_destroy(struct mqd_pool *pool)
     free(pool);
 }
 
-/* ---- the caller's side
- * ------------------------------------------------------------------------------------------------- */
+/* ---- the caller's side ---- */
 
 static uint64_t group_of(const struct mqd_pool_request *request)
 {

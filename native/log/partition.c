@@ -20,8 +20,7 @@
 #define AT_MAX_TIMESTAMP 35
 #define AT_PRODUCER_ID 43
 
-/* ---- staging area
- * ------------------------------------------------------------------------------------------------- */
+/* ---- staging area ---- */
 
 struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i)
 {
@@ -70,8 +69,7 @@ void mqd_partition_stage_free(struct mqd_partition *partition)
     partition->chunk_last = NULL;
 }
 
-/* ---- stage
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- stage ---- */
 
 /* Later than `limit_ms` before/after? A difference that does not fit counts as too far. */
 static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
@@ -252,8 +250,7 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition)
     return partition->staged_count;
 }
 
-/* ---- retired (server/redirect.h)
- * -------------------------------------------------------------------------------------- */
+/* ---- retired (server/redirect.h) ---- */
 
 int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate,
                            int64_t *base_offset)
@@ -285,8 +282,7 @@ int64_t mqd_partition_staged_end(const struct mqd_partition *partition)
     return partition->staged_end_offset;
 }
 
-/* ---- positions
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- positions ---- */
 
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition)
 {
@@ -360,8 +356,7 @@ bool mqd_partition_take_created(struct mqd_partition *partition)
     return created;
 }
 
-/* ---- segments and log start
- * --------------------------------------------------------------------------------------- */
+/* ---- segments and log start ---- */
 
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset)
 {
@@ -397,8 +392,7 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
     return 1;
 }
 
-/* ---- options and the rest
- * ----------------------------------------------------------------------------------------- */
+/* ---- options and the rest ---- */
 
 static int64_t at_least(int64_t value, int64_t least)
 {

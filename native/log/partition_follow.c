@@ -124,8 +124,7 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
     return error;
 }
 
-/* ---- epochs and places
- * -------------------------------------------------------------------------------------------- */
+/* ---- epochs and places ---- */
 
 const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partition, uint32_t *count)
 {

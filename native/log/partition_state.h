@@ -29,18 +29,20 @@
 #define MQD_STAGE_CHUNK_COUNT 16        /* batches; chunks are allocated as a turn needs them, given back when idle */
 #define MQD_SEGMENT_BYTES_MAX INT32_MAX /* positions in .index are int32 */
 
-enum { /* Kafka's error codes, as the stage returns them */
-       MQD_KAFKA_MESSAGE_TOO_LARGE = 10,
-       MQD_KAFKA_RECORD_LIST_TOO_LARGE = 18,
-       MQD_KAFKA_NOT_ENOUGH_REPLICAS = 19,
-       MQD_KAFKA_INVALID_TIMESTAMP = 32,
-       MQD_KAFKA_POLICY_VIOLATION = 44,
-       MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER = 45,
-       MQD_KAFKA_STORAGE_ERROR = 56,
-       MQD_KAFKA_INVALID_RECORD = 87
+/* Kafka's error codes, as the stage returns them */
+enum {
+    MQD_KAFKA_MESSAGE_TOO_LARGE = 10,
+    MQD_KAFKA_RECORD_LIST_TOO_LARGE = 18,
+    MQD_KAFKA_NOT_ENOUGH_REPLICAS = 19,
+    MQD_KAFKA_INVALID_TIMESTAMP = 32,
+    MQD_KAFKA_POLICY_VIOLATION = 44,
+    MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER = 45,
+    MQD_KAFKA_STORAGE_ERROR = 56,
+    MQD_KAFKA_INVALID_RECORD = 87
 };
 
-struct mqd_mark { /* an exact place in the log */
+/* an exact place in the log */
+struct mqd_mark {
     int64_t offset;
     int64_t segment;
     uint32_t position;
@@ -71,7 +73,8 @@ struct mqd_stage_chunk {
     struct mqd_staged entries[MQD_STAGE_CHUNK_COUNT];
 };
 
-struct mqd_active { /* the segment that is appended to */
+/* the segment that is appended to */
+struct mqd_active {
     int fd;
     int64_t base_offset;
     int64_t size_bytes;

@@ -21,8 +21,7 @@
 #define BLOCK_BYTES 4096
 #define VERIFICATION_MS 60000 /* no coordinator takes longer to answer */
 
-/* ---- sync
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- sync ---- */
 
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark)
 {
@@ -137,8 +136,7 @@ void mqd_partition_sync_done(struct mqd_partition *partition, int error)
     mqd_partition_advance_marks(partition);
 }
 
-/* ---- preallocation
- * ------------------------------------------------------------------------------------------------ */
+/* ---- preallocation ---- */
 
 static int64_t round_up(int64_t value, int64_t unit)
 {
@@ -231,8 +229,7 @@ void mqd_partition_trim(struct mqd_partition *partition)
         active->allocated_bytes = active->size_bytes;
 }
 
-/* ---- now and then
- * ------------------------------------------------------------------------------------------------- */
+/* ---- now and then ---- */
 
 static void give_back(struct mqd_partition *partition)
 {

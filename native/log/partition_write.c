@@ -29,8 +29,7 @@ struct checkpoint {
     struct mqd_mark durable, high_watermark;
 };
 
-/* ---- rolling
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- rolling ---- */
 
 int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base_offset)
 {
@@ -168,8 +167,7 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
                                        too_old(partition, segment, batch->max_timestamp_ms, now_ms));
 }
 
-/* ---- one segment's share
- * ------------------------------------------------------------------------------------------ */
+/* ---- one segment's share ---- */
 
 /* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow` plays
  * the segment's growth (its index is not used). */
@@ -361,8 +359,7 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
     return error ? -1 : 0;
 }
 
-/* ---- undo
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- undo ---- */
 
 static void checkpoint_take(const struct mqd_partition *partition, struct checkpoint *out)
 {
@@ -478,8 +475,7 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
     return -1;
 }
 
-/* ---- the write
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the write ---- */
 
 /* The one that waits is replaced already: a disk that refuses the batches behind it again and again
  * does not fill the queue. */

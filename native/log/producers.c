@@ -20,8 +20,7 @@ void mqd_producers_free(struct mqd_producers *producers)
     memset(producers, 0, sizeof *producers);
 }
 
-/* ---- table
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- table ---- */
 
 static uint32_t bucket_of(const struct mqd_producers *producers, int64_t producer_id)
 {
@@ -115,8 +114,7 @@ static void erase(struct mqd_producers *producers, uint32_t index)
     producers->changes++;
 }
 
-/* ---- rules
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- rules ---- */
 
 static int32_t sequence_after(int32_t sequence, int32_t count)
 {

@@ -81,7 +81,8 @@ struct mqd_producer {
     struct mqd_producer_batch batches[MQD_PRODUCER_BATCH_COUNT];
 };
 
-struct mqd_producers { /* zeroed = empty */
+/* zeroed = empty */
+struct mqd_producers {
     struct mqd_producer *entries;
     uint32_t *buckets;
     uint32_t capacity; /* entries and buckets; a power of two, or 0 */

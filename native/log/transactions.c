@@ -18,8 +18,7 @@
 #define TYPE_ABORT 0
 #define TYPE_COMMIT 1
 
-/* ---- markers
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- markers ---- */
 
 /* record: length | attributes | timestamp delta | offset delta | key length, key: version i16, type
  * i16 | value length, value: version i16, coordinator epoch i32 | headers. Later versions may
@@ -47,8 +46,7 @@ int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct
     return 0;
 }
 
-/* ---- transactions
- * ------------------------------------------------------------------------------------------------- */
+/* ---- transactions ---- */
 
 void mqd_transactions_free(struct mqd_transactions *transactions)
 {
@@ -147,8 +145,7 @@ int64_t mqd_transactions_first_ongoing(const struct mqd_transactions *transactio
     return INT64_MAX;
 }
 
-/* ---- verification
- * ------------------------------------------------------------------------------------------------- */
+/* ---- verification ---- */
 
 void mqd_verifications_free(struct mqd_verifications *verifications)
 {

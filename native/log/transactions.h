@@ -42,7 +42,8 @@ struct mqd_transaction {
     uint32_t ended_before, ended_after;
 };
 
-struct mqd_transactions { /* zeroed = empty */
+/* zeroed = empty */
+struct mqd_transactions {
     struct mqd_transaction *entries;
     uint32_t capacity, used, free_list;
     uint32_t oldest, newest, ended_first, ended_last;

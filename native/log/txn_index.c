@@ -55,8 +55,7 @@ uint32_t mqd_txn_index_link(uint32_t before, int64_t segment_base, const uint8_t
     return mqd_crc32c(before, bytes, sizeof bytes);
 }
 
-/* ---- the active segment's
- * ----------------------------------------------------------------------------------------- */
+/* ---- the active segment's ---- */
 
 /* One of the two files with exactly this size. -1 with errno. */
 static int open_sized(const char *directory, int64_t segment_base, enum mqd_file_kind kind, int64_t size_bytes)
@@ -182,10 +181,10 @@ void mqd_txn_index_close(struct mqd_txn_index *index)
     index->fd = index->sum_fd = -1;
 }
 
-/* ---- whole files
- * -------------------------------------------------------------------------------------------------- */
+/* ---- whole files ---- */
 
-struct files { /* open for reading; -1 = there is none */
+/* open for reading; -1 = there is none */
+struct files {
     int fd, sum_fd;
     int64_t segment_base;
     uint32_t count, entry_count; /* numbers; entries, of which those behind `count` are not proven yet */
@@ -411,8 +410,7 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
                : flush_kind(directory, segment_base, MQD_FILE_TXN_SUM);
 }
 
-/* ---- look-up
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- look-up ---- */
 
 /* Number of the first entry whose marker is at or behind `offset`; -1 with errno. */
 static int64_t first_behind(const struct files *files, int64_t offset)

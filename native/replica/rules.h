@@ -78,7 +78,8 @@ struct mqd_replica_assignment {
 
 enum mqd_replica_role { MQD_REPLICA_NONE, MQD_REPLICA_LEADER, MQD_REPLICA_FOLLOWER };
 
-struct mqd_replica_follower { /* as its leader sees it; this node's own entry has no state */
+/* as its leader sees it; this node's own entry has no state */
+struct mqd_replica_follower {
     struct mqd_replica_member member;
     int64_t position;             /* -1 = has not fetched in this leader epoch */
     int64_t fetched_broker_epoch; /* with which it fetched; -1 */
@@ -132,18 +133,18 @@ void mqd_replica_init(struct mqd_replica *replica, uint32_t mutants);
 
 /* ---- role and metadata ---- */
 
-enum mqd_replica_change { /* bits */
-                          /* a new leader epoch: the leader's own log takes it for new records; whoever awaits
-                           * acknowledgement is refused (NOT_LEADER_OR_FOLLOWER) */
-                          MQD_REPLICA_CHANGED_EPOCH = 1,
-                          MQD_REPLICA_CHANGED_ROLE = 2,
-                          MQD_REPLICA_CHANGED_HIGH_WATERMARK = 4,
-                          MQD_REPLICA_CHANGED_STALE = 8, /* older than what is known: nothing was done */
-                          /* the committed set has fewer than min_insync members now: whoever awaits acknowledgement is
-                           * told NOT_ENOUGH_REPLICAS_AFTER_APPEND */
-                          MQD_REPLICA_CHANGED_BELOW_MIN = 16,
-                          MQD_REPLICA_CHANGED_CUT =
-                              32 /* a mutant's alone (TRUNCATE_TO_HW): cut the log at the high watermark */
+/* bits */
+enum mqd_replica_change {
+    /* a new leader epoch: the leader's own log takes it for new records; whoever awaits
+     * acknowledgement is refused (NOT_LEADER_OR_FOLLOWER) */
+    MQD_REPLICA_CHANGED_EPOCH = 1,
+    MQD_REPLICA_CHANGED_ROLE = 2,
+    MQD_REPLICA_CHANGED_HIGH_WATERMARK = 4,
+    MQD_REPLICA_CHANGED_STALE = 8, /* older than what is known: nothing was done */
+    /* the committed set has fewer than min_insync members now: whoever awaits acknowledgement is
+     * told NOT_ENOUGH_REPLICAS_AFTER_APPEND */
+    MQD_REPLICA_CHANGED_BELOW_MIN = 16,
+    MQD_REPLICA_CHANGED_CUT = 32 /* a mutant's alone (TRUNCATE_TO_HW): cut the log at the high watermark */
 };
 /* Takes what metadata say. Before the first one the caller has told mqd_replica_log where the log
  * ends, and a high watermark that it knows (mqd_replica_restore). -1: not an assignment (more
@@ -166,9 +167,10 @@ int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int6
  * watermark has reached the epoch's start (KIP-207). */
 int mqd_replica_latest(const struct mqd_replica *replica);
 
-struct mqd_replica_fetch { /* one partition of a follower's Fetch */
-    int32_t node_id;       /* the follower, as its connection was authenticated */
-    int64_t broker_epoch;  /* replica_state.replica_epoch */
+/* one partition of a follower's Fetch */
+struct mqd_replica_fetch {
+    int32_t node_id;      /* the follower, as its connection was authenticated */
+    int64_t broker_epoch; /* replica_state.replica_epoch */
     int32_t current_leader_epoch;
     int32_t last_fetched_epoch; /* of the last record before fetch_offset; -1 = its log is empty, or begins there */
     int64_t fetch_offset;
@@ -193,7 +195,8 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
                        const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t now_ms,
                        struct mqd_replica_answer *answer);
 
-struct mqd_replica_proposal { /* AlterPartition, by way of this host's controller */
+/* AlterPartition, by way of this host's controller */
+struct mqd_replica_proposal {
     /* R6b: the controller takes it at most once and in order, for each (broker epoch, leader epoch)
      * of the leader */
     uint64_t sequence;

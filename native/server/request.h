@@ -87,7 +87,8 @@ struct mqd_check {
     uint8_t used, sent;
 };
 
-struct mqd_refusal { /* why single records were refused; of its request's heap_bytes */
+/* why single records were refused; of its request's heap_bytes */
+struct mqd_refusal {
     uint32_t index_count;
     int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* places in the batch; Kafka's batch_index */
     char record_message[352];                  /* for each of them */
@@ -110,7 +111,8 @@ struct mqd_produce_topic_entry {
     uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3];
 };
 
-struct mqd_request_order { /* what is kept of a Produce whose appends order their connection; most need none of it */
+/* what is kept of a Produce whose appends order their connection; most need none of it */
+struct mqd_request_order {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
     int64_t answer_by_ms;             /* INT64_MAX: no acknowledgement is waited for by the clock */
@@ -194,7 +196,8 @@ static inline void mqd_request_expect(const struct mqd_request *request)
 
 /* ---- connections ---- */
 
-struct mqd_chunk { /* bytes of `out` up to memory_end, then the file range (if any) */
+/* bytes of `out` up to memory_end, then the file range (if any) */
+struct mqd_chunk {
     uint64_t memory_end;
     struct mqd_range range;
 };

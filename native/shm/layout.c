@@ -51,8 +51,7 @@ _Static_assert(MQD_COUNTER_COUNT <= sizeof((struct mqd_worker_stats){0}.counter)
 _Static_assert(MQD_HISTOGRAM_COUNT <= sizeof((struct mqd_worker_stats){0}.histogram) / (8 * MQD_HISTOGRAM_BUCKET_COUNT),
                "histograms fit");
 
-/* ---- words
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- words ---- */
 
 static void words_store(uint64_t *to, const void *from, size_t size_bytes)
 {
@@ -82,8 +81,7 @@ static void words_load(void *to, const uint64_t *from, size_t size_bytes)
     }
 }
 
-/* ---- the segment
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the segment ---- */
 
 size_t mqd_control_size_bytes(void)
 {
@@ -312,8 +310,7 @@ struct mqd_quota_table *mqd_control_quotas(void *control)
     return (struct mqd_quota_table *)((uint8_t *)control + QUOTAS_AT);
 }
 
-/* ---- header words
- * --------------------------------------------------------------------------------------------------- */
+/* ---- header words ---- */
 
 uint32_t mqd_control_worker_count(void *control)
 {
@@ -379,8 +376,7 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
     return mqd_blob_write(blob, body, size_bytes);
 }
 
-/* ---- endpoints
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- endpoints ---- */
 
 /* Generation before state: who sees DEAD sees that what the process lent or owed is void. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid)
@@ -435,8 +431,7 @@ void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t
                   : 0;
 }
 
-/* ---- double copy
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- double copy ---- */
 
 void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_positions *positions)
 {
@@ -484,8 +479,7 @@ int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity)
     return -1;
 }
 
-/* ---- partition slots
- * ------------------------------------------------------------------------------------------------ */
+/* ---- partition slots ---- */
 
 /* A dead predecessor may have left the bracket open: then it is simply ours. */
 static uint32_t bracket_open(struct mqd_partition_slot *slot)

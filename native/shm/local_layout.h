@@ -95,7 +95,8 @@ _Static_assert(sizeof(struct mqd_local_submission) == 16, "four to a cache line"
 
 /* ---- on the socket, one struct a packet, host byte order ---- */
 
-struct mqd_local_hello { /* client -> acceptor */
+/* client -> acceptor */
+struct mqd_local_hello {
     uint64_t magic;
     uint32_t layout_version;
     uint32_t submission_count; /* wanted; the broker may give less than wanted of each */
@@ -106,7 +107,8 @@ struct mqd_local_hello { /* client -> acceptor */
     char client_id[64]; /* NUL-terminated; for logs */
 };
 
-struct mqd_local_welcome { /* worker -> client, with MQD_LOCAL_FD_COUNT descriptors */
+/* worker -> client, with MQD_LOCAL_FD_COUNT descriptors */
+struct mqd_local_welcome {
     uint64_t magic;
     uint64_t total_bytes; /* of the memfd; everything else stands in its header */
     uint32_t worker;
@@ -115,7 +117,8 @@ struct mqd_local_welcome { /* worker -> client, with MQD_LOCAL_FD_COUNT descript
 };
 
 enum mqd_local_ask_kind { MQD_LOCAL_ASK_SEGMENT = 1 };
-struct mqd_local_ask { /* client -> worker: where is this offset? Answered in order. At most 16 unanswered. */
+/* client -> worker: where is this offset? Answered in order. At most 16 unanswered. */
+struct mqd_local_ask {
     uint32_t kind;
     uint32_t number; /* echoed */
     uint8_t topic_id[16];
@@ -124,8 +127,9 @@ struct mqd_local_ask { /* client -> worker: where is this offset? Answered in or
     int64_t offset; /* below the high watermark, or at it in the active segment */
 };
 
-struct mqd_local_segment { /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
-    uint32_t kind;         /* of the question */
+/* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
+struct mqd_local_segment {
+    uint32_t kind; /* of the question */
     uint32_t number;
     /* a Kafka error code: 1 OFFSET_OUT_OF_RANGE, 3 UNKNOWN_TOPIC_OR_PARTITION, 56
      * KAFKA_STORAGE_ERROR, 100 UNKNOWN_TOPIC_ID... */

@@ -34,7 +34,8 @@ struct mqd_compact_options {
     int32_t index_interval_bytes;
 };
 
-struct mqd_compact_figures { /* so far */
+/* so far */
+struct mqd_compact_figures {
     int64_t read_bytes;
     int64_t written_bytes;
     int64_t records_read; /* by the copy */

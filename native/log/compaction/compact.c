@@ -8,8 +8,7 @@
 
 #include "base/error.h"
 
-/* ---- life
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- life ---- */
 
 static void name_segments(struct mqd_compact *compact, struct mqd_compact_input *input)
 {
@@ -119,8 +118,7 @@ void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figu
     out->map_full = compact->map_full;
 }
 
-/* ---- scan: which transactions were aborted
- * ------------------------------------------------------------------------ */
+/* ---- scan: which transactions were aborted ---- */
 
 int mqd_compact_scan_begin(struct mqd_compact *compact)
 {
@@ -223,8 +221,7 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
     return found && found->producer_id == batch->producer_id && batch->base_offset < found->last_offset;
 }
 
-/* ---- map: the last offset of each key
- * ----------------------------------------------------------------------------- */
+/* ---- map: the last offset of each key ---- */
 
 static int map_done(struct mqd_compact *compact)
 {
@@ -307,8 +304,7 @@ static int map_step(struct mqd_compact *compact)
     return mqd_batch_end_offset(batch) > compact->options.first_dirty_offset ? map_batch(compact) : MQD_COMPACT_MORE;
 }
 
-/* ---- steps
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- steps ---- */
 
 static int one_step(struct mqd_compact *compact)
 {

@@ -39,7 +39,8 @@
 #define MQD_COMPACT_IO_BYTES (1 << 20)
 #define MQD_COMPACT_SYNC_BYTES (32 << 20) /* written between two flushes: none of them takes long */
 
-struct mqd_compact_input { /* whole batches, one after the other, of neighbouring segments */
+/* whole batches, one after the other, of neighbouring segments */
+struct mqd_compact_input {
     const char *directory;
     const int64_t *bases;
     uint32_t number, end_number; /* the segment that is read; the first that is not */
@@ -70,7 +71,8 @@ struct mqd_compact_bytes {
 int mqd_compact_bytes_add(struct mqd_compact_bytes *target, const void *bytes, size_t size_bytes);
 int mqd_compact_bytes_room(struct mqd_compact_bytes *target, size_t size_bytes);
 
-struct mqd_compact_output { /* BASE.log.cleaned and its indexes */
+/* BASE.log.cleaned and its indexes */
+struct mqd_compact_output {
     const char *directory;
     int64_t base_offset;
     int fd;

@@ -9,8 +9,7 @@
 #include "base/error.h"
 #include "log/compaction/compact.h"
 
-/* ---- one batch into the new segment
- * ------------------------------------------------------------------------------- */
+/* ---- one batch into the new segment ---- */
 
 static int write_batch(struct mqd_compact *compact, const struct mqd_batch *batch, const void *header,
                        uint32_t header_bytes, const void *records, uint32_t records_bytes)
@@ -87,8 +86,7 @@ static int drop(struct mqd_compact *compact)
     return write_batch(compact, &empty, header, sizeof header, NULL, 0);
 }
 
-/* ---- markers
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- markers ---- */
 
 static int64_t new_horizon(const struct mqd_compact *compact)
 {
@@ -151,8 +149,7 @@ static int copy_control(struct mqd_compact *compact)
     return note_dropped_marker(compact, marker->base_offset) < 0 ? -1 : MQD_COMPACT_MORE;
 }
 
-/* ---- records
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- records ---- */
 
 static int add_run(struct mqd_compact *compact, uint32_t at, uint32_t size_bytes)
 {
@@ -314,8 +311,7 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
                                     (uint64_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
 }
 
-/* ---- groups
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- groups ---- */
 
 static int sum_sources(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {

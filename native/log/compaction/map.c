@@ -9,8 +9,7 @@
 
 #include "base/error.h"
 
-/* ---- SipHash-2-4-128
- * ---------------------------------------------------------------------------------------------- */
+/* ---- SipHash-2-4-128 ---- */
 
 struct sip {
     uint64_t v0, v1, v2, v3;
@@ -59,8 +58,7 @@ void mqd_siphash(const uint64_t seed[2], const void *bytes, size_t size_bytes, u
     out[1] = s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
 }
 
-/* ---- keys
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- keys ---- */
 
 int mqd_key_map_open(struct mqd_key_map *map, uint64_t size_bytes, uint32_t load_percent, const uint64_t *seed)
 {
@@ -126,8 +124,7 @@ int64_t mqd_key_map_get(const struct mqd_key_map *map, const uint8_t *key, uint3
     return find(map, hash)->offset - 1;
 }
 
-/* ---- ids
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- ids ---- */
 
 static uint32_t home(const struct mqd_id_map *map, int64_t id)
 {

@@ -47,7 +47,8 @@ struct mqd_id_entry {
     int64_t id, value;
     bool used;
 };
-struct mqd_id_map { /* zeroed = empty */
+/* zeroed = empty */
+struct mqd_id_map {
     struct mqd_id_entry *entries;
     uint32_t capacity, count;
 };

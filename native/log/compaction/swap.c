@@ -60,8 +60,7 @@ static bool exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-/* ---- BASE.swap
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- BASE.swap ---- */
 
 static int write_swap(const char *directory, const struct swap *swap)
 {
@@ -137,8 +136,7 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
                                  path);
 }
 
-/* ---- the steps
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the steps ---- */
 
 int mqd_compact_note_gaps(const char *directory)
 {
@@ -261,8 +259,7 @@ int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
     return 0;
 }
 
-/* ---- after a crash
- * ------------------------------------------------------------------------------------------------ */
+/* ---- after a crash ---- */
 
 static int64_t swap_offset_of(const char *name)
 {
@@ -301,8 +298,7 @@ int mqd_compact_recover(const char *directory)
     return base_offset == -1 ? 0 : -1;
 }
 
-/* ---- the owner's list
- * --------------------------------------------------------------------------------------------- */
+/* ---- the owner's list ---- */
 
 /* What readers count on by position, or a flush has not covered yet, is not for compaction. */
 static bool may_go(const struct mqd_partition *partition, int64_t last)

@@ -28,7 +28,8 @@
 #define INDEX_ENTRY_BYTES 8
 #define HEADER_READ_BYTES 4096 /* first read of a walk; later ones take a whole chunk when batches are small */
 
-struct place { /* a batch boundary in an open segment */
+/* a batch boundary in an open segment */
+struct place {
     struct mqd_segment_ref *segment;
     uint32_t number; /* in slot->segments */
     uint32_t position;

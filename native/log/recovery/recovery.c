@@ -37,7 +37,8 @@ struct recovery {
     bool changed;   /* names or lengths were changed: the directory and the active segment want a flush */
 };
 
-struct tail { /* a segment under inspection */
+/* a segment under inspection */
+struct tail {
     int fd;
     int64_t base_offset, file_bytes;
     struct mqd_index index;
@@ -56,8 +57,7 @@ static bool tolerable(int error)
     return error == ENOSPC || error == EDQUOT || error == EROFS;
 }
 
-/* ---- one segment
- * -------------------------------------------------------------------------------------------------- */
+/* ---- one segment ---- */
 
 static int tail_open(struct recovery *recovery, struct tail *tail, int64_t base_offset)
 {
@@ -113,7 +113,8 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
     return 0;
 }
 
-struct held { /* the batch that the walk went over last, not yet taken */
+/* the batch that the walk went over last, not yet taken */
+struct held {
     struct mqd_batch batch;
     int64_t position;
     bool present;
@@ -261,8 +262,7 @@ static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t 
     return result;
 }
 
-/* ---- the active one
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the active one ---- */
 
 /* The tail becomes the active segment, cut to its sound part. Takes its fd, also on failure. */
 static int make_active(struct recovery *recovery, struct tail *tail, int64_t now_ms)
@@ -335,8 +335,7 @@ static int delete_from(struct recovery *recovery, uint32_t first)
     return 0;
 }
 
-/* ---- all segments
- * ------------------------------------------------------------------------------------------------- */
+/* ---- all segments ---- */
 
 static struct bounds bounds_of(const struct recovery *recovery)
 {
@@ -481,8 +480,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-/* ---- opening
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- opening ---- */
 
 /* After log start, log end and replay: the checkpoint says what the log says. */
 static int settle_epochs(struct recovery *recovery, bool changed)

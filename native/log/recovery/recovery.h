@@ -35,7 +35,8 @@
 
 #define MQD_RECOVERY_SHORTENED "shortened" /* C5 */
 
-struct mqd_listing { /* offsets in the names of the directory's files, ascending */
+/* offsets in the names of the directory's files, ascending */
+struct mqd_listing {
     int64_t *logs, *snapshots;
     uint32_t log_count, snapshot_count;
 };

@@ -21,8 +21,7 @@
 #define SNAPSHOT_BYTES_MAX (1ll << 33)
 #define SNAPSHOTS_KEPT 2
 
-/* ---- snapshots
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- snapshots ---- */
 
 static uint8_t *read_whole(int fd, size_t size_bytes)
 {
@@ -96,8 +95,7 @@ static int choose_snapshot(struct mqd_partition *partition, const struct mqd_lis
     return 0;
 }
 
-/* ---- replay
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- replay ---- */
 
 struct replay {
     struct mqd_partition *partition;
@@ -351,8 +349,7 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     return replay->lost;
 }
 
-/* ---- .txnindex files that do not prove themselves
- * ------------------------------------------------------------------- */
+/* ---- .txnindex files that do not prove themselves ---- */
 
 /* The newest snapshot at or below `offset`: the walk may begin there. Else it begins where the log
  * does. */

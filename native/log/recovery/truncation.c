@@ -22,8 +22,7 @@
 
 #define MARK_BYTES_MAX 64
 
-/* ---- marks
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- marks ---- */
 
 static int mark_path(char out[PATH_MAX], const char *directory, const char *name)
 {
@@ -110,8 +109,7 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
     return mqd_file_rename(from, to) < 0 ? -1 : mqd_file_sync_directory(directory);
 }
 
-/* ---- the cut
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the cut ---- */
 
 /* What recovery would list, from what is known: files of a compaction that is under way are left
  * alone. */

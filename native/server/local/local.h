@@ -39,7 +39,8 @@ struct mqd_reactor;
 #define MQD_LISTENER_LOCAL 0xffffu /* listener id of what came by the client socket */
 #define MQD_HANDOFF_LOCAL 1u       /* flag of a hand-off */
 
-struct mqd_local_handoff { /* the 64 bytes of a hand-off with MQD_HANDOFF_LOCAL, from the acceptor */
+/* the 64 bytes of a hand-off with MQD_HANDOFF_LOCAL, from the acceptor */
+struct mqd_local_handoff {
     uint32_t magic;
     uint16_t listener_id, flags;
     uint64_t data_bytes; /* wanted, as the next two */

@@ -10,8 +10,7 @@
 #define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* of a buffer that is empty */
 #define FRAME_BYTES_MIN 8
 
-/* ---- sending
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- sending ---- */
 
 static void left(struct mqd_reactor *r, struct mqd_relay *relay)
 {
@@ -50,8 +49,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
     left(r, relay);
 }
 
-/* ---- receiving
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- receiving ---- */
 
 /* What the leader says about records goes to the client with the answer. */
 static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_answer *answer)
@@ -159,8 +157,7 @@ void mqd_relays_read(struct mqd_reactor *r)
         receive(r, r->relays->relay[i]);
 }
 
-/* ---- time
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- time ---- */
 
 /* When what stands still is given up; INT64_MAX: nothing waits. */
 static int64_t due_ms(const struct mqd_relay *relay)

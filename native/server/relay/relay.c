@@ -15,8 +15,7 @@
 static const char *const not_written =
     "the partition's leader, another host, could not be reached; nothing was written";
 
-/* ---- relays
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- relays ---- */
 
 static struct mqd_relay **bucket_of(struct mqd_relays *relays, int32_t leader_node, uint32_t leader_worker,
                                     uint32_t lane)
@@ -82,8 +81,7 @@ static uint64_t poll_token(const struct mqd_relay *relay)
     return mqd_token(MQD_TOKEN_RELAY, (uint64_t)relay->generation << 16 | relay->index);
 }
 
-/* ---- entries
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- entries ---- */
 
 static struct mqd_relayed *entry_new(struct mqd_relays *relays)
 {
@@ -195,8 +193,7 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
-/* ---- appends
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- appends ---- */
 
 static void want(struct mqd_reactor *r, struct mqd_relay *relay)
 {
@@ -321,8 +318,7 @@ void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topi
         }
 }
 
-/* ---- commands
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- commands ---- */
 
 static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, const struct mqd_command *command)
 {
@@ -416,8 +412,7 @@ int mqd_reactor_relay_remove(struct mqd_reactor *r, uint64_t token, int32_t lead
     return post(r, token, MQD_COMMAND_RELAY_REMOVE, -1, &options);
 }
 
-/* ---- the end
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- the end ---- */
 
 void mqd_relays_close(struct mqd_reactor *r)
 {

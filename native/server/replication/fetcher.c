@@ -11,8 +11,7 @@
 
 #include "server/replication/fetcher_state.h"
 
-/* ---- partitions
- * --------------------------------------------------------------------------------------------------- */
+/* ---- partitions ---- */
 
 static struct mqd_fetchers *fetchers_of(struct mqd_reactor *r)
 {
@@ -251,8 +250,7 @@ void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut
         mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* ---- connections
- * -------------------------------------------------------------------------------------------------- */
+/* ---- connections ---- */
 
 static uint64_t poll_token(const struct mqd_fetcher *fetcher)
 {
@@ -433,8 +431,7 @@ void mqd_fetchers_destroy(struct mqd_reactor *r)
     r->fetchers = NULL;
 }
 
-/* ---- receiving
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- receiving ---- */
 
 void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
 {

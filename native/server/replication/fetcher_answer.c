@@ -10,8 +10,7 @@
 #define COMPLAIN_MS 10000 /* of one partition, at most this often */
 #define NOT_YET_MS 5      /* at first: a leader that hears of its epoch a moment after its followers */
 
-/* ---- one partition
- * ------------------------------------------------------------------------------------------------ */
+/* ---- one partition ---- */
 
 static void complain(struct mqd_reactor *r, struct mqd_followed *followed, const char *what, const char *detail)
 {
@@ -243,8 +242,7 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* ---- the answer
- * --------------------------------------------------------------------------------------------------- */
+/* ---- the answer ---- */
 
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {

@@ -12,8 +12,7 @@
 #define PARTITION_BYTES_MIN 37 /* index, error, three offsets, aborted, replica, records, tags */
 #define ITEM_TAG_REPLICA_STATE 1
 
-/* ---- requests
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- requests ---- */
 
 static bool same_topic(const struct mqd_fetch_key *left, const struct mqd_fetch_key *right)
 {
@@ -90,8 +89,7 @@ void mqd_fetch_ask_encode(struct mqd_buffer *out, const struct mqd_fetch_ask *as
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
 }
 
-/* ---- answers
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- answers ---- */
 
 enum { PHASE_HEAD, PHASE_TOPIC, PHASE_PARTITION, PHASE_RECORDS, PHASE_PARTITION_END, PHASE_TAIL, PHASE_OVER };
 

@@ -31,7 +31,8 @@ struct mqd_fetch_key {
     int32_t index;
 };
 
-struct mqd_fetch_ask { /* the head of a request */
+/* the head of a request */
+struct mqd_fetch_ask {
     int32_t correlation_id, wait_ms, bytes_max, session_id, session_epoch;
     int32_t node_id;
     int64_t broker_epoch;

@@ -167,8 +167,7 @@ TEST(a_delay_holds_up_only_its_own_call)
     clean();
 }
 
-/* ---- journal
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- journal ---- */
 
 struct entry {
     uint32_t magic;

@@ -15,7 +15,8 @@
 enum { PARTITIONS = 5, LOG_MAX = 1 << 15, RECORDS = 3000, BATCHES_MAX = 1 << 14 };
 enum { NOT_LEADER_OR_FOLLOWER = 6, REQUEST_TIMED_OUT = 7, OUT_OF_ORDER_SEQUENCE_NUMBER = 45 };
 
-struct log { /* one partition as the broker has it: the values are numbers */
+/* one partition as the broker has it: the values are numbers */
+struct log {
     uint32_t values[LOG_MAX], count;
     int32_t next_sequence;
     struct {
@@ -50,8 +51,7 @@ static uint32_t random_below(struct world *w, uint32_t end)
     return (uint32_t)(test_random(&w->seed) % end);
 }
 
-/* ---- the broker
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the broker ---- */
 
 static void log_append(struct log *log, const struct fake *fake)
 {
@@ -115,8 +115,7 @@ static void serve(struct world *w, uint32_t most)
     }
 }
 
-/* ---- the application
- * ------------------------------------------------------------------------------------------------- */
+/* ---- the application ---- */
 
 static uint32_t known(struct world *w, uint64_t number)
 {
@@ -294,8 +293,7 @@ TEST(everything_at_once)
     }
 }
 
-/* ---- two threads
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- two threads ---- */
 
 /* A worker that serves in its own thread, sleeping as real ones do, while the client works in
  * another and a third waits. */

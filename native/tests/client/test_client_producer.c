@@ -9,8 +9,7 @@
 #include "client/memory.h"
 #include "mqd_client_producer_test.h"
 
-/* ---- what the frames hold
- * -------------------------------------------------------------------------------------------- */
+/* ---- what the frames hold ---- */
 
 #define RECORDS_MAX 2000
 struct columns {
@@ -306,8 +305,7 @@ TEST(linger_closes_the_oldest_first)
     end(&s);
 }
 
-/* ---- bounds
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- bounds ---- */
 
 TEST(inflight_is_bounded_and_order_kept)
 {
@@ -479,8 +477,7 @@ TEST(wrong_calls_are_refused)
     end(&s);
 }
 
-/* ---- encoded batches
- * ------------------------------------------------------------------------------------------------- */
+/* ---- encoded batches ---- */
 
 TEST(encoded_batches_keep_their_place)
 {
@@ -515,8 +512,7 @@ TEST(encoded_batches_keep_their_place)
     end(&s);
 }
 
-/* ---- memory
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 /* Random takes and gives against a map of bytes: runs never overlap, the longest is found when the
  * wanted one is not there, and all comes back. */

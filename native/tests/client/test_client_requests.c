@@ -66,8 +66,7 @@ TEST(no_key_goes_anywhere_evenly)
     CHECK_EQUAL(mqd_partition_for(MQD_PARTITIONER_RANDOM, NULL, -1, 0, &state), -1);
 }
 
-/* ---- requests
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- requests ---- */
 
 static void put_string(struct mqd_buffer *out, const char *text)
 {

@@ -17,10 +17,10 @@ static struct mqd_log_options small_options(void)
     return options;
 }
 
-/* ---- a leader's log, in memory
- * -------------------------------------------------------------------------------------- */
+/* ---- a leader's log, in memory ---- */
 
-struct leader { /* the bytes that it would send, and where which batch lies */
+/* the bytes that it would send, and where which batch lies */
+struct leader {
     uint8_t *bytes;
     uint32_t size_bytes, count;
     uint32_t position[4000];
@@ -118,8 +118,7 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
     }
 }
 
-/* ---- what a log says of itself
- * -------------------------------------------------------------------------------------- */
+/* ---- what a log says of itself ---- */
 
 static int by_id(const void *left, const void *right)
 {
@@ -195,8 +194,7 @@ static const char *described_prefix(const struct mqd_log_options *options, const
     return text;
 }
 
-/* ---- appending
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- appending ---- */
 
 TEST(batches_are_kept_as_they_were_sent)
 {
@@ -342,8 +340,7 @@ TEST(an_empty_log_begins_where_the_batch_begins)
     leader_free(&leader);
 }
 
-/* ---- cutting
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- cutting ---- */
 
 /* How many batches reach no further than offset. */
 static uint32_t count_below(const struct leader *leader, int64_t offset)
@@ -557,8 +554,7 @@ TEST(an_old_recovery_point_is_not_believed_above_a_cut)
     leader_free(&new);
 }
 
-/* ---- the high watermark of a replica
- * -------------------------------------------------------------------------------- */
+/* ---- the high watermark of a replica ---- */
 
 TEST(a_replica_opens_with_what_is_known_to_be_committed)
 {

@@ -51,8 +51,7 @@ static uint64_t pick(struct model *model, uint64_t below)
 
 static uint8_t staged_bytes[64][STAGED_BYTES + 64];
 
-/* ---- transactions
- * ------------------------------------------------------------------------------------------------- */
+/* ---- transactions ---- */
 
 static void want_transactional(struct model *model, int t, struct log_batch *want, bool open[TXN_COUNT],
                                struct event *event)
@@ -258,8 +257,7 @@ static void do_write(struct model *model)
     CHECK_EQUAL(mqd_partition_log_end_offset(model->partition), model->end);
 }
 
-/* ---- what a disk holds
- * -------------------------------------------------------------------------------------------- */
+/* ---- what a disk holds ---- */
 
 /* Bytes of each file that a completed sync covered; the file layer's journal would say the same,
  * this is the model's own account. */
@@ -395,8 +393,7 @@ static void lose_power(struct model *model)
     }
 }
 
-/* ---- restart
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- restart ---- */
 
 static void check_contents(struct model *model, int64_t end)
 {

@@ -288,8 +288,7 @@ TEST(a_damaged_snapshot_is_refused)
     mqd_producers_free(&producers);
 }
 
-/* ---- in a partition
- * ----------------------------------------------------------------------------------------------- */
+/* ---- in a partition ---- */
 
 static struct log_batch sent(int64_t producer_id, int16_t epoch, int32_t sequence)
 {

@@ -102,8 +102,7 @@ static struct {
     uint32_t due[CLIENTS][REQUESTS_MAX], due_count[CLIENTS], due_at[CLIENTS];
 } model;
 
-/* ---- the socket
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- the socket ---- */
 
 ssize_t recv(int fd, void *buffer, size_t size_bytes, int flags)
 {
@@ -128,8 +127,7 @@ ssize_t send(int fd, const void *buffer, size_t size_bytes, int flags)
     return count ? (ssize_t)count : -1;
 }
 
-/* ---- the model
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the model ---- */
 
 static void decide(uint32_t i, int16_t error, const struct mqd_relay_answer *answer)
 {
@@ -192,8 +190,7 @@ static void model_take(uint32_t there)
     }
 }
 
-/* ---- what clients are told
- * ------------------------------------------------------------------------------------------ */
+/* ---- what clients are told ---- */
 
 static void same_text(struct mqd_text got, struct mqd_text said, size_t bytes_max)
 {
@@ -280,8 +277,7 @@ static void look(void)
     }
 }
 
-/* ---- what happens
- * --------------------------------------------------------------------------------------------------- */
+/* ---- what happens ---- */
 
 static void turn(uint32_t there, int end)
 {
@@ -406,8 +402,7 @@ static void happen(enum happening what)
     look();
 }
 
-/* ---- a world
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- a world ---- */
 
 static void *zeroed(size_t size_bytes)
 {
