@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.base.properties import ALIASES, BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, UNAVAILABLE, Property
+from mqd.base.kafka_names import ALIASES, ASKS_FOR_NOTHING, REFUSED
+from mqd.base.properties import BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, Property
 
 __all__ = [
     "BROKER",
@@ -164,7 +165,7 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
     """The row of a name. Raises ConfigError with the closest known name."""
     if name in table:
         return table[name]
-    for prefix, why in UNAVAILABLE.items():
+    for prefix, why in REFUSED.items():
         if name.startswith(prefix):
             raise ConfigError(f"{name} cannot be set: {why}", name)
     if table is TOPIC and name in BROKER:
@@ -261,6 +262,8 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
     command_line = {name: (value, "command line") for name, value in overrides.items()}
     for source in (_from_file(file) if file else {}, _from_environment(environment), command_line):
         for name, (text, origin) in source.items():
+            if ASKS_FOR_NOTHING.get(name) == text.strip():
+                continue
             try:
                 prop = property_of(BROKER, ALIASES.get(name, name))
                 chosen[prop.name] = _canonical(prop, text)
@@ -322,6 +325,17 @@ def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
     )
 
 
+def _check_flushed(config: Mapping[str, str], on_ack: str, messages: str, interval: str) -> None:
+    # records are not counted: without flush.on.ack the property would promise what is not kept
+    _require(
+        config[on_ack] == "true" or config[messages] == str(LONG_MAX),
+        f"{messages}={config[messages]} cannot be together with {on_ack}=false: records are not counted; set"
+        f" {on_ack}=true, or {interval} instead",
+        messages,
+        config,
+    )
+
+
 def _check_broker(config: Mapping[str, str]) -> None:
     def at_most(smaller: str, larger: str, factor: int, why: str) -> None:
         low, high = int(config[smaller]), int(config[larger])
@@ -339,6 +353,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
         1,
         "such a batch could never arrive; raise socket.request.max.bytes or lower message.max.bytes",
     )
+    _check_flushed(config, "log.flush.on.ack", "log.flush.interval.messages", "log.flush.interval.ms")
     at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", 1, "the first step must not exceed the largest")
     _require(
         int(config["receive.arena.bytes"]) % _ARENA_GRAIN_BYTES == 0,
@@ -569,6 +584,7 @@ def validate_topic(config: Mapping[str, str | None], clustered: bool = False) ->
         "min.compaction.lag.ms",
         effective,
     )
+    _check_flushed(effective, "flush.on.ack", "flush.messages", "flush.ms")
     bound = "replica.lag.max.messages"
     _require(
         effective[bound] != "0",

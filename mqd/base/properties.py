@@ -8,6 +8,8 @@ and cross-checks are in mqd.base.config, the page docs/configuration.md is gener
 
 import msgspec
 
+from mqd.base import kafka_names
+
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 
@@ -79,6 +81,18 @@ def _listeners() -> list[Property]:
             "false",
             "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Whoever reaches them"
             " can read and write everything.",
+        ),
+        Property(
+            "security.inter.broker.protocol",
+            "enum",
+            "PLAINTEXT",
+            "Accepted. Hosts prove who they are by cluster.key.file.",
+            choices=("PLAINTEXT",),
+            refused={
+                name: "hosts prove who they are by cluster.key.file; what they send is not encrypted yet"
+                for name in ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
+            },
+            ignored=True,
         ),
         Property("broker.rack", "string", None, "The rack (availability zone) of this broker, told to clients."),
         Property(
@@ -1015,63 +1029,6 @@ def _engine() -> list[Property]:
     ]
 
 
-# Present in files that people bring along; what they govern does not exist in mqd, or is done
-# another way.
-_IGNORED = (
-    ("process.roles", "Every mqd node is broker and controller."),
-    (
-        "controller.quorum.voters",
-        "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter).",
-    ),
-    ("controller.quorum.bootstrap.servers", "See cluster.seeds."),
-    ("inter.broker.listener.name", "See inter.broker.listener."),
-    ("security.inter.broker.protocol", "Hosts prove who they are by cluster.key.file."),
-    ("num.network.threads", "See worker.count."),
-    ("num.io.threads", "See worker.count."),
-    ("background.threads", "See worker.count."),
-    ("num.recovery.threads.per.data.dir", "Each worker recovers its own partitions."),
-    (
-        "num.replica.fetchers",
-        "Each worker has a connection to each worker of other hosts from which it follows partitions.",
-    ),
-    ("replica.fetch.min.bytes", "A leader answers as soon as it has a record."),
-    ("queued.max.requests", "See connection.inflight.max and queued.max.request.bytes."),
-    ("socket.send.buffer.bytes", "The kernel sizes socket buffers."),
-    ("socket.receive.buffer.bytes", "The kernel sizes socket buffers."),
-    ("socket.listen.backlog.size", "The kernel's net.core.somaxconn is used."),
-    ("replica.selector.class", "A consumer that names its rack is always told of an in-sync replica there (KIP-392)."),
-    ("controlled.shutdown.enable", "A shutdown is always controlled."),
-    ("offsets.topic.replication.factor", "See default.replication.factor."),
-    ("transaction.state.log.replication.factor", "See default.replication.factor."),
-    ("transaction.state.log.min.isr", "See min.insync.replicas."),
-    ("share.coordinator.state.topic.replication.factor", "Share groups are not available yet."),
-    ("share.coordinator.state.topic.min.isr", "Share groups are not available yet."),
-    ("log.cleaner.threads", "Each worker has one cleaner."),
-    ("log.cleaner.io.buffer.size", "Each cleaner has buffers of 1 MiB, or of the largest batch."),
-    ("log.flush.offset.checkpoint.interval.ms", "Checkpoints follow the flushes."),
-    ("log.flush.start.offset.checkpoint.interval.ms", "Checkpoints follow the changes."),
-)
-
-# Other spellings that Kafka accepts too.
-ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
-
-# Names of Kafka's that would do something people rely on; ignoring them would be a lie. Prefix ->
-# what to say.
-UNAVAILABLE = {
-    "ssl.": "TLS is not available yet",
-    "sasl.": "authentication is not available yet",
-    "authorizer.": "authorization is not available yet",
-    "super.users": "authorization is not available yet",
-    "allow.everyone.if.no.acl.found": "authorization is not available yet",
-    "zookeeper.": "mqd has no ZooKeeper",
-    "remote.": "tiered storage is not available",
-    "local.retention.": "tiered storage is not available",
-    "errors.deadletterqueue.": "share groups are not available yet",
-    "max.connections.per.ip": "limits by address are not available; see max.connections",
-    "max.connection.creation.rate": "limits by rate are not available; see max.connections",
-}
-
-
 def _topic_table() -> list[Property]:
     rows = [
         ("cleanup.policy", "log.cleanup.policy", "What is done with old segments."),
@@ -1197,6 +1154,12 @@ def _topic_table() -> list[Property]:
             dynamic=True,
         )
     )
+    tiered = "Accepted as Kafka's default: tiered storage is not available."
+    for name in ("remote.storage.enable", "remote.log.copy.disable", "remote.log.delete.on.disable"):
+        no = {"true": "tiered storage is not available"}
+        table.append(Property(name, "bool", "false", tiered, refused=no, dynamic=True, ignored=True))
+    for name in ("local.retention.ms", "local.retention.bytes"):
+        table.append(Property(name, "long", "-2", tiered, minimum=-2, maximum=-2, dynamic=True, ignored=True))
     replicas = {"kind": "list", "default": "", "dynamic": True, "pattern": r"\*|[0-9]+:[0-9]+"}
     followers = (
         "Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host):"
@@ -1225,7 +1188,11 @@ BROKER: dict[str, Property] = _by_name(
     + _coordinators()
     + _quotas()
     + _engine()
-    + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
+    + [
+        Property(name, "string", None, doc, ignored=True)
+        for doc, names in kafka_names.WITHOUT_EFFECT.items()
+        for name in names.split()
+    ]
 )
 TOPIC: dict[str, Property] = _by_name(_topic_table())
 

@@ -78,7 +78,7 @@ def main() -> int:
         generation=made.generation,
     )
     if ineffective := without_effect(settings.config):
-        log.info("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
+        log.warning("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
     try:
         return loop.Keeper(settings, made, supervisor_pid).run()
     except Exception:

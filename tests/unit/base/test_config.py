@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mqd.base import config as c
+from mqd.base import kafka_names
 from mqd.base.config import BROKER, TOPIC, ConfigError
 
 
@@ -113,6 +114,46 @@ def test_kafkas_stock_file_starts(tmp_path: Path):
     assert c.parse_listeners(loaded) == [c.Listener("PLAINTEXT", "127.0.0.1", 9092)]
     assert c.advertised_listeners(loaded) == {"PLAINTEXT": c.Listener("PLAINTEXT", "localhost", 9092)}
     assert loaded["receive.arena.bytes"] == "209715200"  # grew with socket.request.max.bytes
+
+
+def test_names_of_kafka_without_effect_are_taken_and_listed():
+    names = {"metric.reporters": "a.B", "group.share.max.size": "9", "offsets.load.buffer.size": "5242880"}
+    assert c.without_effect(c.load_broker(None, {}, names)) == sorted(names)
+    documented = c.markdown()
+    assert all(f"| `{name}` |" in documented for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("sasl.enabled.mechanisms", "PLAIN", "authentication is not available yet"),
+        ("listener.name.external.ssl.keystore.location", "k.jks", "all listeners share their settings"),
+        ("authorizer.class.name", "a.B", "authorization is not available yet"),
+        ("connections.max.reauth.ms", "3600000", "authentication is not available yet"),
+        ("create.topic.policy.class.name", "a.B", "what it forbids would be allowed"),
+        ("log.local.retention.ms", "1000", "tiered storage"),
+        ("config.providers", "file", "values are taken as they are written"),
+        ("security.inter.broker.protocol", "SSL", "not encrypted yet"),
+        ("max.connections.per.ip", "10", "limits by address"),
+    ],
+)
+def test_names_of_kafka_that_promise_what_is_not_kept_stop_the_start(name, value, why):
+    refused(lambda: c.load_broker(None, {}, {name: value}), name, why)
+
+
+def test_names_of_kafka_that_ask_for_nothing_are_taken():
+    given = {**kafka_names.ASKS_FOR_NOTHING, "security.inter.broker.protocol": "PLAINTEXT"}
+    assert c.load_broker(None, {}, given) == c.load_broker(None, {}, {})
+    topic = {"remote.storage.enable": "false", "local.retention.ms": "-2", "remote.log.copy.disable": "false"}
+    assert c.validate_topic(topic) == topic
+
+
+def test_records_are_not_counted_where_the_acknowledgement_does_not_wait():
+    way_out = ("records are not counted", "set log.flush.on.ack=true, or log.flush.interval.ms")
+    given = {"log.flush.on.ack": "false", "log.flush.interval.messages": "1"}
+    refused(lambda: c.load_broker(None, {}, given), *way_out)
+    assert c.load_broker(None, {}, {"log.flush.interval.messages": "1"})
+    refused(lambda: c.validate_topic({"flush.on.ack": "false", "flush.messages": "1"}), "or flush.ms instead")
 
 
 def test_aliases():
@@ -332,9 +373,8 @@ def test_the_manual_page_is_current():
 
 def code_beside_the_tables() -> str:
     package = Path(c.__file__).parents[1]
-    return "\n".join(
-        path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != package / "base" / "properties.py"
-    )
+    tables = (package / "base" / "properties.py", package / "base" / "kafka_names.py")
+    return "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path not in tables)
 
 
 def test_every_property_that_is_not_ignored_is_read_somewhere():
@@ -353,7 +393,8 @@ def test_every_property_that_is_not_ignored_is_read_somewhere():
 def test_every_property_that_is_ignored_is_read_nowhere():
     code = code_beside_the_tables()
     read = [name for table in (BROKER, TOPIC) for name, prop in table.items() if prop.ignored and f'"{name}"' in code]
-    assert read == ["flush.messages"], "that one is handed to the core, which does not count records"
+    # checked beside flush.on.ack; a property of clients, too; handed to the core, which does not count records
+    assert read == ["log.flush.interval.messages", "request.timeout.ms", "flush.messages"]
 
 
 def test_what_has_no_effect_is_named():

@@ -1,0 +1,164 @@
+"""Names of Kafka's broker properties that have no row of their own in mqd.base.properties.
+
+Every name that Apache Kafka 4.2 knows is a row there, is accepted here without effect, or is
+refused here (tests/compat/test_kafka_names.py compares with Kafka's own jars). Refused is what
+would weaken security, durability or retention if it were ignored.
+"""
+
+# why it has no effect -> the names
+WITHOUT_EFFECT: dict[str, str] = {
+    "Every mqd node is broker and controller.": "process.roles",
+    "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter).": (
+        "controller.quorum.voters controller.quorum.auto.join.enable"
+    ),
+    "See cluster.seeds.": "controller.quorum.bootstrap.servers",
+    "See inter.broker.listener.": "inter.broker.listener.name",
+    "See worker.count.": "num.network.threads num.io.threads background.threads",
+    "Each worker recovers its own partitions.": "num.recovery.threads.per.data.dir",
+    "Each worker moves its own partitions.": "num.replica.alter.log.dirs.threads",
+    "Each worker has a connection to each worker of other hosts from which it follows partitions.": (
+        "num.replica.fetchers"
+    ),
+    "A leader answers as soon as it has a record.": "replica.fetch.min.bytes",
+    "See connection.inflight.max and queued.max.request.bytes.": "queued.max.requests",
+    "The kernel sizes socket buffers.": (
+        "socket.send.buffer.bytes socket.receive.buffer.bytes replica.socket.receive.buffer.bytes"
+    ),
+    "The kernel's net.core.somaxconn is used.": "socket.listen.backlog.size",
+    "A consumer that names its rack is always told of an in-sync replica there (KIP-392).": "replica.selector.class",
+    "A shutdown is always controlled.": "controlled.shutdown.enable",
+    "See default.replication.factor.": ("offsets.topic.replication.factor transaction.state.log.replication.factor"),
+    "See min.insync.replicas.": "transaction.state.log.min.isr",
+    "Each worker has one cleaner.": "log.cleaner.threads",
+    "Each cleaner has buffers of 1 MiB, or of the largest batch.": "log.cleaner.io.buffer.size",
+    "Checkpoints follow the flushes.": (
+        "log.flush.offset.checkpoint.interval.ms replica.high.watermark.checkpoint.interval.ms"
+    ),
+    "Checkpoints follow the changes.": "log.flush.start.offset.checkpoint.interval.ms",
+    "Hosts of a cluster have time-outs of their own: controller.quorum.fetch.timeout.ms, broker.session.timeout.ms.": (
+        "request.timeout.ms socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms"
+        " controller.socket.timeout.ms controller.quorum.election.timeout.ms controller.quorum.election.backoff.max.ms"
+        " controller.quorum.append.linger.ms controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms"
+        " initial.broker.registration.timeout.ms server.max.startup.time.ms"
+    ),
+    "The metadata log lies in the data directory, is flushed at every step and keeps itself short.": (
+        "metadata.log.dir metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms"
+        " metadata.log.segment.bytes metadata.log.segment.ms metadata.max.retention.bytes metadata.max.retention.ms"
+        " metadata.max.idle.interval.ms internal.metadata.log.segment.bytes internal.metadata.max.batch.size.in.bytes"
+        " internal.metadata.max.fetch.size.in.bytes internal.metadata.delete.delay.millis"
+    ),
+    "What waits is not kept in a purgatory.": (
+        "fetch.purgatory.purge.interval.requests producer.purgatory.purge.interval.requests"
+        " delete.records.purgatory.purge.interval.requests share.fetch.purgatory.purge.interval.requests"
+    ),
+    "Partitions without a leader are looked at every second.": "unclean.leader.election.interval.ms",
+    "The acceptor runs all coordinators and gathers what they write by itself.": (
+        "group.coordinator.threads group.coordinator.append.linger.ms offsets.load.buffer.size"
+        " transaction.state.log.load.buffer.size group.consumer.regex.refresh.interval.ms"
+    ),
+    "The classic and the consumer protocol are always on.": "group.coordinator.rebalance.protocols",
+    "Internal topics are written uncompressed.": "offsets.topic.compression.codec",
+    "Producers, and transactions that are over time, are looked at continuously.": (
+        "producer.id.expiration.check.interval.ms transaction.abort.timed.out.transaction.cleanup.interval.ms"
+        " transaction.remove.expired.transaction.cleanup.interval.ms"
+    ),
+    "The broker tries for 100 ms, every 20 ms.": (
+        "add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms"
+    ),
+    "Transactions in two phases (KIP-939) are not available.": "transaction.two.phase.commit.enable",
+    "The number of partitions that one DescribeTopicPartitions is answered with is bounded by the broker.": (
+        "max.request.partition.size.limit"
+    ),
+    "A host that loses a log directory serves the others.": "log.dir.failure.timeout.ms",
+    "Background work begins when it is due.": "log.initial.task.delay.ms",
+    "There is nothing to authorize or to authenticate that a listener would have to wait for.": (
+        "early.start.listeners connection.failed.authentication.delay.ms delegation.token.max.lifetime.ms"
+        " delegation.token.expiry.time.ms delegation.token.expiry.check.interval.ms"
+    ),
+    "Only finished versions of requests and features are there.": (
+        "unstable.api.versions.enable unstable.feature.versions.enable"
+    ),
+    "See the metrics page, admin.port.": (
+        "metrics.num.samples metrics.sample.window.ms metric.reporters metrics.recording.level"
+        " kafka.metrics.reporters kafka.metrics.polling.interval.secs controller.performance.sample.period.ms"
+        " controller.performance.always.log.threshold.ms"
+    ),
+    "Only quotas of clients have a window: quota.window.num.": (
+        "replication.quota.window.num replication.quota.window.size.seconds alter.log.dirs.replication.quota.window.num"
+        " alter.log.dirs.replication.quota.window.size.seconds controller.quota.window.num"
+        " controller.quota.window.size.seconds"
+    ),
+    "Batches are stored as the producer compressed them.": (
+        "compression.gzip.level compression.lz4.level compression.zstd.level"
+    ),
+    "Client metrics (KIP-714) are not available yet.": "telemetry.max.bytes",
+    "Share groups are not available yet.": (
+        "group.share.enable group.share.session.timeout.ms group.share.min.session.timeout.ms"
+        " group.share.max.session.timeout.ms group.share.heartbeat.interval.ms group.share.min.heartbeat.interval.ms"
+        " group.share.max.heartbeat.interval.ms group.share.max.size group.share.assignors"
+        " group.share.initialize.retry.interval.ms group.share.delivery.count.limit"
+        " group.share.record.lock.duration.ms group.share.min.record.lock.duration.ms"
+        " group.share.max.record.lock.duration.ms group.share.partition.max.record.locks"
+        " group.share.max.share.sessions group.share.persister.class.name"
+        " share.coordinator.state.topic.num.partitions share.coordinator.state.topic.replication.factor"
+        " share.coordinator.state.topic.min.isr share.coordinator.state.topic.segment.bytes share.coordinator.threads"
+        " share.coordinator.snapshot.update.records.per.snapshot share.coordinator.load.buffer.size"
+        " share.coordinator.state.topic.compression.codec share.coordinator.append.linger.ms"
+        " share.coordinator.write.timeout.ms share.coordinator.state.topic.prune.interval.ms"
+        " share.coordinator.cold.partition.snapshot.interval.ms"
+    ),
+    "Streams groups (KIP-1071) are not available.": (
+        "group.streams.session.timeout.ms group.streams.min.session.timeout.ms group.streams.max.session.timeout.ms"
+        " group.streams.heartbeat.interval.ms group.streams.min.heartbeat.interval.ms"
+        " group.streams.max.heartbeat.interval.ms group.streams.max.size group.streams.num.standby.replicas"
+        " group.streams.max.standby.replicas group.streams.initial.rebalance.delay.ms"
+    ),
+}
+
+# Other spellings that Kafka accepts too.
+ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
+
+_AUTHENTICATION = "authentication is not available yet"
+_AUTHORIZATION = "authorization is not available yet"
+_TIERED = "tiered storage is not available"
+_BY_ADDRESS = "limits by address are not available; see max.connections"
+_POLICY = "what it forbids would be allowed: the broker loads no Java classes"
+
+# Prefix of the name -> what to say. Ignored, these would promise what is not kept.
+REFUSED: dict[str, str] = {
+    "ssl.": "TLS is not available yet",
+    "sasl.": _AUTHENTICATION,
+    "connections.max.reauth.ms": _AUTHENTICATION,
+    "delegation.token.secret.key": _AUTHENTICATION,
+    "principal.builder.class": _AUTHENTICATION,
+    "security.providers": "TLS is not available yet",
+    "authorizer.": _AUTHORIZATION,
+    "super.users": _AUTHORIZATION,
+    "allow.everyone.if.no.acl.found": _AUTHORIZATION,
+    "create.topic.policy.class.name": _POLICY,
+    "alter.config.policy.class.name": _POLICY,
+    "client.quota.callback.class": _POLICY + "; quotas are set by kafka-configs, or `mqd quota set`",
+    "config.providers": "values are taken as they are written; write the value itself, or set it by the environment",
+    "listener.name.": "all listeners share their settings",
+    "zookeeper.": "mqd has no ZooKeeper",
+    "remote.": _TIERED,
+    "local.retention.": _TIERED,
+    "log.local.retention.": _TIERED,
+    "errors.deadletterqueue.": "share groups are not available yet",
+    "max.connections.per.ip": _BY_ADDRESS,
+    "max.connection.creation.rate": "limits by rate are not available; see max.connections",
+}
+
+# A refused property with this value asks for nothing: what Kafka does when it is not set.
+ASKS_FOR_NOTHING = {
+    "authorizer.class.name": "",
+    "config.providers": "",
+    "connections.max.reauth.ms": "0",
+    "log.local.retention.bytes": "-2",
+    "log.local.retention.ms": "-2",
+    "max.connection.creation.rate": "2147483647",
+    "max.connections.per.ip": "2147483647",
+    "max.connections.per.ip.overrides": "",
+    "remote.log.storage.system.enable": "false",
+    "ssl.client.auth": "none",
+}

@@ -1,0 +1,56 @@
+"""Every property that Apache Kafka 4.2 documents, by its own jars: brokers and topics know each, or
+refuse it and say why.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mqd.base import kafka_names
+from mqd.base.config import BROKER, TOPIC, ConfigError, property_of
+from tests.compat.kafka_tools import KafkaTools
+
+pytestmark = pytest.mark.slow
+
+
+def names(kafka_tools: KafkaTools, main: str) -> set[str]:
+    """Of the page that Kafka's documentation is made from."""
+    done = kafka_tools.run(main)
+    found = set(re.findall(r'<a id="([a-z0-9.]+)"', done.stdout))
+    assert len(found) > 25, done.stdout[:500] + done.stderr
+    return found
+
+
+def refused(name: str) -> bool:
+    return name.startswith(tuple(kafka_names.REFUSED))
+
+
+def test_brokers(kafka_tools: KafkaTools) -> None:
+    kafkas = names(kafka_tools, "kafka.server.KafkaConfig")
+    assert {"log.retention.ms", "ssl.keystore.location", "group.share.max.size"} <= kafkas
+    assert [
+        name for name in sorted(kafkas) if not (kafka_names.ALIASES.get(name, name) in BROKER or refused(name))
+    ] == []
+    unused = [prefix for prefix in kafka_names.REFUSED if not any(name.startswith(prefix) for name in kafkas)]
+    # an authorizer's, a listener's, a topic's, and of an older Kafka
+    assert unused == [
+        "super.users",
+        "allow.everyone.if.no.acl.found",
+        "listener.name.",
+        "zookeeper.",
+        "local.retention.",
+        "errors.deadletterqueue.",
+    ]
+
+
+def test_topics(kafka_tools: KafkaTools) -> None:
+    unknown = []
+    for name in sorted(names(kafka_tools, "org.apache.kafka.storage.internals.log.LogConfig")):
+        try:
+            property_of(TOPIC, name)
+        except ConfigError:
+            unknown.append(name)
+    # the broker does not recompress
+    assert unknown == [f"compression.{codec}.level" for codec in ("gzip", "lz4", "zstd")]
